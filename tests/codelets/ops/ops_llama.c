@@ -109,14 +109,19 @@ static void headnorm_agrees_with_reference(void **state)
 
 struct turn {
     struct iz_rope r;
-    bool back;
+    bool back, apart;
 };
 
 static void rope_run(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     const struct turn *t = arg;
-    iz_rope(x, v[0], IZ_NONE, &t->r, t->back);
+    struct iz_view begins = {.dtype = IZ_I32, .cols = t->r.seq};
+    if (t->apart) {
+        begins.p = v[1].p;
+        begins.rows = v[0].rows / t->r.seq;
+    }
+    iz_rope(x, v[0], begins, &t->r, t->back);
 }
 
 /* A cosine errs by the rounding of its angle and its own, 3e-7 together, 4e-7
@@ -127,7 +132,7 @@ static void check_rope(enum iz_dtype act, struct iz_rope r, int64_t samples,
     int64_t m = samples * r.seq, ld = (int64_t)r.heads * r.d + more;
     struct scene s = {.n = 1, .t = {tensor_new(act, m, ld, 1)}};
     for (int back = 0; back < 2; back++) {
-        struct turn t = {r, back};
+        struct turn t = {.r = r, .back = back};
         double *want = tensor_want(&s.t[0]);
         tensor_load(&s.t[0]);
         memcpy(want, s.t[0].d, (size_t)(m * ld) * 8);
@@ -192,12 +197,40 @@ static void rope_scaling_is_that_of_llama_3(void **state)
     assert_true(kept > 0 && divided > 0 && kept + divided < llama3.d / 2);
 }
 
+/* The same bits as documents of one length have as samples. */
+static void rope_begins_again_with_a_document(void **state)
+{
+    struct iz_rope all = {
+        .seq = 76, .heads = 2, .d = 32, .theta = 1e3, .factor = 1};
+    enum iz_dtype act = backend.act(IZ_BF16);
+    struct scene s = {
+        .n = 2,
+        .pinned = BIT(1),
+        .t = {tensor_new(act, 2 * all.seq, 64, 1), bytes_new(2 * all.seq * 4)}};
+    struct scene of = {
+        .n = 2, .pinned = BIT(1), .t = {tensor_copy(&s.t[0]), s.t[1]}};
+    int32_t *begins = s.t[1].v.p;
+    for (int32_t i = 0; i < 2 * all.seq; i++)
+        begins[i] = i % (int32_t)all.seq / 19 * 19;
+    for (int back = 0; back < 2; back++) {
+        struct turn whole = {.r = all, .back = back, .apart = true};
+        struct turn part = {.r = all, .back = back};
+        part.r.seq = 19;
+        scene_run(&s, &(struct pass){rope_run, 3, 1}, &whole);
+        scene_run(&of, &(struct pass){rope_run, 3, 1}, &part);
+        fixture_same_bits("turned", s.t[0].v, of.t[0].v);
+    }
+    tensor_free(&of.t[0]);
+    scene_free(&s);
+}
+
 int ops_llama(void)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(headnorm_agrees_with_reference),
         SEEDED(rope_agrees_with_reference),
         SEEDED(rope_is_exact_far_away),
+        SEEDED(rope_begins_again_with_a_document),
         SEEDED(rope_scaling_is_that_of_llama_3),
     };
     return cmocka_run_group_tests_name("llama", tests, NULL, NULL);

@@ -8,48 +8,73 @@
 
 /* ---- embedding: bit by bit, its sums in the order that is promised ------- */
 
-enum { Y, WTE, WPE, DY, DWTE, DWPE, TOKEN, EMBED_TENSORS };
+enum { Y, WTE, WPE, DY, DWTE, DWPE, TOKEN, BEGINS, EMBED_TENSORS };
 
 struct embedding {
     struct scene s;
-    int32_t *token;
-    bool positions;
+    int32_t *token, *begins;
+    bool positions, apart;
 };
+
+static struct iz_table table_of(const struct iz_view *v,
+                                const struct embedding *e)
+{
+    return (struct iz_table){
+        .w = v[WTE],
+        .dw = v[DWTE],
+        .row = v[TOKEN].p,
+        .vocabulary = true,
+        .wpe = e->positions ? v[WPE] : IZ_NONE,
+        .dwpe = e->positions ? v[DWPE] : IZ_NONE,
+        .begins = {
+            .p = v[BEGINS].p, .dtype = IZ_I32, .rows = 1, .cols = v[Y].rows}};
+}
 
 static void embed_forward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
     const struct embedding *e = arg;
-    iz_embedding_fwd(x, v[Y], v[TOKEN].p, v[WTE],
-                     e->positions ? v[WPE] : IZ_NONE);
+    struct iz_table t = table_of(v, e);
+    if (e->apart)
+        iz_table_fwd(x, v[Y], IZ_NONE, &t);
+    else
+        iz_embedding_fwd(x, v[Y], v[TOKEN].p, v[WTE],
+                         e->positions ? v[WPE] : IZ_NONE);
 }
 
 static void embed_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
     const struct embedding *e = arg;
-    iz_embedding_bwd(x, v[DWTE], e->positions ? v[DWPE] : IZ_NONE, v[DY],
-                     v[TOKEN].p);
+    struct iz_table t = table_of(v, e);
+    if (e->apart)
+        iz_table_bwd(x, v[DY], &t);
+    else
+        iz_embedding_bwd(x, v[DWTE], e->positions ? v[DWPE] : IZ_NONE, v[DY],
+                         v[TOKEN].p);
 }
 
 static const struct pass embed[2] = {
-    {embed_forward, BIT(WTE) | BIT(TOKEN) | BIT(WPE), BIT(Y)},
-    {embed_backward, BIT(DY) | BIT(TOKEN), BIT(DWTE) | BIT(DWPE)}};
+    {embed_forward, BIT(WTE) | BIT(TOKEN) | BIT(WPE) | BIT(BEGINS), BIT(Y)},
+    {embed_backward, BIT(DY) | BIT(TOKEN) | BIT(BEGINS),
+     BIT(DWTE) | BIT(DWPE)}};
 
 /* s: positions, seq, width, vocabulary. */
 static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
 {
     enum iz_dtype act = backend.act(param);
     struct embedding e = {.s = {.n = EMBED_TENSORS,
-                                .pinned = BIT(TOKEN),
+                                .pinned = BIT(TOKEN) | BIT(BEGINS),
                                 .t = {[Y] = tensor_new(act, s[0], s[2], 1),
                                       [WTE] = tensor_new(param, s[3], s[2], 1),
                                       [WPE] = tensor_new(param, s[1], s[2], 1),
                                       [DY] = tensor_new(act, s[0], s[2], 1),
                                       [DWTE] = tensor_new(param, s[3], s[2], 1),
                                       [DWPE] = tensor_new(param, s[1], s[2], 1),
-                                      [TOKEN] = bytes_new(s[0] * 4)}},
+                                      [TOKEN] = bytes_new(s[0] * 4),
+                                      [BEGINS] = bytes_new(s[0] * 4)}},
                           .positions = true};
+    e.begins = memset(e.s.t[BEGINS].v.p, 0, (size_t)s[0] * 4);
     e.token = memset(e.s.t[TOKEN].v.p, 0, (size_t)s[0] * 4);
     return e;
 }
@@ -168,6 +193,41 @@ static void check_embedding(enum iz_dtype param, const int64_t *s)
 {
     for (int kind = 0; kind < DISTRIBUTIONS; kind++)
         check_distributed(param, s, kind);
+}
+
+/* The bits are those of documents of one length as samples: a position has
+ * fewer rows than one sum covers. */
+static void check_restarted(enum iz_dtype type)
+{
+    const int64_t size[] = {60, 60, 20, 9}, alone[] = {60, 12, 20, 9};
+    struct embedding a = embedding_new(type, size);
+    struct embedding b = embedding_new(type, alone);
+    a.apart = true;
+    for (int32_t i = 0; i < 60; i++) {
+        a.begins[i] = i / 12 * 12;
+        a.token[i] = b.token[i] = fixture_below(9);
+    }
+    for (int i = 0; i < 3; i++) {
+        int from = i == 0 ? DY : i == 1 ? WTE : WPE;
+        memcpy(b.s.t[from].v.p, a.s.t[from].v.p,
+               (size_t)iz_view_bytes(b.s.t[from].v));
+    }
+    for (int i = 0; i < 2; i++) {
+        scene_run(&a.s, &embed[i], &a);
+        scene_run(&b.s, &embed[i], &b);
+    }
+    fixture_same_bits("embedding", a.s.t[Y].v, b.s.t[Y].v);
+    fixture_same_bits("dwte", a.s.t[DWTE].v, b.s.t[DWTE].v);
+    fixture_same_bits("dwpe", iz_view_rows(a.s.t[DWPE].v, 0, 12),
+                      b.s.t[DWPE].v);
+    scene_free(&a.s);
+    scene_free(&b.s);
+}
+
+static void positions_begin_again_with_a_document(void **state)
+{
+    for (int k = 0; k < 3; k++)
+        check_restarted(fixture_types[k]);
 }
 
 /* Also without the gradient of tokens.  The last is the embedding of a 1.5B
@@ -469,6 +529,7 @@ int ops_tokens(void)
 {
     const struct CMUnitTest embedding[] = {
         SEEDED(embedding_has_the_bits_of_its_order),
+        SEEDED(positions_begin_again_with_a_document),
         SEEDED(embedding_refuses_tokens_outside_of_the_vocabulary),
     };
     const struct CMUnitTest classifier[] = {

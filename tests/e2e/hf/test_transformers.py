@@ -9,7 +9,7 @@ import pytest
 
 import run
 from run import ckpt, hf
-from test_hf import KINDS, STILL, model, written
+from test_hf import KINDS, STILL, model, tensors_of, written
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 pytestmark = pytest.mark.skipif(
@@ -51,6 +51,18 @@ def test_transformers_computes_our_loss(kind, place, sample):
     place.good(1, model(written(place, kind), **{"run.export": str(out)}))
     r = place.good(1, on(sample, **model(out), **STILL))
     close(r.losses[0], theirs(out, sample))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_computes_our_loss_of_documents(kind, place, sample):
+    """With the mask, the positions and the labels of packed documents."""
+    out, end = place.folder / "trained", 32
+    sample.write_bytes(b"ab cdefg  hijkl mn"[:SEQ + 1])
+    folder = written(place, kind, tensors=hf.scaled(tensors_of(kind), 4))
+    place.good(1, model(folder, **{"run.export": str(out)}))
+    r = place.good(1, on(sample, **model(out), **STILL, **{"data.document_end": end}))
+    close(r.losses[0], theirs(out, sample, f"--end={end}"))
+    assert abs(r.losses[0] - theirs(out, sample)) > 100 * BOUND
 
 
 # A tokenizer of all bytes and one merge, and how a model is to be sampled.

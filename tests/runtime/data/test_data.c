@@ -34,6 +34,36 @@ static void samples_are_the_tokens_of_each_format(void **state)
     iz_data_close(&d);
 }
 
+static void documents_begin_behind_a_token(void **state)
+{
+    uint16_t tokens[] = {3, 9, 9, 4, 5, 9, 6, 7, 8}, ends[] = {9, 9, 9};
+    int32_t input[8], target[8], begins[8];
+    const int32_t where[2][8] = {{0, 0, 2, 3, 3, 3, 6, 6},
+                                 {0, 0, 2, 3, 0, 0, 2, 2}};
+    const int32_t want[8] = {9, -1, -1, 5, 9, -1, 7, 8};
+    use(shard("d", 20240520, 1, 9, tokens, sizeof(tokens)), "", 0);
+    used.document_end = 9;
+    for (int seq = 8; seq >= 4; seq -= 4) {
+        struct iz_data *d = opened(seq, 0, false);
+        assert_true(iz_data_masked(d, IZ_TRAIN));
+        assert_int_equal(iz_data_learnt(d, IZ_TRAIN, 0, 8 / seq), 5);
+        for (int i = 0; i < 8 / seq; i++) {
+            iz_data_sample(d, IZ_TRAIN, i, input, target);
+            int at = input[0] == 3 ? 0 : 4;
+            assert_memory_equal(target, want + at, (size_t)seq * 4);
+            iz_data_documents(d, 1, input, begins);
+            assert_memory_equal(begins, where[seq == 4] + at, (size_t)seq * 4);
+        }
+        iz_data_close(&d);
+    }
+    refused(8, 9, false, "outside the vocabulary");
+    used.document_end = 10;
+    refused(8, 11, false, "no token 10");
+    use(shard("e", 20240520, 1, 3, ends, sizeof(ends)), "", 0);
+    used.document_end = 9;
+    refused(2, 10, false, "document_end leaves nothing to be learnt");
+}
+
 static void every_window_comes_once_an_epoch(void **state)
 {
     for (int windows = 1; windows <= 200; windows++) {
@@ -240,6 +270,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(samples_are_the_tokens_of_each_format),
+        CASE(documents_begin_behind_a_token),
         CASE(every_window_comes_once_an_epoch),
         CASE(every_window_of_many_comes_once_an_epoch),
         CASE(windows_fall_on_every_place_alike),

@@ -197,3 +197,9 @@ def llama_shapes(c, prefix="model."):
     if not c["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (c["vocab_size"], w)
     return shapes
+
+
+def scaled(tensors, by):
+    """Tensors of fp32 whose numbers are all `by` times larger."""
+    return {k: (t, shape, encode(t, [by * x for x in array.array("f", data)]))
+            for k, (t, shape, data) in tensors.items()}

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents of a sample that do not see each other (data.document_end)."""
+import pytest
+
+import rows
+import run
+from rows import PLAIN
+from run import hf
+
+END = 0
+SEQ = 16
+KINDS = ("gpt2", *hf.LLAMA)
+STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
+         "run.steps": 1}
+pytestmark = pytest.mark.single
+
+
+def document(n, seed):
+    """n tokens, of which the last one ends it."""
+    return bytes(1 + (seed * 31 + i * 7) % 255 for i in range(n - 1)) + bytes([END])
+
+
+def weights(place, kind):
+    """A folder of random ones, which a window of any length may have; and their
+    program."""
+    gpt2 = kind == "gpt2"
+    place.use(run.built("models/gpt2" if gpt2 else "models/llama"))
+    config = hf.gpt2_config(run.MODEL) if gpt2 else hf.llama_config(kind)
+    tensors = hf.gpt2_tensors(run.MODEL, "F32", "transformer.") if gpt2 else \
+        hf.random_tensors(hf.llama_shapes(config, "model."), "F32")
+    return hf.write(place.folder / "in", hf.scaled(tensors, 4), config, 1, b"")
+
+
+def losses(place, folder, text, seq, batch=1, **more):
+    """Of text, which is `batch` samples of `seq` tokens and one token."""
+    path = place.folder / f"text-{len(text)}-{seq}"
+    path.write_bytes(text)
+    return place.good(1, {"model": {"import": str(folder), "seq": seq},
+                          "train_batch_size": batch, "data.path": str(path),
+                          "data.val_fraction": 0, "data.document_end": END, **more})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_have_the_losses_that_they_have_alone(kind, place):
+    """The last one is cut by the end of the sample; one is a single token, which
+    has nothing to learn."""
+    folder = weights(place, kind)
+    sizes = (5, 1, 7, 3)
+    texts = [document(n, 3 + n) for n in sizes[:-1]] + [document(9, 1)[:sizes[-1] + 1]]
+    r = losses(place, folder, b"".join(texts), SEQ, **STILL)
+    total = count = 0
+    for text, n in zip(texts, sizes):
+        learnt = n if text[-1] != END else n - 1
+        if learnt:
+            one = losses(place, folder, text + b"\1" * (len(text) == n), n, **STILL,
+                         **{"data.document_end": END if END in text else -1})
+            total += one.losses[0] * learnt
+        count += learnt
+    assert r.losses[0] == pytest.approx(total / count, rel=2e-6)
+    joined = losses(place, folder, b"".join(texts), SEQ, **STILL,
+                    **{"data.document_end": -1})
+    assert abs(joined.losses[0] - r.losses[0]) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_train_as_samples(kind, place):
+    """Four of a sample, as four samples of one: the same gradients."""
+    text = b"".join(document(4, i) for i in range(4)) + b"\1"
+    more = {"run.steps": 4, "optimizer.params.lr": 1e-2}
+    folder = weights(place, kind)
+    a = losses(place, folder, text, SEQ, **more)
+    b = losses(place, folder, text, 4, 4, **more)
+    assert len(a.steps) == 4 and a.losses[3] < a.losses[0]
+    for x, y in zip(a.steps, b.steps):
+        assert x["loss"] == pytest.approx(y["loss"], rel=2e-5)
+        assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=2e-4)
+
+
+WORDS = {"data.document_end": 32, "run.eval_batches": 2}
+PLACES = [{"stage": 1, "optimizer": "cpu"}, {"stage": 2, "ranks": 2},
+          {"stage": 3, "optimizer": "nvme", "param": "nvme", "ranks": 2,
+           "schedule": "breadth_first", "boundaries": "disk"},
+          {"stage": 3, "optimizer": "cpu", "param": "cpu", "recompute": "none",
+           "workers": 3}, {"recompute": "widened", "wave": 1}]
+
+
+@pytest.mark.parametrize("name", ("gpt2", "all of llama"))
+@pytest.mark.parametrize("change", PLACES, ids=rows.name_of)
+def test_places_do_not_change_the_bits(name, change, start, references):
+    row = {**PLAIN, "model": name, "ranks": 1, "dtype": "fp32", "batch": 12,
+           "micro": 2, "steps": 3, "slices": 1, **change}
+    plain = {**row, **PLAIN, "workers": 2, "boundaries": "near", "wave": 0}
+    key = name, row["ranks"]
+    if key not in references:
+        references[key] = start(plain, WORDS)
+    r, want = start(row, WORDS), references[key]
+    assert r.numbers == want.numbers and r.validation == want.validation
+    assert want.hash != start(plain).hash
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_a_run_goes_on_with_its_documents(ranks, place):
+    c = {"train_batch_size": 4, "run.save": True, "run.steps": 4, **WORDS}
+    want = place.good(ranks, c)
+    r = place.halves(ranks, {**c, "run.steps": 2}, c)
+    assert r.numbers == want.numbers
+
+
+def test_a_text_is_one_document(place):
+    """Also where it holds the token that ends one."""
+    c = {"run.steps": 0, "run.sample_tokens": 40, "run.sample_temperature": 0,
+         "run.sample_prompt": "the of and", "optimizer.params.lr": 0.0}
+    plain, apart = place.good(1, c), place.good(1, {**c, "data.document_end": 32})
+    assert run.sampled(plain) == run.sampled(apart) != ""
+
+
+@pytest.mark.parametrize("change, words", (
+    ({"data.document_end": 256}, "data.document_end: 256 is outside the vocabulary"),
+    ({"data.document_end": 255}, "has no token 255: no document ends"),
+    ({"data.document_end": -2}, "data.document_end: -2"),
+    ({"data.document_end": 32, "run.gpu_attention": "cudnn", "bf16.enabled": True},
+     "run.gpu_attention: cudnn, but data.document_end is 32")))
+def test_what_cannot_be_is_refused(change, words, place):
+    r = place.launch(1, change)
+    assert r.rc and words in r.err, str(r)
+
+
+@pytest.mark.parametrize("name", ("vit", "dlrm"))
+def test_models_without_documents_refuse_the_key(name, place):
+    rows.use(place, name)
+    r = place.launch(1, {"data.document_end": 0, "data.bytes": False})
+    assert r.rc and f"data.document_end: 0, but the layers of {name}" in r.err, str(r)
