@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders in the layout of Hugging Face, read and written without its
 libraries: a header of JSON behind its length, then the tensors' bytes."""
+import array
 import json
 import random
 import struct
