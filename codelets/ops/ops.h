@@ -134,6 +134,63 @@ void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
                    struct iz_view dy, struct iz_view a);
 
+/* Every row of M chooses k of E experts, the most probable first, of equal
+ * ones that with the lowest number.  There are so always kM rows by expert: in
+ * ascending order of experts, and of one expert in ascending order of rows. */
+struct iz_routes {
+    struct iz_view p;      /* fp32 [M,E]: logits, then their softmax */
+    struct iz_view lse;    /* fp32 [M,1]: log of their sum of exponentials */
+    struct iz_view weight; /* fp32 [M,k]: p of the chosen, by their sum if
+                            * `normalise` */
+    struct iz_view place;  /* int32 [M,k]: of the chosen, the row by expert */
+    struct iz_view chosen; /* int32 [M,k]: its number */
+    struct iz_view end;    /* int32 [1,E]: behind its last row by expert */
+    bool normalise;
+};
+
+enum { IZ_EXPERTS_MOST = 1024 };
+
+/* What a router's loss is, apart from its coefficients: balance = E times the
+ * sum over experts of (rows / M) (mean of p), as Shazeer's and the Switch
+ * Transformer's, k where all is even; z = mean of lse^2. */
+struct iz_balance {
+    double balance, z;
+    int64_t least, most; /* rows of an expert */
+};
+
+/* Fills r from its logits. */
+void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
+/* Of what iz_route_fwd has filled in. */
+void iz_route_balance(struct iz_exec *x, struct iz_balance *out,
+                      const struct iz_routes *r);
+/* dlogits [M,E] of the gradient dweight fp32 [M,k] of weight, and of balance
+ * and z times these coefficients. */
+void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
+                  struct iz_view dweight, const struct iz_routes *r,
+                  float balance, float z);
+/* y [kM,C]: rows of a [M,C] by expert. */
+void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                 const struct iz_routes *r);
+/* y [M,C] = c + the sum of a row's rows by expert a [kM,C], the most probable
+ * first, times weight if `weighed`; y may be c. */
+void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                struct iz_view a, const struct iz_routes *r, bool weighed);
+/* The three products with the weights of E experts, one below the other in l->w
+ * [E out,in]: each with its rows by expert.  One without rows has a dw of
+ * zeros.  No bias, no adapter; l->out_in. */
+void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                    const struct iz_linear *l, const struct iz_routes *r);
+void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                   const struct iz_linear *l, const struct iz_routes *r);
+void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                   const struct iz_linear *l, const struct iz_routes *r);
+/* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
+ * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
+ * weight. */
+void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
+                  struct iz_view du, struct iz_view dg,
+                  const struct iz_routes *r);
+
 /* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
  * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads
  * / kv_heads neighbours share a key and its value. */

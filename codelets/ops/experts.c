@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A mixture of experts: which rows go where, and the products of each expert
+ * with its own.  No row is dropped, so memory and work depend on the number of
+ * rows and not on where they go: an op counts, and takes as scratch, what all
+ * rows with one expert would take, since any other choice takes no more. */
+#include "codelets/ops/ops.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "codelets/base/build.h"
+#include "codelets/ops/row_math.h"
+
+static void check_routes(const struct iz_exec *x, const struct iz_routes *r)
+{
+    int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
+    assert(x->backend == IZ_CPU && e <= IZ_EXPERTS_MOST && k <= e);
+    assert(r->weight.rows == m && r->place.rows == m && r->chosen.rows == m);
+    assert(r->lse.rows == m && r->place.cols == k && r->chosen.cols == k);
+    assert(r->end.cols == e && m * k <= INT32_MAX);
+    (void)m;
+    (void)k;
+}
+
+static double routes_bytes(const struct iz_routes *r)
+{
+    return (double)(iz_view_bytes(r->p) + iz_view_bytes(r->weight) +
+                    iz_view_bytes(r->place) + iz_view_bytes(r->chosen));
+}
+
+/* ---- the router ---- */
+
+IZ_SIMD static void softmax_rows(float *p, float *lse, int64_t m, int64_t e)
+{
+    for (int64_t t = 0; t < m; t++, p += e) {
+        float most = iz_row_max(p, e), sum = iz_row_exp(p, most, e);
+        float by = 1 / sum;
+        for (int64_t i = 0; i < e; i++)
+            p[i] *= by;
+        lse[t] = most + (float)log((double)sum);
+    }
+}
+
+/* The k largest of a row.  Where nothing can be compared (NaN), the first that
+ * are left: always k different ones. */
+static void choose_experts(int32_t *chosen, const float *p, int64_t e,
+                           int64_t k)
+{
+    bool taken[IZ_EXPERTS_MOST] = {false};
+    for (int64_t j = 0; j < k; j++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < e; i++)
+            if (!taken[i] && (best < 0 || p[i] > p[best]))
+                best = i;
+        taken[best] = true;
+        chosen[j] = (int32_t)best;
+    }
+}
+
+static void weigh_chosen(float *weight, const int32_t *chosen, const float *p,
+                         int64_t k, bool normalise)
+{
+    float sum = 0;
+    for (int64_t j = 0; j < k; j++)
+        sum += p[chosen[j]];
+    for (int64_t j = 0; j < k; j++)
+        weight[j] = normalise ? p[chosen[j]] / sum : p[chosen[j]];
+}
+
+/* Rows by expert: counted, then dealt in ascending order of rows.  end[i] goes
+ * from the first row of expert i to behind its last. */
+static void place_rows(int32_t *place, int32_t *end, const int32_t *chosen,
+                       int64_t n, int64_t e)
+{
+    int32_t at = 0;
+    memset(end, 0, (size_t)e * sizeof(*end));
+    for (int64_t i = 0; i < n; i++)
+        end[chosen[i]]++;
+    for (int64_t i = 0; i < e; i++) {
+        int32_t rows = end[i];
+        end[i] = at;
+        at += rows;
+    }
+    for (int64_t i = 0; i < n; i++)
+        place[i] = end[chosen[i]]++;
+}
+
+void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
+{
+    int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
+    float *p = r->p.p, *weight = r->weight.p;
+    int32_t *chosen = r->chosen.p;
+    check_routes(x, r);
+    iz_count(x, 0, routes_bytes(r));
+    if (!iz_runs(x, IZ_CPU))
+        return;
+    softmax_rows(p, r->lse.p, m, e);
+    for (int64_t t = 0; t < m; t++) {
+        choose_experts(chosen + t * k, p + t * e, e, k);
+        weigh_chosen(weight + t * k, chosen + t * k, p + t * e, k,
+                     r->normalise);
+    }
+    place_rows(r->place.p, r->end.p, chosen, m * k, e);
+}
+
+/* Rows of expert i, and in *first the first of them. */
+static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
+{
+    const int32_t *end = r->end.p;
+    *first = i ? end[i - 1] : 0;
+    return end[i] - *first;
+}
+
+void iz_route_balance(struct iz_exec *x, struct iz_balance *out,
+                      const struct iz_routes *r)
+{
+    int64_t m = r->p.rows, e = r->p.cols, first;
+    const float *p = r->p.p, *lse = r->lse.p;
+    double balance = 0, z = 0;
+    check_routes(x, r);
+    iz_count(x, 0, (double)iz_view_bytes(r->p));
+    if (!iz_runs(x, IZ_CPU))
+        return;
+    out->most = 0;
+    out->least = m;
+    for (int64_t i = 0; i < e; i++) {
+        int64_t rows = rows_of(r, i, &first);
+        double sum = 0;
+        for (int64_t t = 0; t < m; t++)
+            sum += (double)p[t * e + i];
+        balance += (double)rows * sum;
+        out->most = rows > out->most ? rows : out->most;
+        out->least = rows < out->least ? rows : out->least;
+    }
+    for (int64_t t = 0; t < m; t++)
+        z += (double)lse[t] * (double)lse[t];
+    out->balance = balance * (double)e / ((double)m * (double)m);
+    out->z = z / (double)m;
+}
+
+/* dp of a row, without that of the balance: through the weights of the chosen.
+ */
+static void chosen_bwd(float *dp, const float *dweight, const float *weight,
+                       const float *p, const int32_t *chosen, int64_t k,
+                       bool normalise)
+{
+    float sum = 0, dot = 0;
+    for (int64_t j = 0; j < k; j++) {
+        sum += p[chosen[j]];
+        dot += dweight[j] * weight[j];
+    }
+    for (int64_t j = 0; j < k; j++)
+        dp[chosen[j]] += normalise ? (dweight[j] - dot) / sum : dweight[j];
+}
+
+/* d, which holds dp, becomes the gradient of a row's logits. */
+IZ_SIMD static void softmax_bwd(float *restrict d, const float *restrict p,
+                                float dlse, int64_t e)
+{
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t i = 0; i < e; i++)
+        dot += d[i] * p[i];
+    for (int64_t i = 0; i < e; i++)
+        d[i] = p[i] * (d[i] - dot + dlse);
+}
+
+void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
+                  struct iz_view dweight, const struct iz_routes *r,
+                  float balance, float z)
+{
+    int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols, first;
+    check_routes(x, r);
+    assert(dlogits.rows == m && dlogits.cols == e && dweight.cols == k);
+    iz_count(x, 0, routes_bytes(r) + (double)iz_view_bytes(dlogits));
+    if (!iz_runs(x, IZ_CPU))
+        return;
+    float by = balance * (float)e / ((float)m * (float)m);
+    for (int64_t t = 0; t < m; t++) {
+        float *d = (float *)dlogits.p + t * e;
+        const float *p = (float *)r->p.p + t * e;
+        for (int64_t i = 0; i < e; i++)
+            d[i] = balance != 0 ? by * (float)rows_of(r, i, &first) : 0;
+        chosen_bwd(d, (float *)dweight.p + t * k, (float *)r->weight.p + t * k,
+                   p, (int32_t *)r->chosen.p + t * k, k, r->normalise);
+        softmax_bwd(d, p, z * 2 * ((float *)r->lse.p)[t] / (float)m, e);
+    }
+}
+
+/* ---- rows to experts and back ---- */
+
+void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                 const struct iz_routes *r)
+{
+    int64_t m = r->place.rows, k = r->place.cols, c = a.cols;
+    const int32_t *place = r->place.p;
+    check_routes(x, r);
+    assert(a.rows == m && y.rows == m * k && y.cols == c);
+    iz_count(x, 0, (double)(iz_view_bytes(a) + iz_view_bytes(y)));
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++)
+        memcpy((float *)y.p + place[i] * c, (float *)a.p + i / k * c,
+               (size_t)c * sizeof(float));
+}
+
+IZ_SIMD static void add_weighed(float *y, const float *c, const float *a,
+                                float weight, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = c[i] + weight * a[i];
+}
+
+void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                struct iz_view a, const struct iz_routes *r, bool weighed)
+{
+    int64_t m = r->place.rows, k = r->place.cols, n = y.cols;
+    const int32_t *place = r->place.p;
+    const float *weight = r->weight.p;
+    check_routes(x, r);
+    assert(y.rows == m && c.rows == m && a.rows == m * k);
+    assert(c.cols == n && a.cols == n);
+    iz_count(x, 0,
+             (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++) {
+        float *to = (float *)y.p + i / k * n;
+        const float *from = i % k ? to : (float *)c.p + i / k * n;
+        add_weighed(to, from, (float *)a.p + place[i] * n,
+                    weighed ? weight[i] : 1, n);
+    }
+}
+
+/* ---- products ---- */
+
+typedef void product_fn(struct iz_exec *x, struct iz_view to,
+                        struct iz_view from, const struct iz_linear *l);
+
+static void forward_of(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       const struct iz_linear *l)
+{
+    iz_matmul_fwd(x, y, IZ_NONE, a, l);
+}
+
+/* The weights of expert i of e. */
+static struct iz_linear expert_of(const struct iz_linear *l, int64_t i,
+                                  int64_t e)
+{
+    int64_t rows = l->w.rows / e;
+    struct iz_linear one = {.w = iz_view_rows(l->w, i * rows, rows),
+                            .out_in = true};
+    one.w.adapter = NULL;
+    if (l->dw.rows)
+        one.dw = iz_view_rows(l->dw, i * rows, rows);
+    return one;
+}
+
+static void clear_gradient(const struct iz_exec *x, struct iz_view dw)
+{
+    if (iz_wanted(x, dw))
+        memset(dw.p, 0, (size_t)iz_view_bytes(dw));
+}
+
+/* Counts what all rows with one expert cost, and the weights of the others. */
+static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
+                           struct iz_view from, const struct iz_linear *l,
+                           int64_t e)
+{
+    struct iz_linear one = expert_of(l, 0, e);
+    bool dry = x->dry;
+    x->dry = true;
+    f(x, to, from, &one);
+    x->dry = dry;
+    iz_count(x, 0, (double)((e - 1) * iz_view_bytes(one.w)));
+}
+
+static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
+                        struct iz_view from, const struct iz_linear *l,
+                        const struct iz_routes *r)
+{
+    int64_t e = r->end.cols, first;
+    check_routes(x, r);
+    assert(l->out_in && !l->b.rows && l->w.rows % e == 0);
+    assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
+    count_products(x, f, to, from, l, e);
+    if (x->dry)
+        return;
+    struct iz_exec counted = *x;
+    for (int64_t i = 0; i < e; i++) {
+        int64_t n = rows_of(r, i, &first);
+        struct iz_linear one = expert_of(l, i, e);
+        if (n)
+            f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
+              &one);
+        else if (f == iz_matmul_dw)
+            clear_gradient(x, one.dw);
+    }
+    x->flops = counted.flops;
+    x->bytes = counted.bytes;
+    x->seconds = counted.seconds;
+}
+
+void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                    const struct iz_linear *l, const struct iz_routes *r)
+{
+    each_expert(x, forward_of, y, a, l, r);
+}
+
+void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                   const struct iz_linear *l, const struct iz_routes *r)
+{
+    each_expert(x, iz_matmul_da, da, dy, l, r);
+}
+
+void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                   const struct iz_linear *l, const struct iz_routes *r)
+{
+    each_expert(x, iz_matmul_dw, dy, a, l, r);
+}
+
+/* Returns <g, dg>; g and du are multiplied by w. */
+IZ_SIMD static float weigh_row(float *restrict g, float *restrict du,
+                               const float *restrict dg, float w, int64_t f)
+{
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t i = 0; i < f; i++) {
+        dot += g[i] * dg[i];
+        g[i] *= w;
+    }
+    for (int64_t i = 0; i < 2 * f; i++)
+        du[i] *= w;
+    return dot;
+}
+
+void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
+                  struct iz_view du, struct iz_view dg,
+                  const struct iz_routes *r)
+{
+    int64_t f = g.cols;
+    const int32_t *place = r->place.p;
+    check_routes(x, r);
+    assert(dg.cols == f && du.cols == 2 * f && g.rows == du.rows);
+    assert(g.rows == iz_view_len(r->place) && dg.rows == g.rows);
+    iz_count(x, 0, (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(r->place); i++)
+        ((float *)dweight.p)[i] = weigh_row(
+            (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
+            (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
+}
