@@ -112,31 +112,39 @@ static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
     return end[i] - *first;
 }
 
-void iz_route_balance(struct iz_exec *x, struct iz_balance *out,
-                      const struct iz_routes *r)
+/* E times the sum over experts of their rows and of their p: B, but for the
+ * number of rows. */
+static double rows_by_mean(const struct iz_routes *r)
 {
     int64_t m = r->p.rows, e = r->p.cols, first;
-    const float *p = r->p.p, *lse = r->lse.p;
-    double balance = 0, z = 0;
+    const float *p = r->p.p;
+    double mean[IZ_EXPERTS_MOST] = {0}, sum = 0;
+    for (int64_t t = 0; t < m; t++)
+        for (int64_t i = 0; i < e; i++)
+            mean[i] += (double)p[t * e + i];
+    for (int64_t i = 0; i < e; i++)
+        sum += (double)rows_of(r, i, &first) * mean[i];
+    return sum * (double)e;
+}
+
+void iz_route_tell(struct iz_exec *x, struct iz_told *told,
+                   const struct iz_routes *r, double balance, double z)
+{
+    int64_t m = r->p.rows, e = r->p.cols, first;
+    double even = (double)(m * r->weight.cols) / (double)e, z_sum = 0;
     check_routes(x, r);
     iz_count(x, 0, (double)iz_view_bytes(r->p));
-    if (!iz_runs(x, IZ_CPU))
+    if (!iz_runs(x, IZ_CPU) || !told)
         return;
-    out->most = 0;
-    out->least = m;
-    for (int64_t i = 0; i < e; i++) {
-        int64_t rows = rows_of(r, i, &first);
-        double sum = 0;
-        for (int64_t t = 0; t < m; t++)
-            sum += (double)p[t * e + i];
-        balance += (double)rows * sum;
-        out->most = rows > out->most ? rows : out->most;
-        out->least = rows < out->least ? rows : out->least;
-    }
     for (int64_t t = 0; t < m; t++)
-        z += (double)lse[t] * (double)lse[t];
-    out->balance = balance * (double)e / ((double)m * (double)m);
-    out->z = z / (double)m;
+        z_sum += pow((double)((float *)r->lse.p)[t], 2);
+    told->loss += balance * rows_by_mean(r) / ((double)m * (double)m) +
+                  z * z_sum / (double)m;
+    for (int64_t i = 0; i < e; i++) {
+        double load = (double)rows_of(r, i, &first) / even;
+        told->least = fmin(told->least, load);
+        told->most = fmax(told->most, load);
+    }
 }
 
 /* dp of a row, without that of the balance: through the weights of the chosen.

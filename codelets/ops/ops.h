@@ -150,21 +150,23 @@ struct iz_routes {
 
 enum { IZ_EXPERTS_MOST = 1024 };
 
-/* What a router's loss is, apart from its coefficients: balance = E times the
- * sum over experts of (rows / M) (mean of p), as Shazeer's and the Switch
- * Transformer's, k where all is even; z = mean of lse^2. */
-struct iz_balance {
-    double balance, z;
-    int64_t least, most; /* rows of an expert */
+/* What units tell of a forward beside the loss: the sum of the losses of their
+ * own, and of experts the fewest and the most rows that one had, 1 being as
+ * many as all would have if they had the same. */
+struct iz_told {
+    double loss, least, most;
 };
 
 /* Fills r from its logits. */
 void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
-/* Of what iz_route_fwd has filled in. */
-void iz_route_balance(struct iz_exec *x, struct iz_balance *out,
-                      const struct iz_routes *r);
-/* dlogits [M,E] of the gradient dweight fp32 [M,k] of weight, and of balance
- * and z times these coefficients. */
+/* Adds to `told` (NULL: to none) balance B + z Z.  B = E times the sum over
+ * experts of (its rows / M) (mean of its p), as in the Switch Transformer
+ * (arXiv 2101.03961), k where all is even; Z = mean of lse^2 (ST-MoE, arXiv
+ * 2202.08906). */
+void iz_route_tell(struct iz_exec *x, struct iz_told *told,
+                   const struct iz_routes *r, double balance, double z);
+/* dlogits [M,E] of the gradient dweight fp32 [M,k] of weight, and of balance B
+ * + z Z. */
 void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   struct iz_view dweight, const struct iz_routes *r,
                   float balance, float z);

@@ -11,6 +11,8 @@
 
 #include "codelets/ops/exec.h"
 
+struct iz_told; /* codelets/ops/ops.h */
+
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 
 enum { IZ_STACKED = 3 }; /* matrices of one parameter, at most */
@@ -68,9 +70,12 @@ struct iz_layer {
      * may be left out. */
     bool again;
     /* Last unit only.  It writes *loss: the mean over the targets of the
-     * micro-batch that count.  The gradients are those of loss * loss_scale. */
+     * micro-batch that count.  The gradients are those of loss * loss_scale;
+     * that is there for units with own_loss, too. */
     double *loss;
     float loss_scale;
+    /* Units with own_loss, forward: what they tell, where somebody asks. */
+    struct iz_told *told;
     /* Last unit, generation only: the row of sample 0 to compute logits for. */
     int64_t row;
     float *logits;
@@ -91,6 +96,9 @@ struct iz_unit {
     int tied_unit, tied_param;
     int64_t out_elems; /* boundary tensor after the unit, elements per sample */
     bool reads_input;  /* gets `input` although it is not the first unit */
+    /* It adds a loss to the last unit's: the mean of it over the calls of a
+     * step, whatever their targets are. */
+    bool own_loss;
     /* For a unit whose only parameter is a table, which may then be sparse: the
      * largest number of rows that a sample reads.  0 for other units. */
     int64_t table_reads;

@@ -21,7 +21,7 @@ struct backend backend = {.x = {.backend = IZ_CPU},
 
 /* First what iz_route_fwd fills in. */
 enum { P, LSE, WEIGHT, PLACE, CHOSEN, END, ROUTED };
-enum { DWEIGHT = ROUTED, DLOGITS, BALANCE, ROUTER_TENSORS };
+enum { DWEIGHT = ROUTED, DLOGITS, TOLD, ROUTER_TENSORS };
 #define ROUTES                                                                 \
     (BIT(P) | BIT(LSE) | BIT(WEIGHT) | BIT(PLACE) | BIT(CHOSEN) | BIT(END))
 
@@ -75,11 +75,11 @@ static const struct pass route = {route_op, BIT(P), ROUTES};
 
 /* ---- routers ---- */
 
-static void balance_op(struct iz_exec *x, const struct iz_view *v,
-                       const void *arg)
+static void tell_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
-    iz_route_balance(x, (struct iz_balance *)v[BALANCE].p, &r);
+    const struct mixture *a = arg;
+    struct iz_routes r = routes_of(a, v);
+    iz_route_tell(x, v[TOLD].p, &r, (double)a->balance, (double)a->z);
 }
 
 static void route_bwd_op(struct iz_exec *x, const struct iz_view *v,
@@ -143,13 +143,32 @@ static void check_choice(const struct mixture *a)
     }
 }
 
+struct loads {
+    double least, most;
+};
+
+/* The fewest and the most rows of an expert. */
+static struct loads loads_of(const struct mixture *a)
+{
+    const int32_t *chosen = a->s.t[CHOSEN].v.p;
+    struct loads l = {.least = INFINITY};
+    for (int64_t i = 0; i < a->e; i++) {
+        double n = 0;
+        for (int64_t j = 0; j < a->m * a->k; j++)
+            n += chosen[j] == i;
+        l.least = fmin(l.least, n);
+        l.most = fmax(l.most, n);
+    }
+    return l;
+}
+
 static void check_router(struct mixture *a)
 {
     struct tensor *t = a->s.t;
     a->s.n = ROUTER_TENSORS;
     t[DWEIGHT] = tensor_new(IZ_F32, a->m, a->k, 1);
     t[DLOGITS] = tensor_new(IZ_F32, a->m, a->e, 1);
-    t[BALANCE] = bytes_new(sizeof(struct iz_balance));
+    t[TOLD] = bytes_new(sizeof(struct iz_told));
     scene_run(&a->s, &route, a);
     check_choice(a);
     ref_gradient(tensor_want(&t[DLOGITS]), objective, a, t[P].d, a->m * a->e);
@@ -157,13 +176,15 @@ static void check_router(struct mixture *a)
               &(struct pass){route_bwd_op, ROUTES | BIT(DWEIGHT), BIT(DLOGITS)},
               a);
     fixture_close("dlogits", &t[DLOGITS], 2e-5);
-    scene_run(&a->s, &(struct pass){balance_op, ROUTES, BIT(BALANCE)}, a);
-    const struct iz_balance *b = t[BALANCE].v.p;
-    double got = (double)a->balance * b->balance + (double)a->z * b->z;
+    struct iz_told *told = t[TOLD].v.p;
+    *told = (struct iz_told){.loss = 3, .least = 0.7, .most = 1.2};
+    scene_run(&a->s, &(struct pass){tell_op, ROUTES | BIT(TOLD), BIT(TOLD)}, a);
     memset(t[DWEIGHT].d, 0, (size_t)(a->m * a->k) * sizeof(double));
-    assert_true(fabs(got - objective(a)) <= 1e-6 * (1 + fabs(got)));
-    assert_true(b->least <= a->m * a->k / a->e && b->most <= a->m &&
-                b->most * a->e >= a->m * a->k);
+    double want = 3 + objective(a), even = (double)(a->m * a->k) / (double)a->e;
+    assert_true(fabs(told->loss - want) <= 1e-6 * want);
+    struct loads l = loads_of(a);
+    assert_true(told->least == fmin(0.7, l.least / even));
+    assert_true(told->most == fmax(1.2, l.most / even));
     scene_free(&a->s);
 }
 
