@@ -9,11 +9,11 @@
 #include "models/parts.h"
 
 /* Every unit has a kind of its own, but blocks are alike. */
-enum { KIND_EMBED, KIND_BLOCK, KIND_HEAD };
+enum { KIND_EMBED, KIND_BLOCK, KIND_EXPERTS, KIND_HEAD };
 
 /* What a block has, in the order of its list; with a bias behind each, or where
  * there are some with llama, behind all of them: the bias of QKV, the norms of
- * queries and keys. */
+ * queries and keys, the router. */
 enum { NORM_1, QKV, ATTN_PROJ, NORM_2, FC, MLP_PROJ, PARTS };
 enum { BLOCK_MOST = 2 * PARTS };
 
@@ -64,7 +64,23 @@ struct kept {
     struct iz_view x2;   /* [M,C] after attention */
     /* Widened, before the nonlinearity: [M,F], or gate, up [M,2F]. */
     struct iz_view u;
+    struct iz_experts_kept experts; /* or these */
 };
+
+static bool has_experts(const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    return iz_experts_at(&c->experts, a->unit - 1);
+}
+
+static struct iz_experts_weights experts_of(const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    return (struct iz_experts_weights){
+        .router = linear(a, PARTS + c->qkv_bias + 2 * c->qk_norm),
+        .fc = linear(a, FC),
+        .proj = linear(a, MLP_PROJ)};
+}
 
 static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
                             struct kept *b, int64_t m)
@@ -95,9 +111,24 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
         head_norm_saves(x, a, &b, m);
     b.x2 = iz_save(x, x->act, m, c->width);
     b.norm_2 = norm(x, a, NORM_2, iz_save, m, 1);
-    b.u =
-        iz_save_widened(x, x->act, m, (c->llama ? 2 : 1) * (int64_t)c->hidden);
+    if (has_experts(a))
+        b.experts = iz_experts_saves(x, &c->experts, m);
+    else
+        b.u = iz_save_widened(x, x->act, m,
+                              (c->llama ? 2 : 1) * (int64_t)c->hidden);
     return b;
+}
+
+/* The same of experts; again: they have been chosen. */
+static void widen_experts(struct iz_exec *x, const struct iz_layer *a,
+                          const struct kept *b, struct iz_view h, bool again)
+{
+    const struct iz_block *c = a->self;
+    struct iz_experts_weights w = experts_of(a);
+    if (!again)
+        iz_experts_route(x, &c->experts, &b->experts, h, &w,
+                         a->again ? NULL : a->told);
+    iz_experts_widen(x, &b->experts, h, &w.fc);
 }
 
 /* u from x2; again: with norm_2's saved statistics. */
@@ -108,7 +139,10 @@ static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
     int64_t mark = iz_work_mark(x);
     struct iz_view h = iz_work(x, x->act, b->x2.rows, b->x2.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, again);
-    iz_matmul_fwd(x, b->u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
+    if (has_experts(a))
+        widen_experts(x, a, b, h, again);
+    else
+        iz_matmul_fwd(x, b->u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
     iz_work_release(x, mark);
 }
 
@@ -153,6 +187,10 @@ static void block_forward(struct iz_exec *x, const struct iz_layer *a)
     widen_forward(x, a, &b, false);
     if (a->again)
         return;
+    if (has_experts(a)) {
+        iz_experts_narrow(x, &b.experts, out, b.x2, &mlp);
+        return;
+    }
     struct iz_view g = iz_work(x, x->act, in.rows, c->hidden);
     if (c->llama)
         iz_swiglu_fwd(x, g, b.u);
@@ -185,6 +223,25 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
     iz_matmul_dw(x, du, h, &fc);
     iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
+    iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
+    iz_work_release(x, mark);
+}
+
+/* The same with experts. */
+static void block_experts_backward(struct iz_exec *x, const struct iz_layer *a,
+                                   const struct kept *b, struct iz_view dx,
+                                   struct iz_view dy)
+{
+    const struct iz_block *c = a->self;
+    const struct iz_experts_kept *e = &b->experts;
+    struct iz_experts_weights w = experts_of(a);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view dweight = iz_work(x, IZ_F32, dx.rows, e->r.weight.cols);
+    struct iz_view by = iz_work(x, x->act, e->u.rows, dx.cols); /* [kM,C] */
+    iz_experts_narrow_bwd(x, e, dweight, by, dy, &w.proj);
+    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
+    iz_experts_widen_bwd(x, &c->experts, e, dweight, by, h, &w, a->loss_scale);
     iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
     iz_work_release(x, mark);
 }
@@ -228,7 +285,10 @@ static void block_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view dx = tokens(a->dx, c->width);
     if (x->widens)
         widen_forward(x, a, &b, true);
-    block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
+    if (has_experts(a))
+        block_experts_backward(x, a, &b, dx, tokens(a->dy, c->width));
+    else
+        block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
 
@@ -355,7 +415,7 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
 }
 
 /* A part of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
- * has several. */
+ * has several; {-1}: it is none. */
 struct part {
     const char *name;
     int64_t in, out;
@@ -373,7 +433,8 @@ static int add_part(struct iz_param *list, int n, const struct iz_block *b,
     snprintf(full, sizeof(full), "%s.weight", p->name);
     list[n] = p->in ? weight(full, rows, cols, p->std)
                     : vector(full, p->out, IZ_INIT_ONE);
-    memcpy(list[n].outputs, p->stacked, sizeof(p->stacked));
+    if (p->stacked[0] >= 0)
+        memcpy(list[n].outputs, p->stacked, sizeof(p->stacked));
     if (p->in && !p->stacked[0])
         list[n].outputs[0] = p->out;
     list[n++].out_rows = b->llama;
@@ -403,19 +464,34 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
         [MLP_PROJ] = {name->mlp_proj, f, w, residual, {0}}};
     const struct part of_heads[] = {{name->q_norm, 0, d, 0, {0}},
                                     {name->k_norm, 0, d, 0, {0}}};
+    const struct iz_experts *e = &b->experts;
+    /* Of experts, one matrix below the other: none that an optimizer of
+     * matrices knows as such. */
+    const struct part experts[PARTS] = {
+        [FC] = {name->expert_fc,
+                w,
+                2 * (int64_t)e->n * e->hidden,
+                IZ_BLOCK_STD,
+                {-1}},
+        [MLP_PROJ] = {name->expert_proj, e->hidden, e->n * w, residual, {-1}}};
+    const struct part router = {name->router, w, e->n, IZ_BLOCK_STD, {-1}};
+    bool has = iz_experts_at(e, i);
     struct iz_param list[BLOCK_MOST];
     char prefix[32], bias[64];
     int n = 0;
     for (int k = 0; k < PARTS; k++)
-        n = add_part(list, n, b, &part[k]);
+        n = add_part(list, n, b, has && k >= FC ? &experts[k] : &part[k]);
     snprintf(bias, sizeof(bias), "%s.bias", name->qkv);
     if (b->qkv_bias)
         list[n++] = vector(bias, qkv, IZ_INIT_ZERO);
     for (int k = 0; b->qk_norm && k < 2; k++)
         n = add_part(list, n, b, &of_heads[k]);
+    if (has)
+        n = add_part(list, n, b, &router);
     snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
     snprintf(prefix, sizeof(prefix), "%s.%d.", name->block, i);
-    u->kind = KIND_BLOCK;
+    u->kind = has ? KIND_EXPERTS : KIND_BLOCK;
+    u->own_loss = has;
     u->self = b;
     u->out_elems = (int64_t)b->seq * w;
     u->forward = block_forward;

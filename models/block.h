@@ -11,6 +11,7 @@
 
 #include "codelets/ops/ops.h"
 #include "codelets/unit/layer.h"
+#include "models/experts.h"
 
 struct iz_block {
     int layers, heads, kv_heads, head_dim, width, hidden, seq;
@@ -19,6 +20,7 @@ struct iz_block {
     bool llama; /* the second kind, with what is below */
     bool qkv_bias, qk_norm;
     struct iz_rope rope;
+    struct iz_experts experts; /* in place of some blocks' MLP */
 };
 
 #define IZ_BLOCK_STD 0.02f /* of initial weights */
@@ -28,6 +30,7 @@ struct iz_block {
 struct iz_block_names {
     const char *block, *norm_1, *qkv, *attn_proj, *norm_2, *fc, *mlp_proj;
     const char *q_norm, *k_norm;
+    const char *router, *expert_fc, *expert_proj; /* of a block with experts */
 };
 
 /* Of the last unit: weight and, but with llama, bias of its norm; then a matrix

@@ -43,31 +43,11 @@ static int llama_open_units(struct iz_model *m)
 int iz_llama_open(struct iz_model **out, const void *target)
 {
     struct iz_llama_config c = *(const struct iz_llama_config *)target;
-    int rc = iz_llama_complete(&c);
+    int rc = iz_llama_complete("llama", &c);
     *out = NULL;
     if (rc)
         return rc;
-    struct self s = {
-        .config = c,
-        .block = {.layers = c.layers,
-                  .heads = c.heads,
-                  .kv_heads = c.kv_heads,
-                  .head_dim = c.head_dim,
-                  .width = c.width,
-                  .hidden = c.ffn,
-                  .seq = c.seq,
-                  .llama = true,
-                  .qkv_bias = c.qkv_bias,
-                  .qk_norm = c.qk_norm,
-                  .norm_eps = (float)c.norm_eps,
-                  .rope = {.seq = c.seq,
-                           .heads = c.heads + c.kv_heads,
-                           .d = c.head_dim,
-                           .theta = c.rope_theta,
-                           .factor = c.rope_scaling_factor,
-                           .low_freq_factor = c.rope_scaling_low_freq_factor,
-                           .high_freq_factor = c.rope_scaling_high_freq_factor,
-                           .original_seq = c.rope_scaling_original_seq}}};
+    struct self s = {.config = c, .block = iz_llama_block(&c)};
     return model_open(out, "llama", c.layers + 2, &s, sizeof(s),
                       llama_open_units);
 }

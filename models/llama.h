@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "codelets/unit/layer.h"
+#include "models/block.h"
 #include "runtime/run/run.h"
 
 /* config.family: which published models have this shape. */
@@ -41,8 +42,11 @@ extern const struct iz_key iz_llama_keys[];
 extern const struct iz_preset iz_llama_presets[];
 
 /* Puts what they stand for in place of zeros.  -EINVAL with the reason printed
- * if that is no model. */
-int iz_llama_complete(struct iz_llama_config *c);
+ * if that is no model; `model` is whose it is. */
+int iz_llama_complete(const char *model, struct iz_llama_config *c);
+
+/* The blocks of a complete one. */
+struct iz_block iz_llama_block(const struct iz_llama_config *c);
 
 /* Their tensors and keys; its self begins with a struct iz_llama_config. */
 extern const struct iz_hf iz_llama_hf;

@@ -3,63 +3,27 @@
  * sizes as presets, what zeros stand for, and what is refused. */
 #include <stddef.h>
 
+#include "models/keys.h"
 #include "models/llama.h"
 #include "models/parts.h"
 
-/* Larger widths, depths or vocabularies are typing errors. */
-#define MOST (1 << 24)
-
-/* A field's row up to its default; "" keeps clang-format from a directive. */
-#define KEY(f, type, min, max, words)                                          \
-    "" #f, IZ_KEY_##type, offsetof(struct iz_llama_config, f),                 \
-        sizeof(((struct iz_llama_config *)0)->f), min, max, words
+#define CONFIG struct iz_llama_config
 
 const struct iz_key iz_llama_keys[] = {
-    {KEY(layers, INT, 1, MOST, NULL), "16", "Transformer blocks."},
-    {KEY(heads, INT, 1, MOST, NULL), "32", "Query heads of a block."},
-    {KEY(kv_heads, INT, 0, MOST, NULL), "0",
-     "Key and value heads; a divisor of heads, 0: as many."},
-    {KEY(width, INT, 1, MOST, NULL), "2048", "Channels."},
-    {KEY(ffn, INT, 1, MOST, NULL), "8192", "Hidden channels of the MLP."},
-    {KEY(head_dim, INT, 0, IZ_ROPE_MOST, NULL), "0",
-     "Columns of a head, even; 0: width / heads."},
-    {KEY(seq, INT, 1, MOST, NULL), "1024", "Tokens of a sample."},
-    {KEY(vocab, INT, 1, MOST, NULL), "128256",
-     "Different tokens; 256 for bytes."},
-    {KEY(rope_theta, DOUBLE, 1, 1e12, NULL), "500000",
-     "Base of the rotary frequencies."},
-    {KEY(rope_scaling_factor, DOUBLE, 1, 1e6, NULL), "1",
-     "Divides low rotary frequencies (Llama 3); 1: none."},
-    {KEY(rope_scaling_low_freq_factor, DOUBLE, 0, 1e6, NULL), "1",
-     "Turns in the original context below which a frequency is divided."},
-    {KEY(rope_scaling_high_freq_factor, DOUBLE, 0, 1e6, NULL), "4",
-     "Turns in the original context above which a frequency is kept."},
-    {KEY(rope_scaling_original_seq, INT, 0, MOST, NULL), "8192",
-     "Tokens of the original context; 0: `context`."},
-    {KEY(norm_eps, DOUBLE, 1e-12, 1, NULL), "1e-5", "Added to mean squares."},
-    {KEY(tie_embeddings, BOOL, 0, 0, NULL), "false",
-     "Whether the output layer uses the embedding's matrix."},
-    {KEY(qkv_bias, BOOL, 0, 0, NULL), "false",
-     "Whether queries, keys and values have a bias (Qwen 2.5)."},
-    {KEY(qk_norm, BOOL, 0, 0, NULL), "false",
-     "Whether heads of queries and keys are normalised (Qwen 3)."},
+#include "models/llama_keys.h"
     {KEY(family, ENUM, 0, 0, IZ_LLAMA_FAMILIES), "\"auto\"",
      "As which model weights are exported; auto: the first that has this "
      "shape."},
-    {KEY(context, INT, 0, MOST, NULL), "0",
-     "Longest sequence that the model is made for, at least seq; 0: seq."},
-    {KEY(window, INT, 0, MOST, NULL), "0",
-     "Tokens that attention looks back at most, 0: all; less than seq is "
-     "refused."},
     {0},
 };
 
-static int llama_config_check(const struct iz_llama_config *c)
+static int llama_config_check(const char *model,
+                              const struct iz_llama_config *c)
 {
     const char *why = NULL;
     if (c->head_dim == 0 && c->heads > 0)
         why = "width is not divisible by heads, and there is no head_dim";
-    else if (check_keys("llama", iz_llama_keys, c))
+    else if (check_keys(model, iz_llama_keys, c))
         return -EINVAL;
     else if (c->heads % c->kv_heads)
         why = "heads is not divisible by kv_heads";
@@ -76,23 +40,23 @@ static int llama_config_check(const struct iz_llama_config *c)
               c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
         why = "family contradicts qkv_bias or qk_norm";
     if (why)
-        fprintf(stderr, "llama: %s\n", why);
+        fprintf(stderr, "%s: %s\n", model, why);
     else if (c->seq > c->context)
         fprintf(stderr,
-                "llama: model.seq: %d is above model.context, %d, the longest "
+                "%s: model.seq: %d is above model.context, %d, the longest "
                 "that the model is made for\n",
-                c->seq, c->context);
+                model, c->seq, c->context);
     else if (c->window && c->window < c->seq)
         fprintf(stderr,
-                "llama: model.seq: %d is above model.window, %d, but attention "
+                "%s: model.seq: %d is above model.window, %d, but attention "
                 "here has no window\n",
-                c->seq, c->window);
+                model, c->seq, c->window);
     else
         return 0;
     return -EINVAL;
 }
 
-int iz_llama_complete(struct iz_llama_config *c)
+int iz_llama_complete(const char *model, struct iz_llama_config *c)
 {
     if (c->kv_heads == 0)
         c->kv_heads = c->heads;
@@ -106,7 +70,31 @@ int iz_llama_complete(struct iz_llama_config *c)
         c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
                     : c->qk_norm ? IZ_LLAMA_QWEN3
                                  : IZ_LLAMA_LLAMA;
-    return llama_config_check(c);
+    return llama_config_check(model, c);
+}
+
+struct iz_block iz_llama_block(const struct iz_llama_config *c)
+{
+    return (struct iz_block){
+        .layers = c->layers,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .width = c->width,
+        .hidden = c->ffn,
+        .seq = c->seq,
+        .llama = true,
+        .qkv_bias = c->qkv_bias,
+        .qk_norm = c->qk_norm,
+        .norm_eps = (float)c->norm_eps,
+        .rope = {.seq = c->seq,
+                 .heads = c->heads + c->kv_heads,
+                 .d = c->head_dim,
+                 .theta = c->rope_theta,
+                 .factor = c->rope_scaling_factor,
+                 .low_freq_factor = c->rope_scaling_low_freq_factor,
+                 .high_freq_factor = c->rope_scaling_high_freq_factor,
+                 .original_seq = c->rope_scaling_original_seq}};
 }
 
 const struct iz_preset iz_llama_presets[] = {

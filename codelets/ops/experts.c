@@ -285,14 +285,14 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         const struct iz_routes *r)
 {
     int64_t e = r->end.cols, first;
+    bool bf16_products = x->bf16_products;
     check_routes(x, r);
     assert(l->out_in && !l->b.rows && l->w.rows % e == 0);
     assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
+    x->bf16_products = false; /* their scratch may be any for fewer rows */
     count_products(x, f, to, from, l, e);
-    if (x->dry)
-        return;
     struct iz_exec counted = *x;
-    for (int64_t i = 0; i < e; i++) {
+    for (int64_t i = 0; !x->dry && i < e; i++) {
         int64_t n = rows_of(r, i, &first);
         struct iz_linear one = expert_of(l, i, e);
         if (n)
@@ -304,6 +304,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
     x->flops = counted.flops;
     x->bytes = counted.bytes;
     x->seconds = counted.seconds;
+    x->bf16_products = bf16_products;
 }
 
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,

@@ -179,7 +179,8 @@ void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
                 struct iz_view a, const struct iz_routes *r, bool weighed);
 /* The three products with the weights of E experts, one below the other in l->w
  * [E out,in]: each with its rows by expert.  One without rows has a dw of
- * zeros.  No bias, no adapter; l->out_in. */
+ * zeros.  Operands are fp32
+ * where others' may be bf16.  No bias, no adapter; l->out_in. */
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,

@@ -101,6 +101,17 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
     return 0;
 }
 
+int iz_rules_check_experts(const struct iz_model *m, bool gpu, FILE *err)
+{
+    if (!m->experts || !gpu)
+        return 0;
+    iz_refuse(err,
+              "run.device: a GPU, but mixtures of experts (%s) run on the CPU "
+              "alone: use run.device: cpu",
+              m->name);
+    return -ENOTSUP;
+}
+
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
                             FILE *err)
 {

@@ -14,6 +14,10 @@
  * patterns that match nothing, or -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
+/* Whether a model of experts runs where it can: 0, or -ENOTSUP with the reason
+ * printed on `err`, which may be NULL. */
+int iz_rules_check_experts(const struct iz_model *m, bool gpu, FILE *err);
+
 /* Whether there is something for an optimizer of matrices: 0, or -ENOTSUP with
  * the reason printed on `err`, which may be NULL. */
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,

@@ -215,6 +215,8 @@ static int make_plan(struct run *r)
     if (!f)
         f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
     if (!f)
+        f = iz_rules_check_experts(r->model, t.gpu, iz_run_err(r));
+    if (!f)
         f = iz_rules_check_matrices(r->model, &r->c, iz_run_err(r));
     if (!f)
         f = iz_plan_check(&r->c, &t, ranks, iz_run_err(r));

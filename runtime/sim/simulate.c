@@ -64,6 +64,8 @@ static int prepare(struct simulation *s)
     if (!r)
         r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
     if (!r)
+        r = iz_rules_check_experts(s->model, t.gpu, stderr);
+    if (!r)
         r = iz_rules_check_matrices(s->model, &s->c, stderr);
     if (!r)
         r = iz_plan_check(&s->c, &t, s->ranks, stderr);

@@ -134,6 +134,7 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     bool training = c->kind == IZ_FORWARD || backward;
     bool batch = first || last || e->model->unit[u].reads_input ||
                  e->model->documents_apart;
+    bool scaled = last || e->model->unit[u].own_loss;
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
     enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
@@ -171,7 +172,7 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     a.at_loss = iz_task_add(&t, last && !generate ? track->loss_handle : NULL,
                             STARPU_W);
     a.at_scale = iz_task_add(
-        &t, last && backward ? e->scalar.scale_handle : NULL, STARPU_R);
+        &t, scaled && backward ? e->scalar.scale_handle : NULL, STARPU_R);
     a.at_weight = iz_task_add(
         &t, last && backward ? track->weight_handle : NULL, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Qwen3-MoE and Mixtral, written once for training, evaluation and generation;
+ * their units are those of block.h.  All experts of a block are in its unit. */
+#include "models/moe.h"
+
+#include "models/block.h"
+#include "models/keys.h"
+#include "models/parts.h"
+
+static const struct iz_key moe_keys[] = {
+#define CONFIG struct iz_llama_config
+#include "models/llama_keys.h"
+#undef CONFIG
+#define CONFIG struct iz_moe_config
+    {KEY(num_experts, INT, 1, IZ_EXPERTS_MOST, NULL), "8",
+     "Experts of a block."},
+    {KEY(num_experts_per_tok, INT, 1, IZ_EXPERTS_MOST, NULL), "2",
+     "Experts that a token goes to."},
+    {KEY(moe_intermediate_size, INT, 1, MOST, NULL), "1024",
+     "Hidden channels of an expert."},
+    {KEY(norm_topk_prob, BOOL, 0, 0, NULL), "true",
+     "Whether the weights of a token's experts add up to 1."},
+    {KEY(decoder_sparse_step, INT, 1, MOST, NULL), "1",
+     "Every block whose number, from 1, is a multiple has experts, the others "
+     "an MLP of `ffn` channels."},
+    {KEY(mlp_only_layers, LIST, 0, 0, NULL), "\"\"",
+     "Blocks, counted from 0, that have that MLP in any case: \"0,3\"."},
+    {KEY(router_aux_loss_coef, DOUBLE, 0, 1e6, NULL), "0.001",
+     "Coefficient of the loss that balances experts, in training; 0: none."},
+    {KEY(router_z_loss_coef, DOUBLE, 0, 1e6, NULL), "0",
+     "Coefficient of the mean square of the log of a router's sum of "
+     "exponentials; 0: none."},
+    {0},
+};
+
+/* What a model holds: what its keys say, and so its blocks. */
+struct self {
+    struct iz_moe_config config;
+    struct iz_block block;
+};
+
+static const struct iz_block_names names = {
+    .block = "layers",
+    .norm_1 = "input_layernorm",
+    .qkv = "self_attn.qkv_proj",
+    .attn_proj = "self_attn.o_proj",
+    .norm_2 = "post_attention_layernorm",
+    .fc = "mlp.gate_up_proj",
+    .mlp_proj = "mlp.down_proj",
+    .q_norm = "self_attn.q_norm",
+    .k_norm = "self_attn.k_norm",
+    .router = "mlp.gate",
+    .expert_fc = "mlp.experts.gate_up_proj",
+    .expert_proj = "mlp.experts.down_proj"};
+
+static int moe_open_units(struct iz_model *m)
+{
+    const struct self *s = m->self;
+    const struct iz_llama_config *c = &s->config.llama;
+    const struct iz_param embed[] = {
+        weight("embed_tokens.weight", c->vocab, c->width, IZ_BLOCK_STD),
+    };
+    const struct iz_param head[] = {
+        vector("norm.weight", c->width, IZ_INIT_ONE),
+        weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD),
+    };
+    read_tokens(m, c->seq, c->vocab);
+    m->experts = true;
+    return iz_block_open(
+        m, &s->block, &names,
+        &(struct iz_ends){embed, head, 1, c->tie_embeddings ? 1 : 2});
+}
+
+/* Whether it is numbers of blocks with commas. */
+static bool lists_blocks(const char *list, int layers)
+{
+    while (*list) {
+        int n = 0, block;
+        if (sscanf(list, " %d%n", &block, &n) != 1 || block < 0 ||
+            block >= layers)
+            return false;
+        list += n;
+        list += strspn(list, " ");
+        if (*list == ',' && list[1])
+            list++;
+        else if (*list)
+            return false;
+    }
+    return true;
+}
+
+static struct iz_experts experts_of(const struct iz_moe_config *c)
+{
+    struct iz_experts e = {.n = c->num_experts,
+                           .per_token = c->num_experts_per_tok,
+                           .hidden = c->moe_intermediate_size,
+                           .normalise = c->norm_topk_prob,
+                           .step = c->decoder_sparse_step,
+                           .balance = c->router_aux_loss_coef,
+                           .z = c->router_z_loss_coef};
+    memcpy(e.dense, c->mlp_only_layers, sizeof(e.dense));
+    for (int i = 0; i < c->llama.layers; i++)
+        e.blocks += iz_experts_at(&e, i);
+    return e;
+}
+
+static int moe_check(const struct iz_moe_config *c)
+{
+    const char *why = NULL;
+    if (check_keys("moe", moe_keys, c))
+        return -EINVAL;
+    if (c->num_experts_per_tok > c->num_experts)
+        why = "num_experts_per_tok is above num_experts";
+    else if (!lists_blocks(c->mlp_only_layers, c->llama.layers))
+        why = "mlp_only_layers must be numbers of blocks with commas, such as "
+              "\"0,3\", each below layers";
+    else if (!experts_of(c).blocks)
+        why = "no block has experts: see decoder_sparse_step and "
+              "mlp_only_layers, or use the program llama";
+    if (!why)
+        return 0;
+    fprintf(stderr, "moe: %s\n", why);
+    return -EINVAL;
+}
+
+int iz_moe_open(struct iz_model **out, const void *target)
+{
+    struct iz_moe_config config = *(const struct iz_moe_config *)target;
+    struct iz_llama_config *c = &config.llama;
+    int rc = iz_llama_complete("moe", c);
+    *out = NULL;
+    if (rc == 0)
+        rc = moe_check(&config);
+    if (rc)
+        return rc;
+    struct self s = {.config = config, .block = iz_llama_block(c)};
+    s.block.experts = experts_of(&config);
+    return model_open(out, "moe", c->layers + 2, &s, sizeof(s), moe_open_units);
+}
+
+/* ---- the program ---- */
+
+static struct iz_moe_config config;
+
+static const struct iz_preset presets[] = {
+    {"tiny",
+     "{\"layers\": 2, \"heads\": 4, \"kv_heads\": 2, \"width\": 32, "
+     "\"ffn\": 48, \"seq\": 16, \"vocab\": 256, \"rope_theta\": 10000, "
+     "\"moe_intermediate_size\": 24}",
+     "for tests"},
+    {"qwen3-30b-a3b",
+     "{\"layers\": 48, \"heads\": 32, \"kv_heads\": 4, \"width\": 2048, "
+     "\"ffn\": 6144, \"head_dim\": 128, \"seq\": 4096, \"vocab\": 151936, "
+     "\"rope_theta\": 1000000, \"norm_eps\": 1e-6, \"qk_norm\": true, "
+     "\"num_experts\": 128, \"num_experts_per_tok\": 8, "
+     "\"moe_intermediate_size\": 768}",
+     "Qwen 3 30B-A3B"},
+    {"mixtral-8x7b",
+     "{\"layers\": 32, \"heads\": 32, \"kv_heads\": 8, \"width\": 4096, "
+     "\"seq\": 4096, \"vocab\": 32000, \"rope_theta\": 1000000, "
+     "\"moe_intermediate_size\": 14336}",
+     "Mixtral 8x7B v0.1"},
+    {0},
+};
+
+const struct iz_program iz_program = {
+    .name = "moe",
+    .about = "trains mixtures of experts, on the CPU",
+    .section = {.keys = moe_keys, .target = &config, .presets = presets},
+    .open = iz_moe_open,
+};

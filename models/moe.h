@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mixture-of-experts transformers of the families Qwen3-MoE and Mixtral: the
+ * Llama family's attention, and experts in place of the MLP of some blocks or
+ * all. */
+#pragma once
+
+#include "models/llama.h"
+
+/* The names that config.json has for them. */
+struct iz_moe_config {
+    struct iz_llama_config llama;
+    int num_experts, num_experts_per_tok, moe_intermediate_size;
+    int decoder_sparse_step;
+    char mlp_only_layers[256]; /* numbers with commas */
+    bool norm_topk_prob;
+    double router_aux_loss_coef, router_z_loss_coef;
+};
+
+/* Creates a model of a struct iz_moe_config; close it with iz_model_close.
+ * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+int iz_moe_open(struct iz_model **out, const void *config);

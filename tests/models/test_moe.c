@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mixtures of experts against a double-precision model. */
+#include "tests/models/twin.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/moe.h"
+
+/* Of layers, heads, kv_heads, head_dim, width and seq. */
+#define SIZES(l, h, k, d, w, s)                                                \
+    .layers = l, .heads = h, .kv_heads = k, .head_dim = d, .width = w,         \
+    .seq = s, .ffn = 7, .vocab = 7, .rope_theta = 100,                         \
+    .rope_scaling_factor = 1, .rope_scaling_original_seq = 64,                 \
+    .norm_eps = 1e-5
+/* Of experts, how many a token has, their channels, and every which block has
+ * some. */
+#define EXPERTS(e, k, f, step)                                                 \
+    .num_experts = e, .num_experts_per_tok = k, .moe_intermediate_size = f,    \
+    .decoder_sparse_step = step
+
+/* As Mixtral. */
+static const struct iz_moe_config mixtral = {.llama = {SIZES(2, 2, 1, 0, 8, 5)},
+                                             EXPERTS(4, 2, 5, 1),
+                                             .norm_topk_prob = true,
+                                             .router_aux_loss_coef = 0.02};
+/* As Qwen3-MoE, with blocks of both kinds and all losses. */
+static const struct iz_moe_config qwen = {
+    .llama = {SIZES(4, 6, 3, 4, 9, 5), .qk_norm = true, .tie_embeddings = true},
+    EXPERTS(5, 3, 4, 2),
+    .mlp_only_layers = "3",
+    .router_aux_loss_coef = 0.3,
+    .router_z_loss_coef = 0.1};
+/* All experts, one expert of many, the only one. */
+static const struct iz_moe_config all = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
+                                         EXPERTS(3, 3, 5, 1),
+                                         .norm_topk_prob = true};
+static const struct iz_moe_config one = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
+                                         EXPERTS(12, 1, 5, 1),
+                                         .router_aux_loss_coef = 0.1};
+static const struct iz_moe_config only = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
+                                          EXPERTS(1, 1, 5, 1),
+                                          .norm_topk_prob = true};
+
+/* ---- in double ---- */
+
+enum { NORM_1, QKV, ATTN_PROJ, NORM_2, GATE_UP, DOWN, REST };
+
+/* y [m,out] = r + a [m,in] w + b, with w [out,in]. */
+static void product(double *y, double *r, double *a, double *w, double *b,
+                    int64_t m, int64_t in, int64_t out)
+{
+    ref_matmul(
+        &(struct ref_matmul){y, r, a, w, b, .m = m, in, out, .out_in = true});
+}
+
+static double *take(int64_t n)
+{
+    return calloc((size_t)n, sizeof(double));
+}
+
+/* As the formulas of the test say it. */
+static bool sparse(const struct iz_moe_config *c, int layer)
+{
+    return (layer + 1) % c->decoder_sparse_step == 0 &&
+           !strchr(c->mlp_only_layers, '0' + layer);
+}
+
+static int sparse_layers(const struct iz_moe_config *c)
+{
+    int n = 0;
+    for (int l = 0; l < c->llama.layers; l++)
+        n += sparse(c, l);
+    return n;
+}
+
+/* x += what the experts make of h; each row by itself, and each expert.
+ * Returns the loss of the router. */
+static double mixture(const struct iz_moe_config *c, double *const *p,
+                      double *x, double *h, int64_t m)
+{
+    int64_t e = c->num_experts, k = c->num_experts_per_tok, w = c->llama.width;
+    int64_t f = c->moe_intermediate_size;
+    double *const router = p[REST + c->llama.qkv_bias + 2 * c->llama.qk_norm];
+    double *s = take(3 * e + 2 * f + f + w), *mean = s + e, *rows = mean + e;
+    double *u = rows + e, *g = u + 2 * f, *y = g + f, balance = 0, z = 0;
+    for (int64_t t = 0; t < m; t++) {
+        double sum = 0, chosen = 0;
+        product(s, NULL, h + t * w, router, NULL, 1, w, e);
+        for (int64_t i = 0; i < e; i++)
+            sum += exp(s[i]);
+        z += log(sum) * log(sum) / (double)m;
+        for (int64_t i = 0; i < e; i++)
+            mean[i] += (s[i] = exp(s[i]) / sum) / (double)m;
+        for (int pass = 0; pass < 2; pass++)
+            for (int64_t i = 0; i < e; i++) {
+                int64_t before = 0;
+                for (int64_t j = 0; j < e; j++)
+                    before += s[j] > s[i] || (s[j] == s[i] && j < i);
+                if (before >= k)
+                    continue;
+                if (pass == 0) {
+                    chosen += s[i];
+                    rows[i]++;
+                    continue;
+                }
+                product(u, NULL, h + t * w, p[GATE_UP] + i * 2 * f * w, NULL, 1,
+                        w, 2 * f);
+                for (int64_t j = 0; j < f; j++)
+                    g[j] = ref_swiglu(u[j], u[f + j]);
+                product(y, NULL, g, p[DOWN] + i * w * f, NULL, 1, f, w);
+                for (int64_t j = 0; j < w; j++)
+                    x[t * w + j] +=
+                        s[i] / (c->norm_topk_prob ? chosen : 1) * y[j];
+            }
+    }
+    for (int64_t i = 0; i < e; i++)
+        balance += (double)e * rows[i] / (double)m * mean[i];
+    free(s);
+    return (c->router_aux_loss_coef * balance + c->router_z_loss_coef * z) /
+           sparse_layers(c);
+}
+
+/* x [m,width] through a block in place; returns the loss of its own. */
+static double block(const struct iz_moe_config *moe, int layer,
+                    double *const *p, double *x, int samples)
+{
+    const struct iz_llama_config *c = &moe->llama;
+    double own = 0;
+    int kv = c->kv_heads ? c->kv_heads : c->heads;
+    int d = c->head_dim ? c->head_dim : c->width / c->heads;
+    int64_t m = (int64_t)samples * c->seq, o = c->heads * d,
+            ld = o + 2 * kv * d;
+    double *h = take(m * (c->width + ld + o + 3 * c->ffn));
+    double *qkv = h + m * c->width, *y = qkv + m * ld, *u = y + m * o;
+    double *g = u + m * 2 * c->ffn;
+    double *const *norms = p + REST + c->qkv_bias;
+    struct iz_rope rope = {.seq = c->seq,
+                           .heads = c->heads + kv,
+                           .d = d,
+                           .theta = c->rope_theta,
+                           .factor = c->rope_scaling_factor,
+                           .low_freq_factor = c->rope_scaling_low_freq_factor,
+                           .high_freq_factor = c->rope_scaling_high_freq_factor,
+                           .original_seq = c->rope_scaling_original_seq};
+    ref_norm(h, x, p[NORM_1], NULL, m, c->width, c->norm_eps);
+    product(qkv, NULL, h, p[QKV], c->qkv_bias ? p[REST] : NULL, m, c->width,
+            ld);
+    for (int64_t i = 0; c->qk_norm && i < m * rope.heads; i++) {
+        int64_t head = i % rope.heads;
+        double *a = qkv + i / rope.heads * ld + head * d;
+        ref_norm(a, a, norms[head >= c->heads], NULL, 1, d, c->norm_eps);
+    }
+    ref_rope(qkv, m, ld, &rope, false);
+    ref_attention(&(struct ref_attention){.o = y,
+                                          .qkv = qkv,
+                                          .samples = samples,
+                                          .seq = c->seq,
+                                          .heads = c->heads,
+                                          .c = o,
+                                          .kv_heads = kv});
+    product(x, x, y, p[ATTN_PROJ], NULL, m, o, c->width);
+    ref_norm(h, x, p[NORM_2], NULL, m, c->width, c->norm_eps);
+    if (sparse(moe, layer)) {
+        own = mixture(moe, p, x, h, m);
+        free(h);
+        return own;
+    }
+    product(u, NULL, h, p[GATE_UP], NULL, m, c->width, 2 * c->ffn);
+    for (int64_t i = 0; i < m * c->ffn; i++) {
+        const double *row = u + i / c->ffn * 2 * c->ffn;
+        g[i] = ref_swiglu(row[i % c->ffn], row[c->ffn + i % c->ffn]);
+    }
+    product(x, x, g, p[DOWN], NULL, m, c->ffn, c->width);
+    free(h);
+    return 0;
+}
+
+/* Tensors in checkpoint order: embedding, those of each layer, norm, and the
+ * head's own matrix where it is not the embedding's. */
+static double loss(const struct twin *t, double *logits)
+{
+    const struct iz_moe_config *moe = t->config;
+    const struct iz_llama_config *c = &moe->llama;
+    int per_layer = REST + c->qkv_bias + 2 * c->qk_norm;
+    double *const *p = t->param, own = 0;
+    double *const *at = p + 1;
+    int64_t m = (int64_t)t->samples * c->seq;
+    double *x = take(m * c->width);
+    ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
+    for (int l = 0; l < c->layers; l++) {
+        own += block(moe, l, at, x, t->samples);
+        at += per_layer + sparse(moe, l);
+    }
+    ref_norm(x, x, at[0], NULL, m, c->width, c->norm_eps);
+    return own + twin_head(t, x, c->tie_embeddings ? p[0] : at[1], logits);
+}
+
+static const struct twin_kind kind = {
+    .name = "moe",
+    .open = iz_moe_open,
+    .loss = loss,
+    .gradients = {{&mixtral, 2, 1},
+                  {&qwen, 2, 1},
+                  {&all, 1, 1},
+                  {&one, 2, 1},
+                  {&only, 1, 1}},
+    .usual = {&mixtral, 2},
+    .recomputed = {&qwen, 2},
+    .config_bytes = sizeof(mixtral),
+    .bad = {{TWIN_AT(iz_moe_config, num_experts), 0},
+            {TWIN_AT(iz_moe_config, num_experts), 1025},
+            {TWIN_AT(iz_moe_config, num_experts_per_tok), 5},
+            {TWIN_AT(iz_moe_config, num_experts_per_tok), 0},
+            {TWIN_AT(iz_moe_config, moe_intermediate_size), 0},
+            {TWIN_AT(iz_moe_config, decoder_sparse_step), 3}}};
+
+/* Rows of zeros in a router and equal logits: all tokens go to the first
+ * experts.  The others' gradient is zero, to the bit. */
+static void experts_without_tokens_have_no_gradient(void **state)
+{
+    struct twin t = twin_new(&kind, &mixtral, IZ_F32, 2);
+    int first = twin_first(&t, 1), router = first + REST;
+    twin_set(&t, router, 0);
+    twin_train(&t, IZ_REPEAT_NONE);
+    assert_true(t.told.most == 2 && t.told.least == 0);
+    for (int i = GATE_UP; i <= DOWN; i++) {
+        int64_t n = iz_view_len(t.dw[first + i].v);
+        twin_load(&t, first + i);
+        for (int64_t k = 0; k < n; k++) {
+            double g = t.dw[first + i].d[k];
+            assert_true(k < n / 2 ? isfinite(g) : g == 0);
+        }
+        assert_true(t.dw[first + i].d[0] != 0);
+    }
+    twin_free(&t);
+}
+
+/* 6 N per token for what is multiplied: of the experts, those of a token. */
+static void flops_are_those_of_the_chosen(void **state)
+{
+    double c = 8, t = 5, kv = 4, f = 5, o = 8;
+    double weights =
+        2 * (c * (o + 2 * kv) + o * c + 3 * c * f * 2 + c * 4) + c * 7;
+    assert_true(twin_flops(&kind, &mixtral, 2) ==
+                2 * t * (6 * weights + 6 * o * (t + 1) * 2));
+}
+
+/* Memory is that of all tokens at one expert, however many experts there are.
+ */
+static void memory_does_not_grow_with_the_experts(void **state)
+{
+    struct iz_moe_config many = mixtral;
+    struct iz_exec like = iz_exec_dry(IZ_CPU, IZ_F32);
+    int64_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        many.num_experts = i ? 64 : 4;
+        struct iz_model *m = twin_open(&kind, &many);
+        struct iz_unit_cost k = iz_unit_cost(m, 1, 64, 0, IZ_F32, &like);
+        bytes[i] = k.work_bytes + k.save_bytes[IZ_REPEAT_NONE];
+        iz_model_close(&m);
+    }
+    /* a router's row in p and in its gradient */
+    int64_t rows = 64 * 5 * 2 * 4 * (64 - 4) + 64;
+    assert_true(bytes[1] - bytes[0] <= rows + 1024);
+}
+
+static void names_are_those_of_checkpoints(void **state)
+{
+    static const char *const name[] = {
+        "layers.1.input_layernorm.weight",
+        "layers.1.self_attn.qkv_proj.weight",
+        "layers.1.self_attn.o_proj.weight",
+        "layers.1.post_attention_layernorm.weight",
+        "layers.1.mlp.experts.gate_up_proj.weight",
+        "layers.1.mlp.experts.down_proj.weight",
+        "layers.1.self_attn.q_norm.weight",
+        "layers.1.self_attn.k_norm.weight",
+        "layers.1.mlp.gate.weight"};
+    struct iz_model *m = twin_open(&kind, &qwen);
+    assert_int_equal(m->unit[2].n_params, 9);
+    for (int i = 0; i < 9; i++)
+        assert_string_equal(m->unit[2].param[i].name, name[i]);
+    for (int u = 1; u <= 4; u++) {
+        assert_true(m->unit[u].own_loss == (u == 2));
+        assert_true((m->unit[u].kind == m->unit[1].kind) == (u != 2));
+    }
+    assert_string_equal(m->unit[4].param[4].name,
+                        "layers.3.mlp.gate_up_proj.weight");
+    iz_model_close(&m);
+}
+
+static void lists_of_blocks_are_checked(void **state)
+{
+    static const char *const bad[] = {"0,", ",0", "0 1", "x", "-1", "4", "1"};
+    struct iz_moe_config c = qwen;
+    struct iz_model *m;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(c.mlp_only_layers, sizeof(c.mlp_only_layers), "%s%s", bad[i],
+                 strcmp(bad[i], "1") == 0 ? ",3" : "");
+        assert_true(iz_moe_open(&m, &c) < 0);
+    }
+    snprintf(c.mlp_only_layers, sizeof(c.mlp_only_layers), "0, 3");
+    assert_int_equal(iz_moe_open(&m, &c), 0);
+    iz_model_close(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest own[] = {
+        cmocka_unit_test(experts_without_tokens_have_no_gradient),
+        cmocka_unit_test(flops_are_those_of_the_chosen),
+        cmocka_unit_test(memory_does_not_grow_with_the_experts),
+        cmocka_unit_test(names_are_those_of_checkpoints),
+        cmocka_unit_test(lists_of_blocks_are_checked),
+    };
+    return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
+}
