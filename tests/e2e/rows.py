@@ -28,6 +28,11 @@ MODELS = {
     "all of llama": {**LLAMA, "qkv_bias": True, "qk_norm": True,
                      "tie_embeddings": True, "rope_scaling_factor": 8,
                      "rope_scaling_original_seq": 64},
+    # Blocks of both kinds, experts that a slice may leave without tokens.
+    "moe": {**LLAMA, "layers": 4, "qk_norm": True, "num_experts": 7,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 10,
+            "decoder_sparse_step": 2, "router_aux_loss_coef": 0.1,
+            "router_z_loss_coef": 0.01},
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": DLRM,
