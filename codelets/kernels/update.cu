@@ -383,13 +383,15 @@ static __device__ void update_spans(const struct coded &k,
     float p[PER_THREAD], grad[PER_THREAD];
     int s = 0;
     iz_load_row(grad, g + i);
-    load_master(p, k.p + i, elem_of(k.lower, i), out + i);
+    if constexpr (F::MOVES)
+        load_master(p, k.p + i, elem_of(k.lower, i), out + i);
     for (int j = 0; j < PER_THREAD; j++) {
         while (k.span[s].end <= i + j)
             s++;
         update_elem<F, PER_THREAD>(k.span[s].consts, p[j], state, j, grad[j]);
     }
-    store_master(k.p + i, elem_of(k.lower, i), elem_of(out, i), p);
+    if constexpr (F::MOVES)
+        store_master(k.p + i, elem_of(k.lower, i), elem_of(out, i), p);
     if (k.d)
         iz_store_row(k.d + i, state[F::STATES]);
 }
