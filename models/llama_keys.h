@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a table of keys: those of struct iz_llama_config that every model
  * with its attention has.  CONFIG is that struct. */
-    {KEY(layers, INT, 1, MOST, NULL), "16", "Transformer blocks."},
+{KEY(layers, INT, 1, MOST, NULL), "16", "Transformer blocks."},
     {KEY(heads, INT, 1, MOST, NULL), "32", "Query heads of a block."},
     {KEY(kv_heads, INT, 0, MOST, NULL), "0",
      "Key and value heads; a divisor of heads, 0: as many."},
