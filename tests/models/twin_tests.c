@@ -317,7 +317,7 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
         SEEDED(impossible_models_are_refused),
     };
     kind = k;
-    memcpy(tests + 8, own, n * sizeof(*own));
+    memcpy(tests + 9, own, n * sizeof(*own));
     iz_blas_open();
-    return _cmocka_run_group_tests(k->name, tests, 8 + n, NULL, NULL);
+    return _cmocka_run_group_tests(k->name, tests, 9 + n, NULL, NULL);
 }
