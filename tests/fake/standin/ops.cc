@@ -270,7 +270,8 @@ static void call(decltype(&iz_update) op, struct iz_exec *x,
         u.d = reach(u.d, u.n * iz_dtype_bytes(IZ_F32));
         u.out = reach(u.out, u.n * iz_dtype_bytes(u.out_type));
         for (int i = 0; i < iz_optimizer(u.optimizer)->states; i++)
-            u.state[i] = reach(u.state[i], iz_moment_bytes(u.type, u.room));
+            u.state[i] = reach(
+                u.state[i], iz_moment_bytes(u.type, u.room - u.lacks[i].all));
         op(&u);
     });
 }
