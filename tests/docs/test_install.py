@@ -48,8 +48,8 @@ def test_the_command_starts_the_programs(place):
         return (done.stdout + done.stderr).lower()
 
     names = re.findall(r"^  (\w+)$", says(), re.M)
-    assert {"gpt2", "llama", "vit", "dlrm", "ckpt", "records", "monitor", "tokenize",
-            "trace"} == set(names)
+    assert {"gpt2", "llama", "moe", "vit", "dlrm", "ckpt", "records", "monitor",
+            "tokenize", "trace"} == set(names)
     for name in names:
         assert "usage: " in says(name, "--help"), name
 
