@@ -160,7 +160,7 @@ def test_the_shape_comes_from_the_folder(place):
     folder = written(place, "gpt2", tensors=hf.gpt2_tensors(m, "BF16"),
                      config=hf.gpt2_config(m))
     r = place.good(1, {"model.import": str(folder)})
-    assert r.config["model"] == {**m, "import": str(folder)}
+    assert r.config["model"] == {**m, "base_dtype": None, "import": str(folder)}
 
 
 @pytest.mark.single
