@@ -48,6 +48,10 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c);
 /* The blocks of a complete one. */
 struct iz_block iz_llama_block(const struct iz_llama_config *c);
 
+/* Gives m its units: embedding, these blocks, head.  0 or -ENOMEM. */
+int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
+                   const struct iz_block *b);
+
 /* Their tensors and keys; its self begins with a struct iz_llama_config. */
 extern const struct iz_hf iz_llama_hf;
 

@@ -39,36 +39,11 @@ struct self {
     struct iz_block block;
 };
 
-static const struct iz_block_names names = {
-    .block = "layers",
-    .norm_1 = "input_layernorm",
-    .qkv = "self_attn.qkv_proj",
-    .attn_proj = "self_attn.o_proj",
-    .norm_2 = "post_attention_layernorm",
-    .fc = "mlp.gate_up_proj",
-    .mlp_proj = "mlp.down_proj",
-    .q_norm = "self_attn.q_norm",
-    .k_norm = "self_attn.k_norm",
-    .router = "mlp.gate",
-    .expert_fc = "mlp.experts.gate_up_proj",
-    .expert_proj = "mlp.experts.down_proj"};
-
 static int moe_open_units(struct iz_model *m)
 {
     const struct self *s = m->self;
-    const struct iz_llama_config *c = &s->config.llama;
-    const struct iz_param embed[] = {
-        weight("embed_tokens.weight", c->vocab, c->width, IZ_BLOCK_STD),
-    };
-    const struct iz_param head[] = {
-        vector("norm.weight", c->width, IZ_INIT_ONE),
-        weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD),
-    };
-    read_tokens(m, c->seq, c->vocab);
     m->experts = true;
-    return iz_block_open(
-        m, &s->block, &names,
-        &(struct iz_ends){embed, head, 1, c->tie_embeddings ? 1 : 2});
+    return iz_llama_units(m, &s->config.llama, &s->block);
 }
 
 /* Whether it is numbers of blocks with commas. */

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Llama family against a double-precision model. */
-#include "tests/models/twin.h"
+#include "tests/models/llama_twin.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-#include "models/llama.h"
 
 /* Of layers, heads, kv_heads, head_dim, width, seq, and the scaling. */
 #define SIZES(l, h, k, d, w, s, factor)                                        \
@@ -34,65 +32,14 @@ static const struct iz_llama_config normed = {SIZES(2, 2, 1, 0, 8, 5, 1),
 
 /* ---- in double ---- */
 
-enum { NORM_1, QKV, ATTN_PROJ, NORM_2, GATE_UP, DOWN, REST };
-
-/* y [m,out] = r + a [m,in] w + b, with w [out,in]. */
-static void product(double *y, double *r, double *a, double *w, double *b,
-                    int64_t m, int64_t in, int64_t out)
-{
-    ref_matmul(
-        &(struct ref_matmul){y, r, a, w, b, .m = m, in, out, .out_in = true});
-}
-
-static double *take(int64_t n)
-{
-    return calloc((size_t)n, sizeof(double));
-}
-
 /* x [m,width] through a block in place. */
 static void block(const struct iz_llama_config *c, double *const *p, double *x,
                   int samples)
 {
-    int kv = c->kv_heads ? c->kv_heads : c->heads;
-    int d = c->head_dim ? c->head_dim : c->width / c->heads;
-    int64_t m = (int64_t)samples * c->seq, o = c->heads * d,
-            ld = o + 2 * kv * d;
-    double *h = take(m * (c->width + ld + o + 3 * c->ffn));
-    double *qkv = h + m * c->width, *y = qkv + m * ld, *u = y + m * o;
-    double *g = u + m * 2 * c->ffn;
-    double *const *norms = p + REST + c->qkv_bias;
-    struct iz_rope rope = {.seq = c->seq,
-                           .heads = c->heads + kv,
-                           .d = d,
-                           .theta = c->rope_theta,
-                           .factor = c->rope_scaling_factor,
-                           .low_freq_factor = c->rope_scaling_low_freq_factor,
-                           .high_freq_factor = c->rope_scaling_high_freq_factor,
-                           .original_seq = c->rope_scaling_original_seq};
-    ref_norm(h, x, p[NORM_1], NULL, m, c->width, c->norm_eps);
-    product(qkv, NULL, h, p[QKV], c->qkv_bias ? p[REST] : NULL, m, c->width,
-            ld);
-    for (int64_t i = 0; c->qk_norm && i < m * rope.heads; i++) {
-        int64_t head = i % rope.heads;
-        double *a = qkv + i / rope.heads * ld + head * d;
-        ref_norm(a, a, norms[head >= c->heads], NULL, 1, d, c->norm_eps);
-    }
-    ref_rope(qkv, m, ld, &rope, false);
-    ref_attention(&(struct ref_attention){.o = y,
-                                          .qkv = qkv,
-                                          .samples = samples,
-                                          .seq = c->seq,
-                                          .heads = c->heads,
-                                          .c = o,
-                                          .kv_heads = kv});
-    product(x, x, y, p[ATTN_PROJ], NULL, m, o, c->width);
-    ref_norm(h, x, p[NORM_2], NULL, m, c->width, c->norm_eps);
-    product(u, NULL, h, p[GATE_UP], NULL, m, c->width, 2 * c->ffn);
-    for (int64_t i = 0; i < m * c->ffn; i++) {
-        const double *row = u + i / c->ffn * 2 * c->ffn;
-        g[i] = ref_swiglu(row[i % c->ffn], row[c->ffn + i % c->ffn]);
-    }
-    product(x, x, g, p[DOWN], NULL, m, c->ffn, c->width);
+    int64_t m = (int64_t)samples * c->seq;
+    double *h = twin_take(m * c->width);
+    llama_twin_attention(c, p, x, h, samples);
+    llama_twin_mlp(c, p, x, h, m);
     free(h);
 }
 
@@ -104,7 +51,7 @@ static double loss(const struct twin *t, double *logits)
     int per_layer = REST + c->qkv_bias + 2 * c->qk_norm;
     double *const *p = t->param, *const *end = p + 1 + per_layer * c->layers;
     int64_t m = (int64_t)t->samples * c->seq;
-    double *x = take(m * c->width);
+    double *x = twin_take(m * c->width);
     ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
     for (int l = 0; l < c->layers; l++)
         block(c, p + 1 + per_layer * l, x, t->samples);

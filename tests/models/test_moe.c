@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts against a double-precision model. */
-#include "tests/models/twin.h"
+#include "tests/models/llama_twin.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -45,21 +45,6 @@ static const struct iz_moe_config only = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
 
 /* ---- in double ---- */
 
-enum { NORM_1, QKV, ATTN_PROJ, NORM_2, GATE_UP, DOWN, REST };
-
-/* y [m,out] = r + a [m,in] w + b, with w [out,in]. */
-static void product(double *y, double *r, double *a, double *w, double *b,
-                    int64_t m, int64_t in, int64_t out)
-{
-    ref_matmul(
-        &(struct ref_matmul){y, r, a, w, b, .m = m, in, out, .out_in = true});
-}
-
-static double *take(int64_t n)
-{
-    return calloc((size_t)n, sizeof(double));
-}
-
 /* As the formulas of the test say it. */
 static bool sparse(const struct iz_moe_config *c, int layer)
 {
@@ -83,11 +68,12 @@ static double mixture(const struct iz_moe_config *c, double *const *p,
     int64_t e = c->num_experts, k = c->num_experts_per_tok, w = c->llama.width;
     int64_t f = c->moe_intermediate_size;
     double *const router = p[REST + c->llama.qkv_bias + 2 * c->llama.qk_norm];
-    double *s = take(3 * e + 2 * f + f + w), *mean = s + e, *rows = mean + e;
+    double *s = twin_take(3 * e + 2 * f + f + w), *mean = s + e,
+           *rows = mean + e;
     double *u = rows + e, *g = u + 2 * f, *y = g + f, balance = 0, z = 0;
     for (int64_t t = 0; t < m; t++) {
         double sum = 0, chosen = 0;
-        product(s, NULL, h + t * w, router, NULL, 1, w, e);
+        twin_product(s, NULL, h + t * w, router, NULL, 1, w, e);
         for (int64_t i = 0; i < e; i++)
             sum += exp(s[i]);
         z += log(sum) * log(sum) / (double)m;
@@ -105,11 +91,11 @@ static double mixture(const struct iz_moe_config *c, double *const *p,
                     rows[i]++;
                     continue;
                 }
-                product(u, NULL, h + t * w, p[GATE_UP] + i * 2 * f * w, NULL, 1,
-                        w, 2 * f);
+                twin_product(u, NULL, h + t * w, p[GATE_UP] + i * 2 * f * w,
+                             NULL, 1, w, 2 * f);
                 for (int64_t j = 0; j < f; j++)
                     g[j] = ref_swiglu(u[j], u[f + j]);
-                product(y, NULL, g, p[DOWN] + i * w * f, NULL, 1, f, w);
+                twin_product(y, NULL, g, p[DOWN] + i * w * f, NULL, 1, f, w);
                 for (int64_t j = 0; j < w; j++)
                     x[t * w + j] +=
                         s[i] / (c->norm_topk_prob ? chosen : 1) * y[j];
@@ -127,54 +113,15 @@ static double block(const struct iz_moe_config *moe, int layer,
                     double *const *p, double *x, int samples)
 {
     const struct iz_llama_config *c = &moe->llama;
-    double own = 0;
-    int kv = c->kv_heads ? c->kv_heads : c->heads;
-    int d = c->head_dim ? c->head_dim : c->width / c->heads;
-    int64_t m = (int64_t)samples * c->seq, o = c->heads * d,
-            ld = o + 2 * kv * d;
-    double *h = take(m * (c->width + ld + o + 3 * c->ffn));
-    double *qkv = h + m * c->width, *y = qkv + m * ld, *u = y + m * o;
-    double *g = u + m * 2 * c->ffn;
-    double *const *norms = p + REST + c->qkv_bias;
-    struct iz_rope rope = {.seq = c->seq,
-                           .heads = c->heads + kv,
-                           .d = d,
-                           .theta = c->rope_theta,
-                           .factor = c->rope_scaling_factor,
-                           .low_freq_factor = c->rope_scaling_low_freq_factor,
-                           .high_freq_factor = c->rope_scaling_high_freq_factor,
-                           .original_seq = c->rope_scaling_original_seq};
-    ref_norm(h, x, p[NORM_1], NULL, m, c->width, c->norm_eps);
-    product(qkv, NULL, h, p[QKV], c->qkv_bias ? p[REST] : NULL, m, c->width,
-            ld);
-    for (int64_t i = 0; c->qk_norm && i < m * rope.heads; i++) {
-        int64_t head = i % rope.heads;
-        double *a = qkv + i / rope.heads * ld + head * d;
-        ref_norm(a, a, norms[head >= c->heads], NULL, 1, d, c->norm_eps);
-    }
-    ref_rope(qkv, m, ld, &rope, false);
-    ref_attention(&(struct ref_attention){.o = y,
-                                          .qkv = qkv,
-                                          .samples = samples,
-                                          .seq = c->seq,
-                                          .heads = c->heads,
-                                          .c = o,
-                                          .kv_heads = kv});
-    product(x, x, y, p[ATTN_PROJ], NULL, m, o, c->width);
-    ref_norm(h, x, p[NORM_2], NULL, m, c->width, c->norm_eps);
-    if (sparse(moe, layer)) {
+    int64_t m = (int64_t)samples * c->seq;
+    double *h = twin_take(m * c->width), own = 0;
+    llama_twin_attention(c, p, x, h, samples);
+    if (sparse(moe, layer))
         own = mixture(moe, p, x, h, m);
-        free(h);
-        return own;
-    }
-    product(u, NULL, h, p[GATE_UP], NULL, m, c->width, 2 * c->ffn);
-    for (int64_t i = 0; i < m * c->ffn; i++) {
-        const double *row = u + i / c->ffn * 2 * c->ffn;
-        g[i] = ref_swiglu(row[i % c->ffn], row[c->ffn + i % c->ffn]);
-    }
-    product(x, x, g, p[DOWN], NULL, m, c->ffn, c->width);
+    else
+        llama_twin_mlp(c, p, x, h, m);
     free(h);
-    return 0;
+    return own;
 }
 
 /* Tensors in checkpoint order: embedding, those of each layer, norm, and the
@@ -187,7 +134,7 @@ static double loss(const struct twin *t, double *logits)
     double *const *p = t->param, own = 0;
     double *const *at = p + 1;
     int64_t m = (int64_t)t->samples * c->seq;
-    double *x = take(m * c->width);
+    double *x = twin_take(m * c->width);
     ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
     for (int l = 0; l < c->layers; l++) {
         own += block(moe, l, at, x, t->samples);

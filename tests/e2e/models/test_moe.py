@@ -26,7 +26,7 @@ def test_folders_of_hugging_face_are_refused(moe):
     run.refused(moe.launch(1, {"run.export": str(out)}), "run.export",
                 "this model has no names for it")
     r = moe.launch(1, {"model.import": str(moe.folder)})
-    run.refused(r, "model.import", "")
+    run.refused(r, "model.import", "this model has no names for it")
     assert not out.exists()
 
 

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The units of models with the Llama family's blocks, and the names of their
+ * parameters. */
+#include "models/llama.h"
+#include "models/parts.h"
+
+static const struct iz_block_names names = {
+    .block = "layers",
+    .norm_1 = "input_layernorm",
+    .qkv = "self_attn.qkv_proj",
+    .attn_proj = "self_attn.o_proj",
+    .norm_2 = "post_attention_layernorm",
+    .fc = "mlp.gate_up_proj",
+    .mlp_proj = "mlp.down_proj",
+    .q_norm = "self_attn.q_norm",
+    .k_norm = "self_attn.k_norm",
+    .router = "mlp.gate",
+    .expert_fc = "mlp.experts.gate_up_proj",
+    .expert_proj = "mlp.experts.down_proj"};
+
+int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
+                   const struct iz_block *b)
+{
+    const struct iz_param embed[] = {
+        weight("embed_tokens.weight", c->vocab, c->width, IZ_BLOCK_STD),
+    };
+    const struct iz_param head[] = {
+        vector("norm.weight", c->width, IZ_INIT_ONE),
+        weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD),
+    };
+    read_tokens(m, c->seq, c->vocab);
+    return iz_block_open(
+        m, b, &names,
+        &(struct iz_ends){embed, head, 1, c->tie_embeddings ? 1 : 2});
+}
