@@ -145,7 +145,7 @@ struct iz_model {
      * `begins`. */
     bool documents_apart;
     struct iz_record record;
-    bool experts;     /* has ops that a GPU does not have */
+    bool experts;     /* a GPU lacks their ops, and they are never in 4 bits */
     const char *item; /* what is counted per second: "token", "image" */
     /* Rows of embedding tables, and how many of them a sample reads.  0: the
      * plan prints no line about tables. */

@@ -145,6 +145,11 @@ static int check_trained(const struct iz_model *m, FILE *err)
 static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     bool found = false;
+    if (c->base_dtype == IZ_BASE_NF4 && m->experts)
+        return iz_refuse(err,
+                         "model.base_dtype: nf4: the experts of %s, most of "
+                         "its weights, cannot be kept in 4 bits: set null",
+                         m->name);
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
