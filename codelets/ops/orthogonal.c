@@ -8,6 +8,7 @@
 #include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
 #include "codelets/ops/gemm.h"
+#include "codelets/ops/gemm16.h"
 #include "codelets/ops/gpu_ops.h"
 
 /* y = scale x; they may be the same. */
@@ -65,6 +66,45 @@ static void product_cpu(struct iz_exec *x, const struct iz_strided_product *p,
             ((float *)p->d.p)[i * (p->d.stride + 1)] += p->scale;
 }
 
+/* In bf16 without gaps. */
+static void *rounded(struct iz_exec *x, struct iz_strided m)
+{
+    struct iz_view v = iz_work(x, IZ_BF16, m.rows, m.cols);
+    const float *p = m.p;
+    if (!x->dry)
+        for (int64_t r = 0; r < m.rows; r++)
+            iz_cast((uint16_t *)v.p + r * m.cols, IZ_BF16, p + r * m.stride,
+                    IZ_F32, m.cols);
+    return v.p;
+}
+
+/* With operands in bf16; d is without gaps. */
+static void product_cpu16(struct iz_exec *x, const struct iz_strided_product *p,
+                          void *arg)
+{
+    int64_t mark = iz_work_mark(x);
+    struct iz_gemm16 g = {.m = p->d.rows,
+                          .n = p->d.cols,
+                          .k = p->ta ? p->a.rows : p->a.cols,
+                          .a = rounded(x, p->a),
+                          .b = rounded(x, p->b),
+                          .ta = p->ta,
+                          .tb = p->tb,
+                          .c = p->d.p,
+                          .c_type = IZ_F32,
+                          .add = p->keep != 0};
+    (void)arg;
+    g.scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(&g)).p;
+    if (!x->dry) {
+        if (g.add)
+            scale_rows(p->d, p->c, p->keep / p->scale);
+        iz_gemm16(&g);
+        if (p->scale != 1)
+            scale_rows(p->d, p->d, p->scale);
+    }
+    iz_work_release(x, mark);
+}
+
 static void count_product(struct iz_exec *x, const struct iz_strided_product *p,
                           void *arg)
 {
@@ -79,20 +119,31 @@ static struct iz_strided work(struct iz_exec *x, int64_t rows, int64_t cols)
     return (struct iz_strided){v.p, rows, cols, cols};
 }
 
+/* X X^T's powers need more bits than bf16 has. */
+static bool with_bf16(const struct iz_exec *x, const struct iz_orthogonal *m)
+{
+    return x->bf16_products && !m->gram;
+}
+
 static void orthogonal_cpu(struct iz_exec *x, const struct iz_orthogonal *m)
 {
     int64_t least = min64(m->rows, m->cols);
-    struct iz_strided at = {m->p, m->rows, m->cols, m->stride};
-    struct iz_strided other = work(x, m->rows, m->cols);
+    struct iz_strided to = {m->p, m->rows, m->cols, m->stride};
+    struct iz_strided at = to, other = work(x, m->rows, m->cols);
     struct iz_strided square[IZ_ORTHOGONAL_SQUARES] = {0};
+    bool bf16 = with_bf16(x, m);
     for (int i = 0; i < iz_orthogonal_squares(m); i++)
         square[i] = work(x, least, least);
-    if (x->dry)
-        return;
-    scale_rows(at, at, (float)(1 / fmax(frobenius(at), IZ_ORTHOGONAL_LEAST)));
-    scale_rows(
-        at, iz_orthogonal_iterate(x, m, at, other, square, product_cpu, NULL),
-        (float)m->scale);
+    if (bf16)
+        at = work(x, m->rows, m->cols);
+    if (!x->dry)
+        scale_rows(at, to,
+                   (float)(1 / fmax(frobenius(to), IZ_ORTHOGONAL_LEAST)));
+    if (bf16 || !x->dry)
+        at = iz_orthogonal_iterate(x, m, at, other, square,
+                                   bf16 ? product_cpu16 : product_cpu, NULL);
+    if (!x->dry)
+        scale_rows(to, at, (float)m->scale);
 }
 
 static struct iz_view scratch_of(struct iz_exec *x,

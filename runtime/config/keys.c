@@ -337,7 +337,9 @@ const struct iz_key iz_config_keys[] = {
          "On a CPU, with parameters in bf16: fp32 widens weights before a "
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
          "a quick measurement at the start shows that the model's products are "
-         "faster with it. A resumed run keeps its first choice."),
+         "faster with it. Muon's products are of this type too, unless "
+         "ns_method is "
+         "gram. A resumed run keeps its first choice."),
     WORD(
         "run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn|timed",
         "\"auto\"",
@@ -358,7 +360,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.muon_products", c.run.muon_products, "auto|host|gpu", "\"auto\"",
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
-         "on a CPU. gpu: products of bf16, of fp16 with ns_method gram, whose "
+         "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
+         "gram, whose "
          "sums are fp32. auto: gpu. A resumed run keeps its first choice."),
     TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
          "On a GPU: by which of cuBLASLt's algorithms products are formed. "

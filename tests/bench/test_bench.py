@@ -29,6 +29,7 @@ def load(name):
 
 
 compare = load("compare")
+muon = load("muon")
 
 
 def figure(values, better="more", name="f", **more):
@@ -47,6 +48,15 @@ def test_the_spread_is_the_middle_half():
     s = harness.spread([5, 1, 2, 4, 3])
     assert (s["median"], s["low"], s["high"], s["n"]) == (3, 2, 4, 5)
     assert harness.spread([7])["low"] == harness.spread([7])["high"] == 7
+
+
+def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides():
+    losses, power, loss = {}, 0, {-1: 4, 0: 3, 1: 2, 2: 1.5, 3: 1.6}
+    while power is not None:
+        losses[power] = loss[power]
+        best, power = muon.best_rate(losses)
+    assert best == 2
+    assert losses == loss
 
 
 @pytest.mark.parametrize("old, new, better, verdict", [

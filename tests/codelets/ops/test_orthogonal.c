@@ -8,6 +8,7 @@
 #include "codelets/base/int64.h"
 #include "codelets/flat/simd.h"
 #include "codelets/flat/update.h"
+#include "codelets/ops/gemm16.h"
 #include "codelets/ops/orthogonal.h"
 #include "tests/codelets/flat/flat_test.h"
 
@@ -168,18 +169,25 @@ static double *expected(const struct iz_orthogonal *m)
     return x;
 }
 
-static void orthogonal(const struct iz_orthogonal *m)
+static void orthogonal_with(const struct iz_orthogonal *m, bool bf16)
 {
     struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
+    x.bf16_products = bf16;
     iz_orthogonal(&x, m);
     assert_true(x.flops > 0 && x.work.used == 0);
     int64_t size = x.work.peak;
     char *scratch = aligned_alloc(64, (size_t)size);
     assert_non_null(scratch);
     memset(scratch, 0xff, (size_t)size); /* NaN */
-    x = (struct iz_exec){.work = {.base = scratch, .size = size}};
+    x = (struct iz_exec){.work = {.base = scratch, .size = size},
+                         .bf16_products = bf16};
     iz_orthogonal(&x, m);
     free(scratch);
+}
+
+static void orthogonal(const struct iz_orthogonal *m)
+{
+    orthogonal_with(m, false);
 }
 
 static const int64_t shapes[][2] = {{1, 1},   {1, 7},   {9, 1},  {8, 8},
@@ -215,6 +223,36 @@ static void an_update_is_that_in_double(void **state)
             assert_true(m.p[m.stride - 1] == beside);
         free(want);
         free(m.p);
+    }
+}
+
+/* With operands of 8 bits of precision, where this processor multiplies them,
+ * unless the iteration is on X X^T. */
+static void products_of_bf16_come_near(void **state)
+{
+    if (iz_gemm16_missing())
+        skip();
+    for (int i = 0; i < SHAPES * 4; i++) {
+        struct iz_orthogonal m = matrix_new(i / 4, i % 2 * GAP), n;
+        m.gram = i / 2 % 2;
+        n = m;
+        n.p = take((size_t)(m.rows * m.stride) * sizeof(float));
+        memcpy(n.p, m.p, (size_t)(m.rows * m.stride) * sizeof(float));
+        double *want = expected(&m), far = 0;
+        orthogonal_with(&m, true);
+        orthogonal(&n);
+        for (int64_t k = 0; k < m.rows * m.cols; k++)
+            far = fmax(far,
+                       fabs(m.p[k / m.cols * m.stride + k % m.cols] - want[k]));
+        assert_true(far < (m.gram ? 1e-4 : 0.02));
+        assert_true(
+            m.gram ==
+            !memcmp(m.p, n.p, (size_t)(m.rows * m.stride) * sizeof(float)));
+        if (m.stride > m.cols)
+            assert_true(m.p[m.stride - 1] == n.p[m.stride - 1]);
+        free(want);
+        free(m.p);
+        free(n.p);
     }
 }
 
@@ -294,6 +332,7 @@ int main(void)
         cmocka_unit_test(passes_follow_their_formula),
         cmocka_unit_test(passes_do_not_depend_on_pieces_and_levels),
         cmocka_unit_test(an_update_is_that_in_double),
+        cmocka_unit_test(products_of_bf16_come_near),
         cmocka_unit_test(flops_are_those_of_the_products),
         cmocka_unit_test(bits_do_not_depend_on_the_place),
         cmocka_unit_test(singular_values_come_near_one),
