@@ -233,11 +233,6 @@ static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
     file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
     if (o->matrices)
         resolve_muon(file, f);
-    if (o->matrices && file->c.zero.optimizer.ratio < 1)
-        iz_fault(f, "zero_optimization.offload_optimizer.ratio",
-                 "%.15g, but %s's matrices cross all chunks of a unit, which "
-                 "one side updates: use 1.0",
-                 file->c.zero.optimizer.ratio, o->type);
     if (!o->matrices)
         for (int i = 0; i < file->c.n_rules; i++)
             if (file->c.rule[i].given[IZ_RULE_MUON])

@@ -113,8 +113,7 @@ enum iz_side { IZ_BELOW, IZ_ABOVE, IZ_SIDES }; /* of a GPU: host, device */
  * matrices. */
 struct iz_matrix_buffer {
     starpu_data_handle_t handle[IZ_SIDES], *chunk, *matrix;
-    enum iz_side at; /* where its unit is at this point of the submission */
-    bool gathered;   /* a task has waited for all chunks */
+    bool gathered; /* a task has waited for all chunks */
 };
 
 struct iz_matrix_ring {

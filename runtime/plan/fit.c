@@ -229,8 +229,7 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
 static bool may_split(const struct iz_config *c)
 {
     return c->zero.optimizer.home == IZ_HOME_CPU &&
-           c->zero.param.home != IZ_HOME_NVME &&
-           !iz_optimizer(c->optimizer.type)->matrices;
+           c->zero.param.home != IZ_HOME_NVME;
 }
 
 /* q is the plan with the whole optimizer on the host and does not fit: the one

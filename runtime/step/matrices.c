@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates of whole matrices, between the two passes over their chunks: the
  * directions come to their owners, which make updates of them, and those go
- * back; see zero.h.  Where units are computed on a GPU, a unit's buffer is on
- * the side of its states, on the side of the products and, for the exchange, on
- * the host: what these are not equal in is copied. */
+ * back; see zero.h.  Where units are computed on a GPU, each chunk's part of a
+ * unit's buffer is on the side of the chunk's states, then all is on the side
+ * of the products and, for the exchange, on the host: what these are not equal
+ * in is copied. */
 #include "runtime/step/zero.h"
 
 #include <stdlib.h>
@@ -32,10 +33,20 @@ static bool meets(const struct iz_engine *e, int unit, const struct iz_chunk *k,
     return a->begin < first + k->count && a->end > first;
 }
 
-enum iz_side iz_matrices_side(const struct iz_engine *e)
+enum iz_side iz_matrices_side(const struct iz_engine *e,
+                              const struct iz_chunk *k)
 {
-    bool gpu = e->plan.target.gpu;
-    return gpu && e->plan.zero.state_home == IZ_HOME_NONE ? IZ_ABOVE : IZ_BELOW;
+    return e->plan.target.gpu && k->home == IZ_HOME_NONE ? IZ_ABOVE : IZ_BELOW;
+}
+
+static enum iz_side side_of_products(const struct iz_engine *e)
+{
+    return e->plan.matrices.on_gpu ? IZ_ABOVE : IZ_BELOW;
+}
+
+static enum iz_side other_side(enum iz_side s)
+{
+    return s == IZ_ABOVE ? IZ_BELOW : IZ_ABOVE;
 }
 
 bool iz_matrices_in(const struct iz_engine *e, int unit,
@@ -80,7 +91,6 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)
             iz_task_add(&t, b->handle[s], STARPU_W);
     iz_submit(e->graph, &t);
     b->gathered = false;
-    b->at = iz_matrices_side(e);
     return b;
 }
 
@@ -149,35 +159,49 @@ static void run_raise(struct iz_exec *x, void **buf, const void *arg)
     each_range(arg, raise_range, &r);
 }
 
-/* Copies to a side, if the unit's buffer is not used there yet: what this rank
- * owns of it, or else what it has states of. */
-static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
-                  enum iz_side to, bool owned)
+/* Elements of the unit whose states this rank has on a side: chunks of the host
+ * come before those of the GPU. */
+static void range_of_side(const struct iz_engine *e, int unit,
+                          enum iz_side side, struct raise_arg *a)
 {
-    const struct iz_plan_unit *p = e->unit[unit].plan;
-    bool up = to == IZ_ABOVE, full = e->plan.zero.states_full;
+    const struct iz_unit_memory *g = &e->unit[unit];
+    for (int i = 0; i < g->plan->chunks; i++) {
+        int64_t first = iz_chunk_first(e, unit, &g->chunk[i]);
+        if (iz_matrices_side(e, &g->chunk[i]) != side)
+            continue;
+        if (a->end == 0)
+            a->begin = first;
+        a->end = first + g->chunk[i].count;
+    }
+}
+
+/* Copies from the other side: what has its states on the side `states`,
+ * IZ_SIDES: anywhere on any rank; owned: only what this rank owns. */
+static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
+                  enum iz_side to, enum iz_side states, bool owned)
+{
+    bool up = to == IZ_ABOVE;
     struct raise_arg a = {.matrix = matrices_of(e, unit),
-                          .matrices = p->matrices,
-                          .owner = owned ? e->plan.rank : -1,
-                          .begin = owned || full ? 0 : p->shard * e->plan.rank,
-                          .end = p->padded};
+                          .matrices = e->unit[unit].plan->matrices,
+                          .owner = owned ? e->plan.rank : -1};
     struct iz_access *more;
-    if (b->at == to)
+    if (states == IZ_SIDES)
+        a.end = e->unit[unit].plan->padded;
+    else
+        range_of_side(e, unit, states, &a);
+    int64_t bytes = each_range(&a, NULL, NULL) * (int64_t)sizeof(float);
+    if (!bytes)
         return;
-    if (!owned && !full)
-        a.end = a.begin + p->shard;
     struct iz_task t =
         iz_task_of(e, IZ_MUON, up ? IZ_ON_UP : IZ_ON_DOWN, run_raise, unit);
-    int64_t bytes = each_range(&a, NULL, NULL) * (int64_t)sizeof(float);
     t.bytes = (double)bytes;
     t.urgency = iz_in_order(unit);
-    iz_task_add(&t, b->handle[b->at], STARPU_R);
+    iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
     iz_task_add(&t, b->handle[to], STARPU_R);
     add_all(e, unit, b, &t, &more);
     iz_submit_with(e, &t, &a, sizeof(a));
     free(more);
     *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
-    b->at = to;
 }
 
 /* ---- to the owners and back ---- */
@@ -269,9 +293,9 @@ static void submit_matrix(struct iz_engine *e, int unit,
     struct matrix_arg a = {.matrix = matrices_of(e, unit)[i],
                            .plan = &e->plan,
                            .early = e->plan.zero.early};
-    struct iz_task t =
-        iz_task_of(e, IZ_MUON, b->at == IZ_ABOVE ? IZ_ON_COMPUTE : IZ_ON_HOST,
-                   run_matrix, unit);
+    struct iz_task t = iz_task_of(
+        e, IZ_MUON, e->plan.matrices.on_gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
+        run_matrix, unit);
     struct iz_access *more = calloc((size_t)g->plan->chunks + 1, sizeof(*more));
     if (!more)
         iz_die("no memory for a task on %s", iz_unit_name(e, unit));
@@ -282,7 +306,7 @@ static void submit_matrix(struct iz_engine *e, int unit,
     t.flops = a.matrix.flops;
     t.bytes = a.matrix.bytes;
     t.urgency = iz_in_order(unit);
-    iz_task_add(&t, b->handle[b->at], STARPU_R);
+    iz_task_add(&t, b->handle[side_of_products(e)], STARPU_R);
     iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
@@ -294,23 +318,28 @@ void iz_matrices_update(struct iz_engine *e, int unit,
                         struct iz_matrix_buffer *b)
 {
     const struct iz_plan_matrix *a = matrices_of(e, unit);
-    if (!all_here(e)) {
-        bring(e, unit, b, IZ_BELOW, false);
+    enum iz_side side = side_of_products(e);
+    if (all_here(e)) {
+        bring(e, unit, b, side, other_side(side), true);
+    } else {
+        bring(e, unit, b, IZ_BELOW, IZ_ABOVE, false);
         submit_move(e, unit, b, false);
+        if (side == IZ_ABOVE)
+            bring(e, unit, b, side, IZ_SIDES, true);
     }
-    bring(e, unit, b, e->plan.matrices.on_gpu ? IZ_ABOVE : IZ_BELOW, true);
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (a[i].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
-    if (e->plan.ranks > 1)
-        bring(e, unit, b, IZ_BELOW, true);
+    if (e->plan.ranks > 1 && side == IZ_ABOVE)
+        bring(e, unit, b, IZ_BELOW, IZ_SIDES, true);
 }
 
 void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
 {
+    enum iz_side from = e->plan.ranks > 1 ? IZ_BELOW : side_of_products(e);
     if (e->plan.ranks > 1)
         submit_move(e, unit, b, true);
-    bring(e, unit, b, iz_matrices_side(e), false);
+    bring(e, unit, b, other_side(from), other_side(from), false);
 }
 
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,

@@ -270,7 +270,7 @@ static void submit_update(struct iz_engine *e, int unit,
         int64_t i = k - e->unit[unit].chunk;
         bool in = iz_matrices_in(e, unit, k);
         a->matrix_buf =
-            in ? iz_task_add(&t, pass->matrices->handle[iz_matrices_side(e)],
+            in ? iz_task_add(&t, pass->matrices->handle[iz_matrices_side(e, k)],
                              STARPU_R)
                : 0;
         iz_task_add(&t, pass->matrices->chunk[i], STARPU_W);
@@ -357,24 +357,55 @@ static struct iz_access update_grad(const struct iz_engine *e, int unit,
     return (struct iz_access){g->grad_handle[0][i], STARPU_R};
 }
 
+/* The last pass over matrices: what it reads in place of a gradient. */
+static struct iz_access updates_of(const struct iz_engine *e,
+                                   const struct iz_chunk *k,
+                                   const struct passes *pass,
+                                   struct update_arg *a)
+{
+    a->along = true;
+    a->grad_type = IZ_F32;
+    a->grad_first = a->first;
+    return (struct iz_access){pass->matrices->handle[iz_matrices_side(e, k)],
+                              STARPU_R};
+}
+
+/* Of a chunk's parameters.  A pass writes those of matrices or the others, and
+ * to join the halves of a master the first one reads all. */
+static struct copy_arg param_copy(const struct iz_engine *e,
+                                  const struct iz_chunk *k,
+                                  const struct passes *pass,
+                                  const struct update_arg *a, bool written)
+{
+    bool parts = written ? pass->matrices != NULL : pass->along;
+    return (struct copy_arg){.bytes = iz_param_bytes(e, k->count),
+                             .always = !written || a->early,
+                             .segment = parts ? a->segment : NULL,
+                             .matrices = pass->along,
+                             .first = a->first,
+                             .size = iz_param_bytes(e, 1)};
+}
+
 /* A chunk of an offloaded optimizer whose states are on the GPU.  A gradient
  * that is on the host goes up into a buffer, behind which there is room for
  * parameters; new parameters that live on the host come down through one. */
 static void update_on_gpu(struct iz_engine *e, int unit,
-                          const struct iz_chunk *k)
+                          const struct iz_chunk *k, const struct passes *pass)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     bool down = e->plan.zero.param_home != IZ_HOME_NONE;
-    bool apart = e->plan.zero.grads_apart;
+    bool apart = e->plan.zero.grads_apart || pass->along;
     starpu_data_handle_t staging = NULL;
     struct update_arg a = update_arg(e, unit, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct iz_access grad = {g->grad_apart_handle[0], STARPU_R};
-    struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
-                            .always = a.early};
+    struct copy_arg old = param_copy(e, k, pass, &a, false);
+    struct copy_arg new = param_copy(e, k, pass, &a, true);
     if (down || !apart)
         staging = iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
-    if (apart) {
+    if (pass->along) {
+        grad = updates_of(e, k, pass, &a);
+    } else if (apart) {
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
         starpu_data_handle_t from = update_grad(e, unit, k, &a).handle;
@@ -383,28 +414,27 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                     (struct copy_arg){.from = a.grad_first * size,
                                       .bytes = k->count * size,
                                       .always = true});
-        copy.from = g->plan->chunk * size;
+        old.to = new.from = g->plan->chunk *size;
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
     }
     if (down && a.states.lower)
         submit_copy(e, unit, IZ_ON_UP, k->param_handle,
                     (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
-                    (struct copy_arg){
-                        .to = copy.from, .bytes = copy.bytes, .always = true});
+                    old);
     if (down && !apart) { /* parameters behind the gradient */
         a.param_buf = 0;
-        a.param_at = copy.from;
+        a.param_at = new.from;
         a.control_buf = 2;
     }
     submit_update(e, unit, k, &a, grad, k->state_handle,
                   !down   ? k->param_handle
                   : apart ? staging
                           : NULL,
-                  &(struct passes){0});
+                  pass);
     if (down)
         submit_copy(e, unit, IZ_ON_DOWN, staging,
-                    (struct iz_access){k->param_handle, STARPU_RW}, copy);
+                    (struct iz_access){k->param_handle, STARPU_RW}, new);
 }
 
 /* Loads or stores what a pass over a chunk uses of what it has on disk, through
@@ -463,19 +493,11 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     const struct iz_plan *p = &e->plan;
     struct update_arg a = update_arg(e, unit, k);
     struct iz_access grad =
-        pass->along
-            ? (struct iz_access){pass->matrices->handle[iz_matrices_side(e)],
-                                 STARPU_R}
-            : update_grad(e, unit, k, &a);
+        pass->along ? updates_of(e, k, pass, &a) : update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
     starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;
     bool param_disk = p->zero.param_home == IZ_HOME_NVME;
-    if (pass->along) {
-        a.along = true;
-        a.grad_type = IZ_F32;
-        a.grad_first = a.first;
-    }
     a.still = iz_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
     if (state_disk || param_disk) {
         staging = iz_next_staging(e, IZ_STAGING_STATE)->handle;
@@ -493,27 +515,27 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     } else if (p->zero.params_up) {
         param = iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
-    /* A pass writes the parameters of matrices or the others, and to join the
-     * halves of a master the first one reads all. */
-    struct copy_arg copy = {.bytes = iz_param_bytes(e, k->count),
-                            .always = true,
-                            .first = a.first,
-                            .size = iz_param_bytes(e, 1),
-                            .matrices = pass->along};
-    if (pass->along)
-        copy.segment = a.segment;
     if (p->zero.params_up && a.states.lower)
         submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
-                    (struct iz_access){param, STARPU_W}, copy);
+                    (struct iz_access){param, STARPU_W},
+                    param_copy(e, k, pass, &a, false));
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
-    if (pass->matrices)
-        copy.segment = a.segment;
-    copy.always = p->zero.early;
     if (p->zero.params_up)
         submit_copy(e, unit, IZ_ON_UP, param,
-                    (struct iz_access){k->param_handle, STARPU_RW}, copy);
+                    (struct iz_access){k->param_handle, STARPU_RW},
+                    param_copy(e, k, pass, &a, true));
+}
+
+/* By the side that has its states, of an offloaded optimizer. */
+static void update_by_side(struct iz_engine *e, int unit, struct iz_chunk *k,
+                           const struct passes *pass)
+{
+    if (!iz_on_disk(e) && k->home != e->plan.zero.state_home)
+        update_on_gpu(e, unit, k, pass);
+    else
+        update_chunk(e, unit, k, pass);
 }
 
 void iz_update_unit(struct iz_engine *e, int unit)
@@ -522,13 +544,8 @@ void iz_update_unit(struct iz_engine *e, int unit)
     if (!g->plan->n)
         return;
     struct passes pass = {.matrices = iz_matrices_begin(e, unit)};
-    for (int i = 0; i < g->plan->chunks; i++) {
-        struct iz_chunk *k = &g->chunk[i];
-        if (!iz_on_disk(e) && k->home != e->plan.zero.state_home)
-            update_on_gpu(e, unit, k);
-        else
-            update_chunk(e, unit, k, &pass);
-    }
+    for (int i = 0; i < g->plan->chunks; i++)
+        update_by_side(e, unit, &g->chunk[i], &pass);
     if (!pass.matrices) {
         g->version++;
         return;
@@ -551,7 +568,7 @@ void iz_update_end(struct iz_engine *e)
     iz_matrices_back(e, unit, pass.matrices);
     for (int i = 0; i < g->plan->chunks; i++)
         if (iz_matrices_in(e, unit, &g->chunk[i]))
-            update_chunk(e, unit, &g->chunk[i], &pass);
+            update_by_side(e, unit, &g->chunk[i], &pass);
     g->version++;
     e->matrices.held = NULL;
 }

@@ -222,8 +222,9 @@ bool iz_update_held(const struct iz_engine *e, int unit);
 /* Buffer for the directions of a unit's matrices, free by then; NULL: it has
  * none. */
 struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit);
-/* Where directions are written and updates read: by the states. */
-enum iz_side iz_matrices_side(const struct iz_engine *e);
+/* Where a chunk's directions are written and updates read: by its states. */
+enum iz_side iz_matrices_side(const struct iz_engine *e,
+                              const struct iz_chunk *k);
 /* Whether a chunk has elements of matrices. */
 bool iz_matrices_in(const struct iz_engine *e, int unit,
                     const struct iz_chunk *k);

@@ -251,6 +251,7 @@ def test_muon_is_near_that_of_the_cpu(kind, dtype, go):
 @pytest.mark.parametrize("more", [
     {"stage": 3, "optimizer": "cpu", "param": "cpu"},
     {"stage": 2, "optimizer": "cpu", "jitter_us": 200},
+    {"stage": 3, "optimizer": "cpu", "param": "cpu", "ratio": 0.4},
     {"stage": 3, "optimizer": "nvme", "param": "nvme", "recompute": "none"}])
 def test_muon_has_the_same_bits(kind, more, go):
     row, changes = muon_row(kind)
