@@ -43,18 +43,19 @@ def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
 
 
 @standin
-@pytest.mark.parametrize("dtype,param", [("fp32", "cpu"), ("fp32", "none"),
-                                         ("bf16", "cpu")])
-def test_a_checkpoint_does_not_know_the_ratio(dtype, param, start, place):
+@pytest.mark.parametrize("dtype,param,more", [
+    ("fp32", "cpu", {}), ("fp32", "none", {}), ("bf16", "cpu", {}),
+    ("bf16", "cpu", {"update": "muon", "products": "host"})])
+def test_a_checkpoint_does_not_know_the_ratio(dtype, param, more, start, place):
     """Its files are those of any other ratio, and any other one goes on."""
-    row = {**ROW, **FAR, "dtype": dtype, "param": param}
+    row = {**ROW, **FAR, "dtype": dtype, "param": param, **more}
     out = place.folder / "resumed"
     whole = start({**row, "steps": 5}, SAVE)
     want = start({**row, "steps": 2}, SAVE).files
     r = start({**row, "ratio": 0.3, "steps": 2}, SAVE, output=out)
     assert len(want) >= 2 and r.files == want
-    for more in ({"ratio": 0.7, "steps": 4}, {"device": "cpu", "steps": 5}):
-        r = start({**row, **more}, SAVE, output=out, options=["--resume"])
+    for then in ({"ratio": 0.7, "steps": 4}, {"device": "cpu", "steps": 5}):
+        r = start({**row, **then}, SAVE, output=out, options=["--resume"])
     assert r.bits[-3:] == whole.bits[-3:] and r.hash == whole.hash
 
 
