@@ -323,15 +323,6 @@ def gpt_config(micro=4, accum=1, zero=None, steps=8, model=None, **run):
             "run": {"steps": steps, **run}}
 
 
-def quickstart_config(steps, seed):
-    """Of a run with quickstart's model, text and schedule, this many steps long."""
-    config = json.loads((ROOT / "configs/quickstart.json").read_text())
-    config["data"]["path"] = str(ROOT / "data/english.txt")
-    config["scheduler"]["params"]["total_num_steps"] = steps
-    config["run"] = {"steps": steps, "seed": seed}
-    return config
-
-
 # ---- the table ----
 
 def number(x):

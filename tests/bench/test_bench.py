@@ -29,7 +29,7 @@ def load(name):
 
 
 compare = load("compare")
-muon = load("muon")
+learn = load("learn")
 
 
 def figure(values, better="more", name="f", **more):
@@ -54,7 +54,7 @@ def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides():
     losses, power, loss = {}, 0, {-1: 4, 0: 3, 1: 2, 2: 1.5, 3: 1.6}
     while power is not None:
         losses[power] = loss[power]
-        best, power = muon.best_rate(losses)
+        best, power = learn.best_rate(losses)
     assert best == 2
     assert losses == loss
 
