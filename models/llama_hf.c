@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the Llama family's tensors and config.json are called in published
- * checkpoints. */
+/* What the tensors and the config.json of the Llama family, and of its mixtures
+ * of experts, are called in published checkpoints. */
 #include <stddef.h>
 
-#include "models/llama.h"
+#include "models/moe.h"
 
 static int64_t qkv_rows(const void *self, int i)
 {
     const struct iz_llama_config *c = self;
     return (int64_t)(i == 0 ? c->heads : c->kv_heads) * c->head_dim;
+}
+
+static int experts_of_block(const void *self)
+{
+    return ((const struct iz_moe_config *)self)->num_experts;
 }
 
 /* A parameter of a block that is a tensor, or the weights of several. */
@@ -18,6 +23,9 @@ static int64_t qkv_rows(const void *self, int i)
     }
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
+#define EXPERT MLP "experts.[]."
+#define MIXTRAL "model.layers.{}.block_sparse_moe."
+#define MIXTRAL_EXPERT MIXTRAL "experts.[]."
 
 static const struct iz_hf_name hf_names[] = {
     {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
@@ -37,6 +45,32 @@ static const struct iz_hf_name hf_names[] = {
      .param = "layers.{}.mlp.gate_up_proj.weight",
      .layout = IZ_HF_ROWS},
     OURS("mlp.down_proj.weight"),
+    {.tensor = MLP "gate.weight",
+     .param = "layers.{}.mlp.gate.weight",
+     .types = "qwen3_moe"},
+    {.tensor = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
+     .param = "layers.{}.mlp.experts.gate_up_proj.weight",
+     .layout = IZ_HF_ROWS,
+     .repeat = experts_of_block,
+     .types = "qwen3_moe"},
+    {.tensor = EXPERT "down_proj.weight",
+     .param = "layers.{}.mlp.experts.down_proj.weight",
+     .layout = IZ_HF_ROWS,
+     .repeat = experts_of_block,
+     .types = "qwen3_moe"},
+    {.tensor = MIXTRAL "gate.weight",
+     .param = "layers.{}.mlp.gate.weight",
+     .types = "mixtral"},
+    {.tensor = MIXTRAL_EXPERT "w1.weight|" MIXTRAL_EXPERT "w3.weight",
+     .param = "layers.{}.mlp.experts.gate_up_proj.weight",
+     .layout = IZ_HF_ROWS,
+     .repeat = experts_of_block,
+     .types = "mixtral"},
+    {.tensor = MIXTRAL_EXPERT "w2.weight",
+     .param = "layers.{}.mlp.experts.down_proj.weight",
+     .layout = IZ_HF_ROWS,
+     .repeat = experts_of_block,
+     .types = "mixtral"},
     {.tensor = "model.norm.weight", .param = "norm.weight"},
     {.tensor = "lm_head.weight", .param = "lm_head.weight"},
     {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
@@ -47,6 +81,11 @@ static const struct iz_hf_name hf_names[] = {
 #undef OURS
 #undef ATTN
 #undef MLP
+#undef EXPERT
+#undef MIXTRAL
+#undef MIXTRAL_EXPERT
+
+#define DENSE "llama|mistral|qwen2|qwen3"
 
 static bool never(const void *self)
 {
@@ -66,22 +105,51 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "num_hidden_layers", .key = "layers"},
     {.name = "num_attention_heads", .key = "heads"},
     {"num_key_value_heads", "kv_heads", "0", .null_is_zero = true},
-    {"head_dim", "head_dim", "0", .types = "llama|mistral|qwen2",
+    {"head_dim", "head_dim", "0", .types = "llama|mistral|qwen2|mixtral",
      .null_is_zero = true},
     {"head_dim", "head_dim", "128", .types = "qwen3"},
+    {"head_dim", "head_dim", "0", .types = "qwen3_moe", .null_is_zero = true},
     {.name = "hidden_size", .key = "width"},
-    {.name = "intermediate_size", .key = "ffn"},
+    {.name = "intermediate_size", .key = "ffn", .types = DENSE "|qwen3_moe"},
+    {.name = "intermediate_size",
+     .key = "moe_intermediate_size",
+     .types = "mixtral"},
+    {.name = "moe_intermediate_size",
+     .key = "moe_intermediate_size",
+     .types = "qwen3_moe"},
+    {.name = "num_experts", .key = "num_experts", .types = "qwen3_moe"},
+    {.name = "num_local_experts",
+     .key = "num_experts",
+     .types = "qwen3_moe",
+     .write = never},
+    {.name = "num_local_experts", .key = "num_experts", .types = "mixtral"},
+    {.name = "num_experts_per_tok",
+     .key = "num_experts_per_tok",
+     .types = "qwen3_moe|mixtral"},
+    {"norm_topk_prob", "norm_topk_prob", "false", .types = "qwen3_moe"},
+    {"decoder_sparse_step", "decoder_sparse_step", "1", .types = "qwen3_moe"},
+    {"mlp_only_layers", "mlp_only_layers", "[]", .types = "qwen3_moe"},
+    {"router_aux_loss_coef", "router_aux_loss_coef", "0.001",
+     .types = "qwen3_moe|mixtral", .free = true},
+    {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
     {.name = "vocab_size", .key = "vocab"},
     {.name = "max_position_embeddings", .key = "context"},
-    {.name = "rms_norm_eps", .key = "norm_eps", .values = "1e-06"},
+    {"rms_norm_eps", "norm_eps", "1e-06", .types = DENSE "|qwen3_moe"},
+    {"rms_norm_eps", "norm_eps", "1e-05", .types = "mixtral"},
     {.name = "tie_word_embeddings", .key = "tie_embeddings", .values = "false"},
     {.name = "hidden_act", .values = "\"silu\""},
-    {.name = "attention_bias", .values = "false", .types = "llama|qwen3"},
+    {.name = "attention_bias",
+     .values = "false",
+     .types = "llama|qwen3|qwen3_moe"},
     {.name = "mlp_bias", .values = "false", .types = "llama"},
     {"sliding_window", "window", "4096", .types = "mistral",
      .null_is_zero = true},
-    {.name = "use_sliding_window", .values = "false", .types = "qwen2|qwen3"},
-    {.name = "rope_theta", .key = "rope_theta", .values = "10000.0"},
+    {"sliding_window", "window", "0", .types = "mixtral", .null_is_zero = true},
+    {.name = "use_sliding_window",
+     .values = "false",
+     .types = "qwen2|qwen3|qwen3_moe"},
+    {"rope_theta", "rope_theta", "10000.0", .types = DENSE "|qwen3_moe"},
+    {"rope_theta", "rope_theta", "1000000.0", .types = "mixtral"},
     {.name = "partial_rotary_factor", .values = "1.0|1", .write = never},
     {"rope_scaling.factor", "rope_scaling_factor", "1.0",
      .with = "rope_scaling.rope_type|rope_scaling.type",
@@ -114,8 +182,9 @@ static const struct iz_hf_key hf_keys[] = {
     {0},
 };
 
+#define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
 #define IMPLIES(family, bias, norm)                                            \
-    "\"family\": \"" family "\", \"qkv_bias\": " bias ", \"qk_norm\": " norm
+    "\"family\": \"" family "\", " QKV(bias, norm)
 
 static const struct iz_hf_type hf_types[] = {
     {"llama", "LlamaForCausalLM", IMPLIES("llama", "false", "false")},
@@ -125,7 +194,26 @@ static const struct iz_hf_type hf_types[] = {
     {0},
 };
 
+static const struct iz_hf_type moe_types[] = {
+    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true")},
+    {"mixtral", "MixtralForCausalLM",
+     QKV("false", "false") ", \"norm_topk_prob\": true"},
+    {0},
+};
+
 #undef IMPLIES
+#undef QKV
+
+static const char *moe_type(const void *self)
+{
+    const struct iz_moe_config *c = self;
+    bool everywhere = c->decoder_sparse_step == 1 && !c->mlp_only_layers[0];
+    if (c->llama.qkv_bias)
+        return NULL;
+    if (c->llama.qk_norm)
+        return c->llama.window ? NULL : "qwen3_moe";
+    return everywhere && c->norm_topk_prob ? "mixtral" : NULL;
+}
 
 static const char *hf_type(const void *self)
 {
@@ -139,3 +227,9 @@ const struct iz_hf iz_llama_hf = {.types = hf_types,
                                   .prefix = "model.",
                                   .names = hf_names,
                                   .keys = hf_keys};
+
+const struct iz_hf iz_moe_hf = {.types = moe_types,
+                                .type = moe_type,
+                                .prefix = "model.",
+                                .names = hf_names,
+                                .keys = hf_keys};

@@ -23,8 +23,8 @@ static const struct iz_key moe_keys[] = {
     {KEY(decoder_sparse_step, INT, 1, MOST, NULL), "1",
      "Every block whose number, from 1, is a multiple has experts, the others "
      "an MLP of `ffn` channels."},
-    {KEY(mlp_only_layers, LIST, 0, 0, NULL), "\"\"",
-     "Blocks, counted from 0, that have that MLP in any case: \"0,3\"."},
+    {KEY(mlp_only_layers, INTS, 0, 0, NULL), "[]",
+     "Blocks, counted from 0, that have that MLP in any case."},
     {KEY(router_aux_loss_coef, DOUBLE, 0, 1e6, NULL), "0.001",
      "Coefficient of the loss that balances experts, in training; 0: none."},
     {KEY(router_z_loss_coef, DOUBLE, 0, 1e6, NULL), "0",
@@ -141,6 +141,9 @@ static const struct iz_preset presets[] = {
 const struct iz_program iz_program = {
     .name = "moe",
     .about = "trains mixtures of experts, on the CPU",
-    .section = {.keys = moe_keys, .target = &config, .presets = presets},
+    .section = {.keys = moe_keys,
+                .target = &config,
+                .presets = presets,
+                .hf = &iz_moe_hf},
     .open = iz_moe_open,
 };

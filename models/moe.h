@@ -16,6 +16,9 @@ struct iz_moe_config {
     double router_aux_loss_coef, router_z_loss_coef;
 };
 
+/* Their tensors and keys; its self begins with a struct iz_moe_config. */
+extern const struct iz_hf iz_moe_hf;
+
 /* Creates a model of a struct iz_moe_config; close it with iz_model_close.
  * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
 int iz_moe_open(struct iz_model **out, const void *config);

@@ -4,7 +4,7 @@
 
 Trains transformers' own Qwen3-MoE with PyTorch in fp32: the shapes of models/moe.c, AdamW,
 gradient clipping, the balance loss, random tokens.  EXPERTS_IMPLEMENTATION is that of
-transformers (eager, grouped_mm, batched_mm).  Prints a JSON object: seconds of each step,
+transformers (eager, grouped_mm).  Prints a JSON object: seconds of each step,
 parameters, and versions.
 """
 import json

@@ -172,14 +172,18 @@ enum iz_hf_layout {
 
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
 struct iz_hf_name {
-    const char *tensor; /* "q|k|v": the parameter is cut into these */
-    const char *param;  /* NULL: the tensor is ignored if it is present */
+    /* "q|k|v": the parameter is cut into these.  With `repeat`, [] stands for
+     * 0, 1, ... below it: into those of 0, then of 1, all alike. */
+    const char *tensor;
+    const char *param; /* NULL: the tensor is ignored if it is present */
     enum iz_hf_layout layout;
     /* A second name of a parameter that another unit owns: it may be missing,
      * must be equal if it is present, and is not written. */
     bool tied;
     /* Columns (or rows) of tensor i, from the model's self; NULL: all alike. */
     int64_t (*cut)(const void *self, int i);
+    int (*repeat)(const void *self);
+    const char *types; /* as in struct iz_hf_key */
 };
 
 /* A key of config.json.  Several rows with the same `key` are alternative names
@@ -196,6 +200,8 @@ struct iz_hf_key {
     bool null_is_zero; /* null in config.json means 0 here */
     /* A setting may be less: the number of rows of IZ_HF_FIRST_ROWS. */
     bool shorter;
+    /* A setting may be any other: it says how to train. */
+    bool free;
     /* Members "a|b" that give this one its meaning: one of them must be
      * `with_value`, or the file is refused.  NULL: it needs none. */
     const char *with, *with_value;

@@ -225,6 +225,7 @@ enum iz_key_type {
     IZ_KEY_DOUBLE, /* double */
     IZ_KEY_STRING, /* char[size] */
     IZ_KEY_LIST,   /* the same, several with commas: in JSON also an array */
+    IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
     IZ_KEY_PAIR,   /* double[2] */
     /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
      * stands for JSON's null */
@@ -243,7 +244,8 @@ struct iz_key {
 
 static inline bool iz_key_is_text(const struct iz_key *k)
 {
-    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST;
+    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST ||
+           k->type == IZ_KEY_INTS;
 }
 
 /* "gpt2-124m": model.preset = name applies `json` before the other keys. */

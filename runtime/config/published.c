@@ -67,6 +67,14 @@ const char *iz_published_shorter(const struct iz_hf *hf)
     return "";
 }
 
+bool iz_published_free(const struct iz_hf *hf, const char *key)
+{
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+        if (k->free && k->key && strcmp(k->key, key) == 0)
+            return true;
+    return false;
+}
+
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
     return !k->types || iz_word_among(t->name, k->types);

@@ -31,3 +31,5 @@ const char *iz_published_name(const struct iz_hf *hf, const char *key);
 /* The key of the section "model" that may be set to less than the folder says;
  * "": there is none. */
 const char *iz_published_shorter(const struct iz_hf *hf);
+/* Whether a setting of the key may differ from what the folder says. */
+bool iz_published_free(const struct iz_hf *hf, const char *key);

@@ -202,7 +202,8 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
-    if (!theirs || iz_key_same(theirs, v))
+    if (!theirs || iz_key_same(theirs, v) ||
+        iz_published_free(r->model->hf, name))
         return;
     if (strcmp(iz_published_shorter(r->model->hf), name) == 0 &&
         json_is_integer(v) &&
@@ -393,7 +394,7 @@ static bool is_text(const struct reader *r, const char *name)
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     if (!k && r->model && starts_section(name, "model"))
         k = iz_key_find(r->model->keys, name + strlen("model."));
-    return k && iz_key_is_text(k);
+    return k && iz_key_is_text(k) && k->type != IZ_KEY_INTS;
 }
 
 /* A path that looks like a number is still a path.  New reference. */

@@ -131,7 +131,7 @@ static bool too_long(char *why, const struct iz_key *k, size_t n)
     return false;
 }
 
-/* An array of strings is a list with commas. */
+/* An array of strings, or of integers, is a list with commas. */
 static bool store_list(char *why, char *at, const struct iz_key *k,
                        const json_t *v)
 {
@@ -140,10 +140,17 @@ static bool store_list(char *why, char *at, const struct iz_key *k,
     memset(at, 0, k->size);
     json_array_foreach(v, i, e)
     {
+        char number[24];
         const char *s = json_string_value(e);
-        size_t n = json_string_length(e);
+        if (k->type == IZ_KEY_INTS) {
+            snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT,
+                     json_integer_value(e));
+            s = json_is_integer(e) ? number : NULL;
+        }
         if (!s)
-            return mismatch(why, "strings", e);
+            return mismatch(why,
+                            k->type == IZ_KEY_INTS ? "integers" : "strings", e);
+        size_t n = strlen(s);
         if (!n || strchr(s, ',')) {
             snprintf(why, IZ_WHY_MAX, "\"%.60s\" %s", s,
                      n ? "has a comma" : "is no member of a list");
@@ -163,12 +170,14 @@ static bool store_string(char *why, char *at, const struct iz_key *k,
                          const json_t *v)
 {
     size_t n = json_string_length(v);
-    if (k->type == IZ_KEY_LIST && json_is_array(v))
+    if (k->type != IZ_KEY_STRING && json_is_array(v))
         return store_list(why, at, k, v);
     if (!json_is_string(v))
-        return mismatch(
-            why, k->type == IZ_KEY_LIST ? "a string or strings" : "a string",
-            v);
+        return mismatch(why,
+                        k->type == IZ_KEY_LIST   ? "a string or strings"
+                        : k->type == IZ_KEY_INTS ? "integers"
+                                                 : "a string",
+                        v);
     if (n >= k->size)
         return too_long(why, k, n);
     memset(at, 0, k->size);
@@ -242,6 +251,7 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
         return store_pair(why, at, k, v);
     case IZ_KEY_STRING:
     case IZ_KEY_LIST:
+    case IZ_KEY_INTS:
         return store_string(why, at, k, v);
     case IZ_KEY_ENUM:
         return store_word(why, at, k, v);

@@ -103,6 +103,9 @@ void iz_config_value(FILE *out, const struct iz_key *k, const void *base)
     case IZ_KEY_LIST:
         iz_json_print(out, at);
         break;
+    case IZ_KEY_INTS:
+        fprintf(out, "[%s]", (const char *)at);
+        break;
     case IZ_KEY_ENUM:
         print_word(out, k->words, *(const int *)at);
         break;

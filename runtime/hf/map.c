@@ -49,13 +49,19 @@ static bool matches(const char *pattern, const char *name, char number[16])
     return true;
 }
 
-/* The pattern with the number in its hole. */
+/* The pattern with the number in its hole, and `repeated` in [], if it has one.
+ */
 static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern,
-                        const char *number)
+                        const char *number, int repeated)
 {
     struct pattern p = cut_pattern(pattern);
-    return snprintf(out, IZ_HF_NAME, "%.*s%s%s", p.before, pattern, number,
-                    p.end ? p.end : "") < IZ_HF_NAME;
+    const char *end = p.end ? p.end : "", *second = strchr(end, '[');
+    if (!second)
+        return snprintf(out, IZ_HF_NAME, "%.*s%s%s", p.before, pattern, number,
+                        end) < IZ_HF_NAME;
+    return snprintf(out, IZ_HF_NAME, "%.*s%s%.*s%d%s", p.before, pattern,
+                    number, (int)(second - end), end, repeated,
+                    second + 2) < IZ_HF_NAME;
 }
 
 /* ---- tensors ---- */
@@ -75,8 +81,8 @@ static int hf_map_refuse(const struct iz_param *p, const char *why)
     return iz_refuse(stderr, "parameter %s: %s", p->name, why);
 }
 
-/* What each of the tensors "a|b" has of `total` columns (rows).  Returns their
- * number; 0: that is not all of them. */
+/* What each of the tensors "a|b" has of `total` columns (rows), which are those
+ * of one repetition.  Returns their number; 0: that is not all of them. */
 static int cuts(int64_t out[CUTS], const struct iz_hf_name *row,
                 const struct iz_model *model, int64_t total)
 {
@@ -102,17 +108,19 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
     const struct iz_param *p = &model->unit[like->unit].param[like->param];
     bool by_rows = row->layout == IZ_HF_ROWS;
     char word[4 * IZ_HF_NAME];
-    int64_t cut[CUTS], at = 0;
-    int n = cuts(cut, row, model, by_rows ? p->rows : p->cols);
-    if (!n)
+    int64_t cut[CUTS], at = 0, total = by_rows ? p->rows : p->cols;
+    int repeat = row->repeat ? row->repeat(model->self) : 1;
+    int n = cuts(cut, row, model, total / repeat);
+    if (!n || total % repeat)
         return hf_map_refuse(p, "its tensors do not cover it");
-    for (int i = 0; i < n; at += cut[i++]) {
+    for (int k = 0; k < repeat * n; at += cut[k++ % n]) {
         struct iz_hf_tensor *t = hf_map_add(m);
+        int i = k % n;
         if (!t)
             return -ENOMEM;
         *t = *like;
         iz_word(word, sizeof(word), row->tensor, i);
-        if (!hf_map_fill(t->name, word, number))
+        if (!hf_map_fill(t->name, word, number, k / n))
             return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
         t->col = by_rows ? 0 : at;
@@ -123,6 +131,15 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->first = row->layout == IZ_HF_FIRST_ROWS;
     }
     return 0;
+}
+
+/* Of a model that no type describes: the names of the first one. */
+static bool row_applies(const struct iz_hf *hf, const struct iz_hf_name *row,
+                        const struct iz_model *model)
+{
+    const char *type = hf->type ? hf->type(model->self) : NULL;
+    return !row->types ||
+           iz_word_among(type ? type : hf->types->name, row->types);
 }
 
 /* Only the rows with this value of `tied`; the number of rows that matched in
@@ -137,7 +154,8 @@ static int add_param(struct iz_hf_map *m, const struct iz_model *model,
     *found = 0;
     for (; row->tensor && !err; row++) {
         if (!row->param || row->tied != like->tied ||
-            !matches(row->param, p->name, number))
+            !matches(row->param, p->name, number) ||
+            !row_applies(m->hf, row, model))
             continue;
         ++*found;
         if (!like->tied || !iz_hf_map_find(m, row->tensor))
@@ -172,6 +190,24 @@ static int add_params(struct iz_hf_map *m, const struct iz_model *model,
     return err;
 }
 
+static int by_bare(const void *a, const void *b)
+{
+    const struct iz_hf_named *x = a, *y = b;
+    return strcmp(x->bare, y->bare);
+}
+
+static int sort_names(struct iz_hf_map *m)
+{
+    m->by_name = calloc((size_t)m->n + 1, sizeof(*m->by_name));
+    if (!m->by_name)
+        return -ENOMEM;
+    for (int i = 0; i < m->n; i++)
+        m->by_name[i] = (struct iz_hf_named){iz_hf_bare(m, m->tensor[i].name),
+                                             &m->tensor[i]};
+    qsort(m->by_name, (size_t)m->n, sizeof(*m->by_name), by_bare);
+    return 0;
+}
+
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model)
 {
@@ -179,6 +215,8 @@ int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
     int err = add_params(m, model, false);
     if (!err)
         err = add_params(m, model, true);
+    if (!err)
+        err = sort_names(m);
     if (err)
         iz_hf_map_close(m);
     return err;
@@ -186,6 +224,7 @@ int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
 
 void iz_hf_map_close(struct iz_hf_map *m)
 {
+    free(m->by_name);
     free(m->tensor);
     *m = (struct iz_hf_map){0};
 }
@@ -199,6 +238,11 @@ const char *iz_hf_bare(const struct iz_hf_map *m, const char *name)
 const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
                                           const char *name)
 {
+    struct iz_hf_named key = {.bare = iz_hf_bare(m, name)}, *found;
+    if (m->by_name) {
+        found = bsearch(&key, m->by_name, (size_t)m->n, sizeof(key), by_bare);
+        return found ? found->tensor : NULL;
+    }
     for (int i = 0; i < m->n; i++)
         if (strcmp(iz_hf_bare(m, m->tensor[i].name), iz_hf_bare(m, name)) == 0)
             return &m->tensor[i];

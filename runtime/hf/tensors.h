@@ -26,10 +26,16 @@ struct iz_hf_tensor {
     bool first;      /* the first rows of a tensor that may have more */
 };
 
+struct iz_hf_named {
+    const char *bare; /* in the tensor's name */
+    const struct iz_hf_tensor *tensor;
+};
+
 struct iz_hf_map {
     const struct iz_hf *hf;
     struct iz_hf_tensor *tensor; /* in the order of units and parameters */
     int n;
+    struct iz_hf_named *by_name; /* NULL: not sorted */
 };
 
 /* The tensors of a model.  -ENOMEM, or -EINVAL with the reason printed. */

@@ -138,13 +138,15 @@ def test_peft_computes_our_loss(targets, place, sample):
     assert abs(r.losses[3] - r.losses[0]) > 100 * BOUND
 
 
-# PEFT's own choice of weights for a model, with matrices that are not zero.
+# PEFT's own choice of weights for a model, or ours where it has none, with matrices
+# that are not zero.
 ADAPT = """
 import sys, peft, transformers
 transformers.set_seed(1)
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+own = ["q_proj", "v_proj"] if hasattr(model.config, "num_experts_per_tok") else None
 config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=400,
-                         init_lora_weights=False, lora_dropout=0.1)
+                         target_modules=own, init_lora_weights=False, lora_dropout=0.1)
 peft.get_peft_model(model, config).save_pretrained(sys.argv[1] + "-adapter")
 """
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts: what is refused.  Their bits are in test_matrix.py, their
 gradients in tests/models/test_moe.c."""
+import json
+
 import pytest
 
 import rows
@@ -21,13 +23,26 @@ def test_a_gpu_is_refused_before_step_0(moe):
     run.refused(r, "run.device", "mixtures of experts (moe) run on the CPU alone")
 
 
-def test_folders_of_hugging_face_are_refused(moe):
+def test_a_shape_that_nobody_publishes_is_not_exported(moe):
+    """Mixtral's has experts in all blocks, whose weights add up to 1."""
     out = moe.folder / "out"
-    run.refused(moe.launch(1, {"run.export": str(out)}), "run.export",
-                "this model has no names for it")
-    r = moe.launch(1, {"model.import": str(moe.folder)})
-    run.refused(r, "model.import", "this model has no names for it")
+    for change in ({"model.norm_topk_prob": False}, {"model.decoder_sparse_step": 2},
+                   {"model.qkv_bias": True}):
+        r = moe.launch(1, {"run.export": str(out), "model.qk_norm": False,
+                           "model.mlp_only_layers": [], **change})
+        run.refused(r, "export", "no published type of model has this shape")
     assert not out.exists()
+
+
+def test_the_balance_is_a_choice_of_the_run(moe):
+    """Another coefficient than an import's is no contradiction, another shape is."""
+    out = moe.folder / "out"
+    moe.good(1, {"run.export": str(out), "model.router_aux_loss_coef": 0.5})
+    assert json.loads((out / "config.json").read_text())["router_aux_loss_coef"] == 0.5
+    again = {"model.import": str(out), "model.router_aux_loss_coef": 0.25, "run.steps": 1}
+    assert moe.good(1, again).config["model"]["router_aux_loss_coef"] == 0.25
+    r = moe.launch(1, {**again, "model.num_experts": 3})
+    run.refused(r, "model.num_experts: 3", "config.json it is 7")
 
 
 def test_experts_are_not_kept_in_4_bits(moe):

@@ -158,15 +158,43 @@ LLAMA = {
               {"attention_bias": False, "head_dim": 6, "rope_scaling": None,
                "use_sliding_window": False, "eos_token_id": 7}),
 }
+# Mixtures of experts of the same shape.
+MOE = {
+    "qwen3_moe": ("Qwen3MoeForCausalLM",
+                  {"attention_bias": False, "head_dim": 6, "mlp_only_layers": [1],
+                   "decoder_sparse_step": 1, "num_experts": 5,
+                   "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+                   "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
+                   "output_router_logits": False, "use_sliding_window": False}),
+    "mixtral": ("MixtralForCausalLM",
+                {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None,
+                 "sliding_window": None, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
+                 "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0}),
+}
 
 
 def llama_config(kind, **changes):
     """What transformers writes for a small model of this type."""
-    architecture, own = LLAMA[kind]
+    architecture, own = {**LLAMA, **MOE}[kind]
     return {"architectures": [architecture], "model_type": kind,
             "attention_dropout": 0.0, "initializer_range": 0.02,
             "use_cache": True, "transformers_version": "4.57.0",
             **LLAMA_SHAPE, **own, **changes}
+
+
+def experts(c):
+    """The tensors of a block's router and experts."""
+    w, theirs = c["hidden_size"], c["model_type"] == "mixtral"
+    n = c["num_local_experts" if theirs else "num_experts"]
+    f = c["intermediate_size" if theirs else "moe_intermediate_size"]
+    head = "block_sparse_moe." if theirs else "mlp."
+    gate, up, down = ("w1", "w3", "w2") if theirs else \
+        ("gate_proj", "up_proj", "down_proj")
+    shapes = {head + "gate.weight": (n, w)}
+    for i in range(n):
+        shapes |= {f"{head}experts.{i}.{name}.weight": shape for name, shape in
+                   ((gate, (f, w)), (up, (f, w)), (down, (w, f)))}
+    return shapes
 
 
 def llama_shapes(c, prefix="model."):
@@ -189,7 +217,9 @@ def llama_shapes(c, prefix="model."):
             block |= {"self_attn.q_proj.bias": (q,),
                       "self_attn.k_proj.bias": (kv,),
                       "self_attn.v_proj.bias": (kv,)}
-        if kind == "qwen3":
+        if kind == "mixtral" or kind == "qwen3_moe" and i not in c["mlp_only_layers"]:
+            block = {k: s for k, s in block.items() if "mlp." not in k} | experts(c)
+        if kind in ("qwen3", "qwen3_moe"):
             block |= {"self_attn.q_norm.weight": (d,),
                       "self_attn.k_norm.weight": (d,)}
         shapes |= {f"layers.{i}.{k}": s for k, s in block.items()}
