@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Regenerates golden.json: losses and gradient norms of ten AdamW steps of tiny
-GPT-2, Llama, Mistral, Qwen 2 and Qwen 3, in double precision.  The models are
-those of transformers where it is installed, else written out below with
-PyTorch; the gradients are PyTorch's.  The tests need neither.
+GPT-2, Llama, Mistral, Qwen 2 and 3, Qwen3-MoE and Mixtral, in double precision.
+The models are those of transformers where it is installed, else, and always
+those with experts, written out below with PyTorch; the gradients are PyTorch's.
+The tests need neither.
 
 usage: tests/e2e/step/golden.py"""
 import json
@@ -23,7 +24,7 @@ SEQ = len(TEXT) - 1
 ADAM = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 CLIP = 0.5
 GPT2 = {"layers": 2, "heads": 3, "width": 24, "seq": SEQ, "vocab": 256}
-KINDS = ("gpt2", *hf.LLAMA)
+KINDS = ("gpt2", *hf.LLAMA, *hf.MOE)
 
 
 def config(kind):
@@ -33,6 +34,8 @@ def config(kind):
     change = {"rope_theta": 100.0}
     if kind == "llama":
         change["head_dim"] = 8
+    if kind in hf.MOE:
+        change["router_aux_loss_coef"] = 0
     if kind == "mistral":
         change["sliding_window"] = SEQ
     return hf.llama_config(kind, **change)
@@ -49,7 +52,7 @@ def tensors(kind):
         values = struct.unpack(f"<{len(data) // 4}f", data)
         if "norm" in name or (".ln_" in name and name.endswith("weight")):
             out[name] = dtype, shape, hf.encode(dtype, [1 + x for x in values])
-        elif any(x in name for x in ("embed", "wte", "q_proj.w", "k_proj.w",
+        elif any(x in name for x in ("embed", "wte", "mlp.gate.", "moe.gate.", "q_proj.w", "k_proj.w",
                                      "c_attn.w")):
             out[name] = dtype, shape, hf.encode(dtype, [8 * x for x in values])
     return out
@@ -102,6 +105,25 @@ def frequencies(torch, c, d):
     return w * (keep + (1 - keep) / s["factor"])
 
 
+def experts(torch, p, c, n, b):
+    """The mean of each token's experts by their weights, for the block b."""
+    theirs = c["model_type"] == "mixtral"
+    head = b + ("block_sparse_moe." if theirs else "mlp.")
+    gate, up, down = ("w1", "w3", "w2") if theirs else \
+        ("gate_proj", "up_proj", "down_proj")
+    weight, chosen = (n @ p[head + "gate.weight"].T).softmax(-1).topk(
+        c["num_experts_per_tok"], -1)
+    weight, out = weight / weight.sum(-1, keepdim=True), []
+    for token, own, those in zip(n, weight, chosen.tolist()):
+        y = 0
+        for w, i in zip(own, those):
+            e = f"{head}experts.{i}."
+            a = torch.nn.functional.silu(p[e + gate + ".weight"] @ token)
+            y = y + w * (p[e + down + ".weight"] @ (a * (p[e + up + ".weight"] @ token)))
+        out.append(y)
+    return torch.stack(out)
+
+
 def llama(torch, p, c, x):
     t, heads, kv = len(x), c["num_attention_heads"], c["num_key_value_heads"]
     d = c.get("head_dim") or c["hidden_size"] // heads
@@ -135,8 +157,11 @@ def llama(torch, p, c, x):
         k, v = (z.repeat_interleave(heads // kv, 0) for z in (k, v))
         h = h + linear(attend(torch, q, k, v), a + "o_proj")
         n = norm(h, b + "post_attention_layernorm")
-        gate = torch.nn.functional.silu(linear(n, b + "mlp.gate_proj"))
-        h = h + linear(gate * linear(n, b + "mlp.up_proj"), b + "mlp.down_proj")
+        if b + "mlp.gate_proj.weight" in p:
+            gate = torch.nn.functional.silu(linear(n, b + "mlp.gate_proj"))
+            h = h + linear(gate * linear(n, b + "mlp.up_proj"), b + "mlp.down_proj")
+        else:
+            h = h + experts(torch, p, c, n, b)
     head = p.get("lm_head.weight", p["model.embed_tokens.weight"])
     return norm(h, "model.norm") @ head.T
 
@@ -170,7 +195,7 @@ def train(torch, kind, transformers):
         def logits(x):
             return model(torch, p, c, x)
     for a in p.values():
-        a.requires_grad_()
+        a.requires_grad_().grad = torch.zeros_like(a)
     tokens = torch.tensor(list(TEXT))
     adam = torch.optim.AdamW(p.values(), lr=ADAM["lr"], betas=ADAM["betas"],
                              eps=ADAM["eps"],
@@ -179,7 +204,7 @@ def train(torch, kind, transformers):
     for _ in range(STEPS):
         loss = torch.nn.functional.cross_entropy(logits(tokens[:-1]),
                                                  tokens[1:])
-        adam.zero_grad()
+        adam.zero_grad(set_to_none=False)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(p.values(), CLIP)
         adam.step()
@@ -196,7 +221,8 @@ def main():
         transformers, source = None, "golden.py"
     print(f"models of {source}, torch {torch.__version__}")
     FILE.write_text(json.dumps(
-        {k: train(torch, k, transformers) for k in KINDS}, indent=1) + "\n")
+        {k: train(torch, k, None if k in hf.MOE else transformers)
+         for k in KINDS}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from run import hf
 @pytest.mark.parametrize("home", ((0, "none", "none"), (3, "cpu", "cpu")))
 @pytest.mark.parametrize("kind", golden.KINDS)
 def test_ten_steps_are_those_of_the_reference(kind, home, place):
-    place.use(run.built("models/gpt2" if kind == "gpt2" else "models/llama"))
+    program = "gpt2" if kind == "gpt2" else "moe" if kind in hf.MOE else "llama"
+    place.use(run.built(f"models/{program}"))
     folder = hf.write(place.folder / "in", golden.tensors(kind),
                       golden.config(kind))
     data = place.folder / "window"
