@@ -310,6 +310,17 @@ static struct iz_view outputs_of(struct iz_view v, const struct iz_adapter *f)
     return v;
 }
 
+/* The layer's input as an adapter sees it; in scratch if it has dropout. */
+static struct iz_view input_of(struct iz_exec *x, struct iz_view v,
+                               const struct iz_adapter *f)
+{
+    if (f->drop.p == 0)
+        return v;
+    struct iz_view t = iz_work(x, x->act, v.rows, v.cols);
+    iz_dropout(x, t, IZ_NONE, v, &f->drop);
+    return t;
+}
+
 /* scale v a^T [M,rank] of the layer's input v, or scale v b of the gradient of
  * its output; in scratch. */
 static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
@@ -331,7 +342,8 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
         struct iz_view part = outputs_of(y, f);
-        product_fwd(x, part, part, matmul_low_rank(x, a, f, false), &wide);
+        product_fwd(x, part, part,
+                    matmul_low_rank(x, input_of(x, a, f), f, false), &wide);
         iz_work_release(x, mark);
     }
 }
@@ -344,7 +356,14 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     product_da(x, da, dy, &base);
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->a};
-        product_fwd(x, da, da, matmul_low_rank(x, dy, f, true), &wide);
+        struct iz_view t = matmul_low_rank(x, dy, f, true);
+        if (f->drop.p == 0) {
+            product_fwd(x, da, da, t, &wide);
+        } else {
+            struct iz_view part = iz_work(x, x->act, da.rows, da.cols);
+            product_fwd(x, part, IZ_NONE, t, &wide);
+            iz_dropout(x, da, da, part, &f->drop);
+        }
         iz_work_release(x, mark);
     }
 }
@@ -362,12 +381,14 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
+        struct iz_view in = input_of(x, a, f);
+        int64_t inner = iz_work_mark(x);
         if (iz_wanted(x, f->da))
-            matmul_product_dw(x, matmul_low_rank(x, dy, f, true), a, &to_a);
-        iz_work_release(x, mark);
+            matmul_product_dw(x, matmul_low_rank(x, dy, f, true), in, &to_a);
+        iz_work_release(x, inner);
         if (iz_wanted(x, f->db))
             matmul_product_dw(x, outputs_of(dy, f),
-                              matmul_low_rank(x, a, f, false), &to_b);
+                              matmul_low_rank(x, in, f, false), &to_b);
         iz_work_release(x, mark);
     }
 }

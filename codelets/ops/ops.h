@@ -48,13 +48,29 @@ struct iz_linear {
     float scale;
 };
 
+/* Each element is 0 with probability p, or else multiplied by 1 / (1 - p).
+ * Which, a hash of the key and of the element's place says: its column, and its
+ * row among those of all samples of a training, of which `samples` are here,
+ * from number `sample` on. */
+struct iz_drop {
+    double p; /* 0: no dropout */
+    uint64_t key;
+    int64_t sample;
+    int samples;
+};
+
+/* y = c + a with dropout; c may be absent or y itself.  On the CPU alone. */
+void iz_dropout(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                struct iz_view a, const struct iz_drop *d);
+
 /* What a product with the weight w adds: y += scale (x a^T) b^T, with a
- * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685).  b may have fewer rows:
- * those of the outputs from `first` on.  The three products below do so for
- * every w that has some, and write da and db with dw; of an adapter without a,
- * they only tell how w lies. */
+ * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685), and x with dropout.  b
+ * may have fewer rows: those of the outputs from `first` on.  The three
+ * products below do so for every w that has some, and write da and db with dw;
+ * of an adapter without a, they only tell how w lies. */
 struct iz_adapter {
     struct iz_view a, b, da, db;
+    struct iz_drop drop;
     float scale;
     int64_t first;
     struct iz_adapter *next; /* of the same weight; NULL: none */

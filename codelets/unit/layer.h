@@ -136,6 +136,8 @@ struct iz_model {
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
     float adapter_scale;
+    double adapter_dropout; /* of what adapters read, in training; 0: none */
+    uint64_t dropout_key;
     /* Without records: the tokens per window and the number of valid tokens,
      * which are 0..vocab-1.  Input and target are windows of int32. */
     int tokens, vocab;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward and backward of one unit as tasks; see unit.h. */
 #include "codelets/unit/unit.h"
+#include "codelets/base/mix.h"
 
 #include <assert.h>
 
@@ -61,18 +62,31 @@ static void make_gradient_views(const struct iz_unit_layout *l,
     }
 }
 
-/* Gives the weights in w their adapters, which are made in f. */
-static void make_adapters(const struct iz_unit_layout *l, enum iz_dtype type,
-                          char *own, char *grad, struct iz_adapter *f,
-                          struct iz_view *w)
+/* Of adapter i of the unit. */
+static struct iz_drop drop_of(const struct iz_unit_arg *a, int i)
 {
+    const struct iz_model *m = a->layout->model;
+    struct iz_drop d = {.sample = a->sample, .samples = a->samples};
+    d.key = iz_mix(iz_mix(m->dropout_key + (uint64_t)a->layout->unit) +
+                   (uint64_t)i);
+    d.p = a->sample < 0 ? 0 : m->adapter_dropout;
+    return d;
+}
+
+/* Gives the weights in w their adapters, which are made in f. */
+static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
+                          struct iz_adapter *f, struct iz_view *w)
+{
+    const struct iz_unit_layout *l = arg->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
+    enum iz_dtype type = arg->type;
     for (int i = iz_unit_base(u); i < u->n_params; i += 2, f++) {
         const struct iz_param *a = &u->param[i], *b = a + 1;
         *f = (struct iz_adapter){.a = view_of(a, type, own, l->offset[i]),
                                  .b = view_of(b, type, own, l->offset[i + 1]),
                                  .da = view_of(a, type, grad, l->offset[i]),
                                  .db = view_of(b, type, grad, l->offset[i + 1]),
+                                 .drop = drop_of(arg, i),
                                  .scale = l->model->adapter_scale,
                                  .first = b->first,
                                  .next = w[a->adapts].adapter};
@@ -210,7 +224,7 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
     int n = a->samples;
     make_views(l, a->type, own, unit_at(buf, a->at_tied), f->w);
     make_gradient_views(l, a->type, grad, unit_at(buf, a->at_tied_grad), f->dw);
-    make_adapters(l, a->type, own, grad, f->adapter, f->w);
+    make_adapters(a, own, grad, f->adapter, f->w);
     show_rows(a, buf, f->w, f->dw);
     f->layer = (struct iz_layer){
         .self = m->unit[l->unit].self,

@@ -56,6 +56,9 @@ struct iz_unit_arg {
     enum iz_repeat repeat; /* in training */
     int64_t save_bytes;    /* of the call */
     int64_t row;
+    /* In training: the first sample's number among those of all steps; -1
+     * otherwise, and then adapters have no dropout. */
+    int64_t sample;
 };
 
 void iz_unit_run(struct iz_exec *x, void **buf, const void *arg);

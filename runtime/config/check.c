@@ -430,6 +430,8 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "lora.targets", "missing, and lora.rank is %d", l->rank);
     if (l->rank == 0 && l->targets[0] != '\0')
         iz_fault(f, "lora.targets", "there are no adapters: lora.rank is 0");
+    if (l->rank == 0 && l->dropout > 0)
+        iz_fault(f, "lora.dropout", "there are no adapters: lora.rank is 0");
     if (l->rank == 0 && l->export != IZ_LORA_MERGED)
         iz_fault(f, "lora.export", "there are no adapters: lora.rank is 0");
     if (l->alpha == 0)

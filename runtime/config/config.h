@@ -164,6 +164,7 @@ enum iz_lora_export { IZ_LORA_MERGED, IZ_LORA_ADAPTER };
 struct iz_lora_config {
     int rank; /* 0: no adapters */
     double alpha;
+    double dropout;
     char targets[IZ_PATH_MAX]; /* patterns with commas between */
     char import[IZ_PATH_MAX];  /* folder of an adapter to begin with */
     enum iz_lora_export export;

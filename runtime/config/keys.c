@@ -249,6 +249,10 @@ const struct iz_key iz_config_keys[] = {
            "parameters are frozen, unless a rule of `parameters` trains them."),
     NUMBER("lora.alpha", DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
+    NUMBER(
+        "lora.dropout", DOUBLE, c.lora.dropout, 0, 0.999, "0.0",
+        "In training, on a CPU: the probability with which an element of "
+        "what an adapter reads is 0; the others are divided by 1 - dropout."),
     LIST(
         "lora.targets", c.lora.targets, "\"\"",
         "Names of weights of linear layers, as in `parameters`, or of modules, "

@@ -14,9 +14,9 @@
  * patterns that match nothing, or -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
-/* Whether a model of experts runs where it can: 0, or -ENOTSUP with the reason
+/* Whether a GPU has all that the model needs: 0, or -ENOTSUP with the reason
  * printed on `err`, which may be NULL. */
-int iz_rules_check_experts(const struct iz_model *m, bool gpu, FILE *err);
+int iz_rules_check_gpu(const struct iz_model *m, FILE *err);
 
 /* Whether there is something for an optimizer of matrices: 0, or -ENOTSUP with
  * the reason printed on `err`, which may be NULL. */

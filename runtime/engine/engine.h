@@ -139,6 +139,7 @@ struct iz_track {
         d_handle;
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
+    int64_t first; /* of its samples, as in iz_units_first_sample */
 };
 
 /* What a step decides for itself, in the task `clip`; read by adam. */

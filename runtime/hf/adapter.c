@@ -137,11 +137,12 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
         fputs("null", f);
     fprintf(f,
             ",\n  \"r\": %d,\n  \"lora_alpha\": %.17g,\n"
-            "  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
+            "  \"lora_dropout\": %.17g,\n  \"bias\": \"none\",\n"
             "  \"fan_in_fan_out\": %s,\n  \"inference_mode\": true,\n"
             "  \"init_lora_weights\": true,\n  \"modules_to_save\": null,\n"
             "  \"target_modules\": [",
-            c->lora.rank, c->lora.alpha, l->fan_in_fan_out ? "true" : "false");
+            c->lora.rank, c->lora.alpha, c->lora.dropout,
+            l->fan_in_fan_out ? "true" : "false");
     for (int i = 0; i < l->out.n; i += 2) {
         fputs(i ? ",\n    " : "\n    ", f);
         put_module(f, &l->out.tensor[i]);

@@ -12,6 +12,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/mix.h"
 #include "codelets/unit/unit.h"
 #include "runtime/base/st_format.h"
 #include "runtime/base/text.h"
@@ -261,6 +262,8 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
         return iz_refuse(err, "lora.import: this model has no names for it");
     snprintf(path, sizeof(path), "%s/" IZ_LORA_FILE, l->import);
     split(&w.t, l->targets);
+    m->adapter_dropout = l->dropout;
+    m->dropout_key = iz_mix_text(iz_mix(c->run.seed), "dropout");
     int status = hf ? iz_hf_map_open(&w.map, hf, m) : 0;
     if (!status && from_file) {
         status = iz_st_open(&file, "lora.import: ", path, err);

@@ -86,6 +86,7 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *track,
     if (masked)
         iz_task_add(&t, e->scalar.learnt_handle, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
+    track->first = first;
 }
 
 /* First sample of a task: global order is step, micro-batch, rank, slice, so
@@ -147,6 +148,7 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
                             .repeat = repeat,
                             .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
+                            .sample = training ? track->first : -1,
                             .packed = e->plan.zero.fetch};
     struct iz_task t = iz_task_of(e, c->kind, IZ_ON_COMPUTE, iz_unit_run, u);
     set_cost(e, c, &t);

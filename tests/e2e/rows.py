@@ -93,6 +93,7 @@ TUNED = {
     "lora": {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.2.*"},
              "parameters": [{"match": "h.[13].*.bias", "frozen": False},
                             {"match": "*lora_B*", "lr_scale": 8}]},
+    "dropout": {"lora": {"rank": 3, "alpha": 5, "targets": "*", "dropout": 0.25}},
     "nf4": {"lora": {"rank": 3, "targets": "*"}, "model.base_dtype": "nf4",
             "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
@@ -137,7 +138,7 @@ def valid(row):
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
         return False
-    if row.get("update") == "muon" and row.get("tuned") in ("lora", "nf4"):
+    if row.get("update") == "muon" and row.get("tuned") in ("lora", "dropout", "nf4"):
         return False  # which leaves it no matrix
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):

@@ -114,6 +114,62 @@ static void check_end(struct product *p)
     check_adapter(p, 2, 1, p->out - 1);
 }
 
+static void check_dropped(struct product *p)
+{
+    p->drop = 0.25;
+    check_adapter(p, 3, 1, p->out - 1);
+}
+
+static void an_adapter_reads_with_dropout(void **state)
+{
+    static const int64_t size[][3] = {{5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
+    if (backend.x.backend != IZ_CPU)
+        skip();
+    product_each(check_dropped, size, 3, false);
+}
+
+/* Of 2^18 elements of eight samples, in one piece or cut between samples. */
+static void dropout_knows_elements_by_their_place(void **state)
+{
+    enum { SAMPLES = 8, ROWS = 16, COLS = 2048, N = SAMPLES * ROWS * COLS };
+    static float a[N], y[N], cut[N];
+    struct iz_exec x = {.backend = IZ_CPU};
+    struct iz_view v = {
+        .p = a, .dtype = IZ_F32, .rows = SAMPLES * ROWS, .cols = COLS};
+    struct iz_view to = v, part = v;
+    struct iz_drop d = {0.1, 3, 100, SAMPLES};
+    int64_t zeros = 0, same = 0;
+    for (int i = 0; i < N; i++)
+        a[i] = 9;
+    to.p = y;
+    iz_dropout(&x, to, IZ_NONE, v, &d);
+    for (int i = 0; i < N; i++) {
+        assert_true(y[i] == 0 || y[i] == 10);
+        zeros += y[i] == 0;
+        same += i >= COLS && (y[i] == 0) == (y[i - COLS] == 0);
+    }
+    /* Five standard deviations of what is expected. */
+    assert_true(fabs((double)zeros - 0.1 * N) < 5 * sqrt(0.09 * N));
+    assert_true(fabs((double)same - 0.82 * (N - COLS)) < 5 * sqrt(0.1476 * N));
+    for (int s = 0; s < SAMPLES; s++) {
+        d.sample = 100 + s;
+        d.samples = 1;
+        part.p = a + s * ROWS * COLS;
+        part.rows = ROWS;
+        to = part;
+        to.p = cut + s * ROWS * COLS;
+        iz_dropout(&x, to, part, part, &d);
+    }
+    for (int i = 0; i < N; i++)
+        assert_true(cut[i] == 9 + y[i]);
+    d.key++;
+    d.samples = SAMPLES;
+    to = v;
+    to.p = cut;
+    iz_dropout(&x, to, IZ_NONE, v, &d);
+    assert_memory_not_equal(cut, y, sizeof(y));
+}
+
 static void an_adapter_adds_its_product(void **state)
 {
     static const int64_t size[][3] = {
@@ -153,6 +209,8 @@ int ops_matmul(void)
         SEEDED(large_sizes_agree),
         SEEDED(unwanted_gradients_are_left_out),
         SEEDED(an_adapter_adds_its_product),
+        SEEDED(an_adapter_reads_with_dropout),
+        cmocka_unit_test(dropout_knows_elements_by_their_place),
         SEEDED(matmul_shows_nan_and_overflow),
     };
     if (!backend_multiplies())

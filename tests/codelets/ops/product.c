@@ -2,6 +2,8 @@
 /* See product.h. */
 #include "tests/codelets/ops/product.h"
 
+#include "codelets/base/mix.h"
+
 const int64_t product_sizes[9][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
                                      {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
                                      {4, 16, 16}, {8, 64, 24}, {65, 100, 72}};
@@ -49,6 +51,8 @@ void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
 
 /* ---- the op ------------------------------------------------------------- */
 
+enum { DROP_KEY = 77, DROP_SAMPLE = 5 };
+
 /* f: of the weight, where it has one. */
 static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                                const struct iz_view *v, struct iz_adapter *f)
@@ -64,8 +68,13 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
     x->tf32 = p->tf32;
     x->fused_db = p->fused_db;
     if (p->rank) {
-        *f = (struct iz_adapter){
-            v[LA], v[LB], v[DLA], v[DLB], .scale = p->scale, .first = p->first};
+        *f = (struct iz_adapter){v[LA],
+                                 v[LB],
+                                 v[DLA],
+                                 v[DLB],
+                                 {p->drop, DROP_KEY, DROP_SAMPLE, (int)p->m},
+                                 .scale = p->scale,
+                                 .first = p->first};
         l.w.adapter = f;
         l.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     }
@@ -121,14 +130,23 @@ static double of(const struct product *p, int tensor, int64_t i, int64_t j)
     return t->d[i * t->v.cols + j];
 }
 
-/* Adds x times a weight, and times what an adapter adds to it. */
+/* What an adapter multiplies element j of row i with before it reads it. */
+static double kept(const struct product *p, int64_t i, int64_t j)
+{
+    uint64_t at = (uint64_t)((DROP_SAMPLE + i) * p->in + j);
+    double uniform = (double)(iz_mix(DROP_KEY + at * IZ_GOLDEN) >> 32) / 0x1p32;
+    return p->drop == 0 ? 1 : uniform < p->drop ? 0 : 1 / (1 - p->drop);
+}
+
+/* Adds x times a weight, and times what an adapter adds to it, for a row. */
 static void add_weighed(struct want *to, const struct product *p, double x,
-                        int64_t in, int64_t out)
+                        int64_t row, int64_t in, int64_t out)
 {
     want_add(to, x * (p->out_in ? of(p, W, out, in) : of(p, W, in, out)));
     int64_t o = out - p->first;
     for (int64_t r = 0; r < p->rank && o >= 0 && o < p->part; r++)
-        want_add(to, x * factor(p) * of(p, LB, o, r) * of(p, LA, r, in));
+        want_add(to, x * factor(p) * kept(p, row, in) * of(p, LB, o, r) *
+                         of(p, LA, r, in));
 }
 
 static struct want want_y(const void *arg, int64_t i, int64_t j)
@@ -137,7 +155,7 @@ static struct want want_y(const void *arg, int64_t i, int64_t j)
     double by = p->rank ? 1 : factor(p);
     struct want w = {0, 0};
     for (int64_t k = 0; k < p->in; k++)
-        add_weighed(&w, p, by * of(p, A, i, k), k, j);
+        add_weighed(&w, p, by * of(p, A, i, k), i, k, j);
     if (p->with_r)
         want_add(&w, of(p, R, i, j));
     if (p->with_b)
@@ -150,7 +168,7 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
     const struct product *p = arg;
     struct want w = {0, 0};
     for (int64_t k = 0; k < p->out; k++)
-        add_weighed(&w, p, of(p, DY, i, k), j, k);
+        add_weighed(&w, p, of(p, DY, i, k), i, j, k);
     return loosened(p, w);
 }
 
@@ -184,7 +202,7 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t o = 0; o < p->part; o++)
             want_add(&w, factor(p) * of(p, DY, i, p->first + o) *
-                             of(p, LB, o, r) * of(p, A, i, j));
+                             of(p, LB, o, r) * kept(p, i, j) * of(p, A, i, j));
     return loosened(p, w);
 }
 
@@ -195,8 +213,8 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
     struct want w = {0, 0};
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t k = 0; k < p->in; k++)
-            want_add(&w, factor(p) * of(p, A, i, k) * of(p, LA, r, k) *
-                             of(p, DY, i, p->first + o));
+            want_add(&w, factor(p) * kept(p, i, k) * of(p, A, i, k) *
+                             of(p, LA, r, k) * of(p, DY, i, p->first + o));
     return loosened(p, w);
 }
 

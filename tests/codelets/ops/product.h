@@ -15,6 +15,7 @@ struct product {
     bool bf16, tf32, fused_db; /* as in struct iz_exec */
     unsigned absent;           /* bit i: gradient i is no argument */
     float scale;               /* of the product, or of the adapter */
+    double drop;               /* of what the adapter reads */
     /* What intermediate roundings may add, in parts of the magnitudes that a
      * number is made of. */
     double slack;

@@ -25,7 +25,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
-    "tuned": tuple(t for t in TUNED if t != "nf4"),
+    "tuned": tuple(t for t in TUNED if t not in ("nf4", "dropout")),
     "sums": ("ranks_first", "local_first"),
 }
 FREE = {

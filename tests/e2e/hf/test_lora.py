@@ -52,6 +52,52 @@ def weight_bytes(n, ranks):
     return -(-n // ranks // 64) * 64 * ranks
 
 
+# ---- dropout ----
+
+@pytest.mark.single
+def test_dropout_is_for_training_alone(place):
+    """Evaluated and exported as they are: the weights of step 0 have one loss, those
+    of later steps another training.  A probability that drops nearly all leaves
+    adapters nearly as they are."""
+    def go(p, **more):
+        return place.good(1, {**LORA, "lora.dropout": p, "run.eval_batches": 4,
+                              "run.eval_interval": 1, "run.steps": 3,
+                              "run.recompute": "none", **more})
+    plain, some, again, most = (go(p) for p in (0.0, 0.3, 0.3, 0.999))
+    assert plain.losses[0] == some.losses[0]  # b is zero
+    assert plain.hash != some.hash == again.hash != most.hash
+    assert plain.validation != some.validation == again.validation
+    full = go(0.3, **{"run.recompute": "full"})
+    assert full.numbers == some.numbers
+    other = go(0.3, **{"run.seed": 7})
+    assert other.hash != some.hash
+
+
+@pytest.mark.single
+def test_dropout_goes_on_where_it_was(place):
+    c = {**LORA, "lora.dropout": 0.3, "run.save": True, "run.steps": 4}
+    whole = place.good(1, c)
+    out = place.good(1, {**c, "run.steps": 2}).output
+    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
+
+
+@pytest.mark.single
+def test_an_adapter_tells_its_dropout(place):
+    out = place.folder / "out"
+    place.good(1, {**LORA, **ADAPTER, "lora.dropout": 0.25, "run.export": str(out)})
+    assert adapters(out)[1]["lora_dropout"] == 0.25
+
+
+@pytest.mark.single
+def test_dropout_needs_adapters_and_a_cpu(place):
+    run.refused(place.launch(1, {"lora.dropout": 0.1}), "lora.dropout", "no adapters")
+    run.refused(place.launch(1, {**LORA, "lora.dropout": 1.0}), "lora.dropout", "1")
+    machine = run.ROOT / "configs/machines/h100-80-dgx.json"
+    r = place.launch(1, {**LORA, "lora.dropout": 0.1},
+                     ["--plan", "--machine", str(machine)])
+    run.refused(r, "lora.dropout: 0.1", "GPU", "run.device: cpu")
+
+
 # ---- what it costs ----
 
 def test_bytes_are_those_of_the_arithmetic(place):
