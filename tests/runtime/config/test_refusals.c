@@ -78,7 +78,8 @@ static const char *const refusals[][2] = {
     {"'lora': {'targets': '*'}",
      "lora.targets: there are no adapters: lora.rank is 0"},
     {"'lora': {'export': 'adapter'}", "lora.export: there are no adapters"},
-    {"'lora': {'dropout': 0.1}", "lora.dropout: unknown key"},
+    {"'lora': {'dropout': 0.1}", "lora.dropout: there are no adapters"},
+    {"'lora': {'use_dora': true}", "lora.use_dora: unknown key"},
     /* Presets are known. */
     {"'model': {'preset': 'toy-smal'}",
      "model.preset: unknown preset; did you mean toy-small?"},
