@@ -127,6 +127,16 @@ static double rows_by_mean(const struct iz_routes *r)
     return sum * (double)e;
 }
 
+void iz_told_add(struct iz_told *to, const struct iz_told *t)
+{
+    to->loss += t->loss;
+    to->balance += t->balance;
+    to->z += t->z;
+    to->routers += t->routers;
+    to->least = fmin(to->least, t->least);
+    to->most = fmax(to->most, t->most);
+}
+
 void iz_route_tell(struct iz_exec *x, struct iz_told *told,
                    const struct iz_routes *r, double balance, double z)
 {
@@ -138,8 +148,11 @@ void iz_route_tell(struct iz_exec *x, struct iz_told *told,
         return;
     for (int64_t t = 0; t < m; t++)
         z_sum += pow((double)((float *)r->lse.p)[t], 2);
-    told->loss += balance * rows_by_mean(r) / ((double)m * (double)m) +
-                  z * z_sum / (double)m;
+    double b = rows_by_mean(r) / ((double)m * (double)m);
+    told->loss += balance * b + z * z_sum / (double)m;
+    told->balance += b;
+    told->z += z_sum / (double)m;
+    told->routers++;
     for (int64_t i = 0; i < e; i++) {
         double load = (double)rows_of(r, i, &first) / even;
         told->least = fmin(told->least, load);

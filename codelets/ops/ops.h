@@ -171,14 +171,17 @@ enum { IZ_EXPERTS_MOST = 1024 };
  * many as all would have if they had the same. */
 struct iz_told {
     double loss, least, most;
+    double balance, z; /* B and Z below, of so many routers */
+    double routers;
 };
+void iz_told_add(struct iz_told *to, const struct iz_told *t);
 
 /* Fills r from its logits. */
 void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
-/* Adds to `told` (NULL: to none) balance B + z Z.  B = E times the sum over
- * experts of (its rows / M) (mean of its p), as in the Switch Transformer
- * (arXiv 2101.03961), k where all is even; Z = mean of lse^2 (ST-MoE, arXiv
- * 2202.08906). */
+/* Adds to `told` (NULL: to none) B, Z, and to the loss balance B + z Z.  B = E
+ * times the sum over experts of (its rows / M) (mean of its p), as in the
+ * Switch Transformer (arXiv 2101.03961), k where all is even; Z = mean of lse^2
+ * (ST-MoE, arXiv 2202.08906). */
 void iz_route_tell(struct iz_exec *x, struct iz_told *told,
                    const struct iz_routes *r, double balance, double z);
 /* dlogits [M,E] of the gradient dweight fp32 [M,k] of weight, and of balance B

@@ -241,6 +241,7 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .loss = unit_at(buf, a->at_loss),
         .row = a->row,
         .logits = unit_at(buf, a->at_logits),
+        .told = unit_at(buf, a->at_told),
     };
     if (m->documents_apart)
         f->layer.begins = (struct iz_view){

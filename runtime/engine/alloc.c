@@ -149,6 +149,9 @@ static int open_track(struct iz_engine *e, int b)
     t->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
+    if (e->model->experts)
+        t->told_handle =
+            iz_handle_open(e, &t->told, sizeof(t->told), IZ_DATUM_SCALAR, b);
     for (int u = 0; u + 1 < units; u++) {
         int64_t saved = iz_plan_saved(p, e->model, u, p->unit[u].repeat);
         if (!open_boundary(e, t, u))
@@ -185,8 +188,13 @@ static int open_scalars(struct iz_engine *e)
                                     IZ_DATUM_SCALAR, 0);
     s->learnt_handle =
         iz_handle_open(e, &s->learnt, sizeof(s->learnt), IZ_DATUM_SCALAR, 0);
-    s->gathered = calloc((size_t)(e->plan.ranks * (e->plan.n_units + 8)),
-                         sizeof(*s->gathered));
+    s->told = IZ_TOLD_NOTHING;
+    if (e->model->experts)
+        s->told_handle =
+            iz_handle_open(e, &s->told, sizeof(s->told), IZ_DATUM_SCALAR, 0);
+    s->gathered =
+        calloc((size_t)e->plan.ranks * ((size_t)e->plan.n_units + 8 + IZ_TOLD),
+               sizeof(*s->gathered));
     e->seals.of = calloc((size_t)e->plan.ranks, sizeof(*e->seals.of));
     if (!s->gathered || !e->seals.of)
         return -ENOMEM;

@@ -3,6 +3,7 @@
  * holds.  Each file's header declares what it does with it. */
 #pragma once
 
+#include <math.h>
 #include <semaphore.h>
 
 #include "codelets/flat/nf4.h"
@@ -131,6 +132,9 @@ struct iz_staging_ring {
     int next;
 };
 
+#define IZ_TOLD_NOTHING ((struct iz_told){.least = HUGE_VAL})
+#define IZ_TOLD (int)(sizeof(struct iz_told) / sizeof(double))
+
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
 struct iz_track {
@@ -140,6 +144,9 @@ struct iz_track {
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
     int64_t first; /* of its samples, as in iz_units_first_sample */
+    /* What the routers of mixtures of experts tell of them. */
+    struct iz_told told;
+    starpu_data_handle_t told_handle; /* NULL: there are none */
 };
 
 /* What a step decides for itself, in the task `clip`; read by adam. */
@@ -169,6 +176,7 @@ struct iz_event {
     bool eval;    /* loss is that of the validation split */
     int64_t step; /* 1-based: after this many steps */
     double loss, grad_norm, lr, loss_scale;
+    struct iz_told told; /* sums over tasks; the least and the most */
     bool skipped, stop;
     enum iz_failure failure;
     int64_t sealed; /* step whose files all ranks have written; -1: one cannot
@@ -214,6 +222,8 @@ struct iz_scalars {
     starpu_data_handle_t scale_handle;
     double loss_sum;
     starpu_data_handle_t loss_handle;
+    struct iz_told told; /* of all tracks */
+    starpu_data_handle_t told_handle;
     double learnt; /* targets of the step that no mask excludes, all ranks */
     starpu_data_handle_t learnt_handle;
     starpu_data_handle_t logits_handle;

@@ -44,6 +44,7 @@ struct iz_metrics {
     double train_s;   /* time of `steps` steps */
     int64_t steps, skipped, lost_spans;
     double last_loss, last_eval;
+    struct iz_told told; /* of the last step */
     int64_t open_ns;
     struct watch watch;
     struct lead lead;
@@ -293,13 +294,31 @@ static double unix_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Of a step: means over routers and their tasks; "" without experts. */
+static const char *of_experts(char *out, size_t size, const struct iz_event *v,
+                              const struct iz_engine *e)
+{
+    const struct iz_told *t = &v->told;
+    double blocks = t->routers / (double)(e->plan.micro_batches *
+                                          e->plan.slices * e->plan.ranks);
+    out[0] = '\0';
+    if (t->routers > 0)
+        snprintf(out, size,
+                 ", \"router_loss\": %.9g, \"router_balance\": %.9g, "
+                 "\"router_z\": %.9g, \"expert_least\": %.9g, "
+                 "\"expert_most\": %.9g, \"dropped\": 0",
+                 t->loss / t->routers * blocks, t->balance / t->routers,
+                 t->z / t->routers, t->least, t->most);
+    return out;
+}
+
 static void step_event(struct iz_metrics *m, const struct iz_event *v)
 {
     double s = (double)(v->time_ns - m->last_ns) * 1e-9;
     double rate = tokens_per_step(m->e) / s;
     double flops = m->e->plan.step_flops / s;
     bool counted = m->last_ns != 0 && m->first_ns != 0;
-    char loss[40], norm[40];
+    char loss[40], norm[40], experts[256];
     if (!m->first_ns)
         m->first_ns = v->time_ns; /* the first step warms up */
     if (counted) {
@@ -316,12 +335,14 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
         "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
-        "\"resident_bytes\": %lld}",
+        "\"resident_bytes\": %lld%s}",
         (long long)v->step, unix_s(),
         metrics_number(loss, sizeof(loss), v->loss),
         metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
-        iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident());
+        iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
+        of_experts(experts, sizeof(experts), v, m->e));
+    m->told = v->told;
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
                 v->step == m->e->config->run.steps || v->failure;
@@ -440,6 +461,10 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     if (isfinite(m->last_eval))
         printf(", validation loss %.4f", m->last_eval);
     printf("\n");
+    if (m->told.routers > 0)
+        printf("experts had %.2f to %.2f of an even share of rows in the last "
+               "step, balance %.3f; no row was dropped\n",
+               m->told.least, m->told.most, m->told.balance / m->told.routers);
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",

@@ -119,15 +119,27 @@ static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
     return step;
 }
 
-/* buf: control, scale, sum of losses, then the sums of squares of all units.
- */
+static void hear_told(const struct iz_engine *e, struct iz_told *out,
+                      const double *all, int per)
+{
+    *out = IZ_TOLD_NOTHING;
+    for (int r = 0; r < e->plan.ranks; r++) {
+        struct iz_told t;
+        memcpy(&t, all + (int64_t)r * per, sizeof(t));
+        iz_told_add(out, &t);
+    }
+}
+
+/* buf: control, scale, sum of losses, then the sums of squares of all units;
+ * of experts, what is told of them. */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
     bool saves = e->plan.staging[IZ_STAGING_SAVE].n > 0;
     int order = 2 + e->plan.n_units, seals = order + 2;
-    int per = seals + (saves ? 4 : 0);
+    int told = seals + (saves ? 4 : 0);
+    int per = told + (e->model->experts ? IZ_TOLD : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     if (!own)
         iz_die("clip: out of memory");
@@ -138,6 +150,11 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     iz_coll_tell_order(e->coll, own + order);
     if (saves)
         tell_sealed(e, own + seals);
+    if (e->model->experts) {
+        struct iz_told *t = buf[3 + e->plan.n_units];
+        memcpy(own + told, t, sizeof(*t));
+        *t = IZ_TOLD_NOTHING;
+    }
     const double *all = step_clip_gather(e, own, per);
     free(own);
     /* Before anything is made of what was gathered, or saved. */
@@ -149,6 +166,8 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
+    if (e->model->experts)
+        hear_told(e, &v.told, all + told, per);
     clip(e, &v, all, per);
     iz_update_order_end(e);
     *(float *)buf[1] = (float)e->scalar.control.scale.scale;
@@ -160,7 +179,8 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
 {
     struct control_arg a = {e, step};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);
-    struct iz_access *more = malloc((size_t)e->plan.n_units * sizeof(*more));
+    struct iz_access *more =
+        malloc(((size_t)e->plan.n_units + 1) * sizeof(*more));
     if (!more)
         iz_die("clip: out of memory");
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
@@ -170,6 +190,8 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
         more[u] = (struct iz_access){e->unit[u].norm2_handle, STARPU_R};
     t.more = more;
     t.n_more = e->plan.n_units;
+    if (e->scalar.told_handle)
+        more[t.n_more++] = (struct iz_access){e->scalar.told_handle, STARPU_RW};
     t.ends_step = true;
     iz_submit_with(e, &t, &a, sizeof(a));
     free(more);

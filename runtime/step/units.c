@@ -13,6 +13,7 @@ struct batch_arg {
     int64_t input_bytes;    /* of all */
     int64_t begins_at;      /* where documents begin, in the batch; 0: not */
     double tasks;           /* whose losses are added; 0: all targets count */
+    int at_told;            /* buffer of what routers will tell; -1: none */
 };
 
 /* A simulation has no data. */
@@ -54,12 +55,14 @@ static double weight(const struct batch_arg *a, const double *learnt)
            a->tasks / *learnt;
 }
 
-/* buf: samples, their weight, targets that are learnt. */
+/* buf: samples, their weight, targets that are learnt, what routers tell. */
 static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
     char *input = buf[0];
     *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
+    if (a->at_told >= 0)
+        *(struct iz_told *)buf[a->at_told] = IZ_TOLD_NOTHING;
     iz_data_batch(a->data, a->split, a->first, (int)a->samples, input,
                   input + a->input_bytes);
     if (a->begins_at)
@@ -85,6 +88,7 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *track,
     iz_task_add(&t, track->weight_handle, STARPU_W);
     if (masked)
         iz_task_add(&t, e->scalar.learnt_handle, STARPU_R);
+    a.at_told = iz_task_add(&t, track->told_handle, STARPU_W);
     iz_submit_with(e, &t, &a, sizeof(a));
     track->first = first;
 }
@@ -177,15 +181,22 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
         &t, scaled && backward ? e->scalar.scale_handle : NULL, STARPU_R);
     a.at_weight = iz_task_add(
         &t, last && backward ? track->weight_handle : NULL, STARPU_R);
+    a.at_told = iz_task_add(&t,
+                            c->kind == IZ_FORWARD && e->model->unit[u].own_loss
+                                ? track->told_handle
+                                : NULL,
+                            STARPU_RW);
     iz_submit_with(e, &t, &a, sizeof(a));
     if (backward)
         iz_boundary_ahead(e, u, index);
 }
 
-/* buf: loss, sum, weight. */
+/* buf: loss, sum, weight; of experts, what is told, and its sum. */
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
     *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
+    if (*(const bool *)arg)
+        iz_told_add(buf[4], buf[3]);
 }
 
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
@@ -194,7 +205,9 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_task_add(&t, track->loss_handle, STARPU_R);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
     iz_task_add(&t, track->weight_handle, STARPU_R);
-    iz_submit_with(e, &t, NULL, 0);
+    iz_task_add(&t, track->told_handle, STARPU_R);
+    iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
+    iz_submit_with(e, &t, &e->model->experts, sizeof(bool));
 }
 
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)

@@ -9,6 +9,7 @@ from monitoring.runs import KEYS
 TAGS = {"loss": "train/loss", "validation_loss": "validation/loss",
         "grad_norm": "train/grad_norm", "lr": "train/lr",
         "loss_scale": "train/loss_scale",
+        "router_balance": "experts/balance", "expert_most": "experts/most",
         "items_per_s": "speed/items_per_s",
         "resident_bytes": "memory/resident_bytes"}
 

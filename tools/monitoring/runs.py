@@ -37,6 +37,8 @@ SERIES = (
     Series("items_per_s", "throughput", "items/s", smooth=True),
     Series("resident_bytes", "resident memory", "MiB", scale=1 / MIB),
     Series("loss_scale", "loss scale", log=True),
+    Series("router_balance", "balance of the experts"),
+    Series("expert_most", "rows of the fullest expert", "even shares"),
 )
 KEYS = tuple(s.key for s in SERIES) + ("validation_loss", "time", "seconds")
 

@@ -2,11 +2,13 @@
 """Mixtures of experts: what is refused.  Their bits are in test_matrix.py, their
 gradients in tests/models/test_moe.c."""
 import json
+import math
 
 import pytest
 
 import rows
 import run
+from run import hf
 
 pytestmark = pytest.mark.single
 
@@ -61,3 +63,40 @@ def test_the_losses_of_routers_are_learnt(moe):
             for name, value in (("aux", 0), ("aux", 1), ("z", 0), ("z", 1))]
     assert len({r.hash for r in runs}) == 4
     assert len({r.losses[0] for r in runs}) == 1
+
+
+TOLD = ("router_loss", "router_balance", "router_z", "expert_least", "expert_most",
+        "dropped")
+
+
+def told(r):
+    return [[x[k] for k in TOLD] for x in r.steps]
+
+
+def test_what_routers_tell_is_the_same_everywhere(moe, nvme):
+    row = {**rows.PLAIN, "model": "moe", "dtype": "fp32", "batch": 12, "steps": 3,
+           "micro": 2, "ranks": 1}
+    c = rows.config_of(row, None)
+    plain = told(moe.good(1, c))
+    assert all(x[3] < 1 < x[4] and x[5] == 0 for x in plain)
+    for ranks, more in ((1, {"schedule": "breadth_first", "recompute": "none"}),
+                        (2, {"stage": 3, "optimizer": "cpu", "param": "cpu"}),
+                        (3, {"stage": 3, "optimizer": "nvme", "param": "nvme"})):
+        r = moe.good(ranks, rows.config_of({**row, "ranks": ranks, **more}, nvme))
+        assert told(r) == [pytest.approx(x, rel=1e-6) for x in plain]
+
+
+def test_a_router_that_sees_no_difference(place):
+    """All weights are zero: every token goes to the first experts."""
+    place.use(run.built("models/moe"))
+    c = hf.llama_config("qwen3_moe")
+    tensors = hf.random_tensors(hf.llama_shapes(c), "F32")
+    for name, (dtype, shape, data) in tensors.items():
+        if name.endswith("mlp.gate.weight"):
+            tensors[name] = dtype, shape, bytes(len(data))
+    folder = hf.write(place.folder / "in", tensors, c)
+    r = place.good(1, {"model": {"import": str(folder), "seq": 16}, "run.steps": 1})
+    e, k = c["num_experts"], c["num_experts_per_tok"]
+    assert told(r)[0] == pytest.approx(
+        [c["router_aux_loss_coef"] * k, k, math.log(e)**2, 0, e / k, 0])
+    assert f"experts had 0.00 to {e / k:.2f} of an even share" in r.out
