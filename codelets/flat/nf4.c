@@ -57,6 +57,17 @@ static float dynamic_value(int code)
                           : above[code - ZERO - 1];
 }
 
+void iz_nf4_tables(struct iz_nf4_tables *t)
+{
+    static const uint8_t every[IZ_NF4_BLOCK / 2] = {0x01, 0x23, 0x45, 0x67,
+                                                    0x89, 0xab, 0xcd, 0xef};
+    float value[IZ_NF4_BLOCK], one = 1;
+    iz_simd()->load_4(value, every, &one, IZ_NF4_BLOCK);
+    memcpy(t->value, value, sizeof(t->value));
+    for (int c = 0; c < CODES; c++)
+        t->scale[c] = dynamic_value(c);
+}
+
 /* The nearest code of -1 <= x <= 1, of two equally near ones the lower. */
 static uint8_t dynamic_code(float x)
 {

@@ -43,6 +43,12 @@ float iz_nf4_mean(const double *sum, int64_t n);
 void iz_nf4_scales(struct iz_nf4_group *g, const float *scale, int64_t n,
                    float mean);
 
+/* What the codes of weights and of scales stand for. */
+struct iz_nf4_tables {
+    float value[16], scale[256];
+};
+void iz_nf4_tables(struct iz_nf4_tables *t);
+
 /* The n weights of a group: products in fp32, then rounded to nearest even. */
 void iz_nf4_load(void *out, enum iz_dtype type, const struct iz_nf4_group *g,
                  int64_t n);

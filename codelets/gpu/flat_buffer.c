@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
@@ -71,6 +72,18 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
     }
     iz_flat_sum_norm2(&s, out, out_type, accumulate, in, n_in, in_type, n);
     *norm2 = iz_norm2_end(&s);
+}
+
+void iz_buffer_nf4(struct iz_exec *x, void *out, enum iz_dtype type,
+                   const struct iz_nf4_group *g, int64_t n)
+{
+    if (x->backend == IZ_CUDA) {
+        iz_nf4_load_cuda(x, out, type, g, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += IZ_NF4_GROUP)
+        iz_nf4_load((char *)out + i * iz_dtype_bytes(type), type,
+                    g + i / IZ_NF4_GROUP, min64(n - i, IZ_NF4_GROUP));
 }
 
 void iz_buffer_update(struct iz_exec *x, const struct iz_update *u)

@@ -7,33 +7,7 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/gpu/device.h"
-
-static bool on_gpu(const struct iz_engine *e, enum iz_home h)
-{
-    return e->plan.target.gpu && h == IZ_HOME_NONE;
-}
-
-/* Between the host and a place whose home is h; through a pinned buffer to and
- * from a GPU. */
-static void move_bytes(struct iz_engine *e, enum iz_home h, char *place,
-                       char *host, int64_t bytes, bool put)
-{
-    char *bounce = e->bounce.buffer;
-    if (!on_gpu(e, h)) {
-        memcpy(put ? place : host, put ? host : place, (size_t)bytes);
-        return;
-    }
-    for (int64_t i = 0, n; i < bytes; i += n) {
-        n = min64(bytes - i, IZ_BOUNCE_BYTES);
-        if (put)
-            memcpy(bounce, host + i, (size_t)n);
-        iz_device_copy(e->bounce.stream, put ? place + i : bounce,
-                       put ? bounce : place + i, n);
-        iz_device_wait(e->bounce.stream);
-        if (!put)
-            memcpy(host + i, bounce, (size_t)n);
-    }
-}
+#include "runtime/engine/bounce.h"
 
 /* A chunk's states or its parameters in memory.  What is on disk is read into a
  * buffer, or written back from there. */
@@ -98,7 +72,7 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
     for (int64_t i = 0, k = n; i < n; i += k) {
         struct iz_moments near = *x;
         int64_t from = at;
-        if (on_gpu(e, h)) {
+        if (iz_bounce_far(e, h)) {
             from = (at + i) % IZ_MOMENT_BLOCK;
             k = min64(n - i, CODES - from);
             near.p = e->bounce.buffer;
@@ -109,7 +83,7 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
             iz_moment_put(&near, from, host + i, k);
         else
             iz_moment_get(host + i, &near, from, k);
-        if (put && on_gpu(e, h))
+        if (put && iz_bounce_far(e, h))
             copy_codes(e, &near, x, at + i - from, true);
     }
 }
@@ -117,8 +91,9 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
 char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
                     char *place)
 {
-    return on_gpu(e, h) ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
-                        : place;
+    return iz_bounce_far(e, h)
+               ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
+               : place;
 }
 
 void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
@@ -263,8 +238,8 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                 e, unit, k, state ? IZ_STAGING_STATE : IZ_STAGING_PARAM, false);
             if (a >= IZ_STATE)
                 p += l.at[a - IZ_STATE];
-            move_bytes(e, state ? k->home : e->plan.zero.param_home, p + at * 4,
-                       (char *)host, left * 4, put);
+            iz_bounce_move(e, state ? k->home : e->plan.zero.param_home,
+                           p + at * 4, (char *)host, left * 4, put);
         }
         if (put && state)
             chunk_bytes(e, unit, k, IZ_STAGING_STATE, true);

@@ -58,6 +58,7 @@ enum iz_datum {
     IZ_DATUM_MATRIX,       /* a unit's, to update its matrices */
     IZ_DATUM_MATRIX_ABOVE, /* the same on a GPU */
     IZ_DATUM_MATRIX_PART,
+    IZ_DATUM_NF4_STAGING, /* codes of a unit, where weights are made of them */
     IZ_DATUM_PIECE, /* a part of a parameter that has a handle of its own */
     IZ_DATA
 };

@@ -31,6 +31,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_MATRIX] = {"matrices", IZ_MEM_MATRIX},
     [IZ_DATUM_MATRIX_ABOVE] = {"matrices above", IZ_MEM_MATRIX},
     [IZ_DATUM_MATRIX_PART] = {"matrix", IZ_MEM_CLASSES},
+    [IZ_DATUM_NF4_STAGING] = {"staging nf4", IZ_MEM_STAGING},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
 
@@ -47,6 +48,8 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
         return iz_plan_grad_tier(p);
     case IZ_DATUM_STAGING:
         return IZ_TIER_CPU;
+    case IZ_DATUM_NF4_STAGING:
+        return p->target.gpu ? IZ_TIER_DEVICE : IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
         return iz_plan_tier(p->act.boundary_home);
     case IZ_DATUM_MATRIX:

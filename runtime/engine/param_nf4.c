@@ -9,6 +9,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "runtime/comm/coll.h"
+#include "runtime/engine/bounce.h"
 
 enum { RUN = 64 }; /* groups that are filled at a time */
 
@@ -79,8 +80,8 @@ void iz_param_nf4_move(struct iz_engine *e, int unit, int64_t from, char *host,
             piece = e->staging[IZ_STAGING_PARAM].buffer[0].p;
             iz_nvme_read(e->file.param, piece, g->nf4_at + at, bytes);
         }
-        char *place = piece + (from - at);
-        memcpy(put ? place : host, put ? host : place, (size_t)k);
+        iz_bounce_move(e, g->nf4 ? e->plan.zero.param_home : IZ_HOME_CPU,
+                       piece + (from - at), host, k, put);
         if (!g->nf4 && put)
             iz_nvme_write(e->file.param, piece, g->nf4_at + at, bytes);
     }
@@ -138,6 +139,7 @@ struct filling {
     bool *ready;
     double *sum;
     struct groups own;
+    bool far; /* the groups are a buffer's, and go to a GPU */
 };
 
 /* Those of a matrix that are this rank's. */
@@ -219,15 +221,19 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
     size_t shard = (size_t)g->plan->nf4.shard;
     size_t all = shard * (size_t)e->plan.ranks;
     char *own = (char *)g->nf4 + iz_param_nf4_own(e, unit);
+    bool far = g->nf4 && iz_bounce_far(e, e->plan.zero.param_home);
     *f = (struct filling){
-        .group = g->nf4 ? (void *)own
-                        : (void *)e->staging[IZ_STAGING_PARAM].buffer[0].p,
+        .group = far      ? calloc(shard, sizeof(struct iz_nf4_group))
+                 : g->nf4 ? (void *)own
+                          : (void *)e->staging[IZ_STAGING_PARAM].buffer[0].p,
+        .far = far,
         .scale = malloc(shard * IZ_NF4_SCALES * sizeof(float)),
         .values = malloc(RUN * IZ_NF4_GROUP * sizeof(float)),
         .ready = calloc(shard, sizeof(bool)),
         .sum = calloc(all, sizeof(double)),
         .own = own_groups(e, unit)};
-    return f->scale && f->values && f->ready && f->sum ? 0 : -ENOMEM;
+    return f->group && f->scale && f->values && f->ready && f->sum ? 0
+                                                                   : -ENOMEM;
 }
 
 int iz_param_nf4_fill(struct iz_engine *e, int unit,
@@ -251,9 +257,14 @@ int iz_param_nf4_fill(struct iz_engine *e, int unit,
                            "scales in 4 bits");
     if (!err)
         fill_scales(&f, u);
+    if (!err && f.far)
+        iz_param_nf4_move(e, unit, 0, (char *)f.group,
+                          iz_plan_nf4_shard(g->plan), true);
     for (int64_t at = 0; at < filed && !err && !g->nf4; at += IZ_NF4_PIECE)
         iz_nvme_write(e->file.param, (char *)f.group + at, g->nf4_at + at,
                       min64(filed - at, IZ_NF4_PIECE));
+    if (f.far)
+        free(f.group);
     free(f.scale);
     free(f.values);
     free(f.ready);

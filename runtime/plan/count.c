@@ -19,8 +19,8 @@
  * while two more are copied. */
 #define BOUNDARY_STAGING 4
 
-/* Units in 4 bits: while one is turned into weights, the next one is gathered.
- */
+/* Units in 4 bits: while one is turned into weights, the next one is gathered,
+ * or copied to the GPU. */
 #define NF4_STAGING 2
 
 /* What a process has beside its plan: libraries with their buffers, StarPU,
@@ -98,12 +98,14 @@ static void count_units(struct iz_plan *p)
     }
 }
 
-/* n buffers of the host, if there is anything to go through them. */
+/* n buffers, if there is anything to go through them. */
 static void add_staging(struct iz_plan *p, enum iz_staging_kind k, int n,
                         int64_t bytes)
 {
+    bool near = k == IZ_STAGING_NF4 && p->target.gpu;
     p->staging[k] = (struct iz_plan_staging){bytes ? n : 0, bytes};
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] += p->staging[k].n * bytes;
+    p->bytes.b[near ? IZ_TIER_DEVICE : IZ_TIER_CPU][IZ_MEM_STAGING] +=
+        p->staging[k].n * bytes;
 }
 
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
@@ -125,8 +127,9 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
                 (states ? state : 0) + (params ? chunk * size : 0));
     add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count,
                 params ? shard : 0);
+    bool up = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     add_staging(p, IZ_STAGING_NF4, NF4_STAGING,
-                p->ranks > 1 && !p->zero.params_full ? nf4 : 0);
+                up || (p->ranks > 1 && !p->zero.params_full) ? nf4 : 0);
 }
 
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
@@ -167,13 +170,14 @@ static int64_t staged_elems(const struct iz_plan *p,
 
 static void count_copies(struct iz_plan *p)
 {
-    int64_t unit = 0, whole = 0, chunk = 0, down = 0;
+    int64_t unit = 0, whole = 0, chunk = 0, down = 0, nf4 = 0;
     int64_t size = iz_dtype_bytes(p->param_type);
     bool many = p->ranks > 1;
     for (int u = 0; u < p->n_units; u++) {
         unit = max64(unit, p->unit[u].padded);
         down = max64(down, staged_elems(p, &p->unit[u]));
         whole = max64(whole, p->unit[u].frozen.padded);
+        nf4 = max64(nf4, iz_plan_nf4_whole(p, &p->unit[u]));
         if (p->unit[u].n && p->unit[u].host_chunks)
             chunk = max64(chunk, p->unit[u].chunk);
     }
@@ -189,9 +193,10 @@ static void count_copies(struct iz_plan *p)
     if (many && p->target.nccl)
         p->comm.exchange_bytes = unit * size;
     else if (many)
-        p->comm.staging_bytes = max64(
-            whole * size, unit * max64(size, iz_dtype_bytes(p->grad_type)) +
-                              (p->zero.grads_down ? 0 : unit / p->ranks * 4));
+        p->comm.staging_bytes =
+            max64(max64(whole * size, nf4),
+                  unit * max64(size, iz_dtype_bytes(p->grad_type)) +
+                      (p->zero.grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
         p->comm.staging_bytes + IZ_BOUNCE_BYTES;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] +=

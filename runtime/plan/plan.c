@@ -399,9 +399,6 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                          "leaves chunks to a GPU, and units are computed on "
                          "the CPU: use 1.0",
                          c->zero.optimizer.ratio);
-    if (target->gpu && c->base_dtype == IZ_BASE_NF4)
-        return iz_refuse(err, "model.base_dtype: nf4: no kernel of a GPU reads "
-                              "4 bits yet: use run.device: cpu, or null");
     if (target->gpu && have < 80 && iz_optimizer(c->optimizer.type)->matrices &&
         c->optimizer.ns_method == IZ_NS_STANDARD &&
         c->run.muon_products != IZ_MUON_HOST)

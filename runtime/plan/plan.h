@@ -130,7 +130,8 @@ struct iz_target {
 enum iz_staging_kind {
     IZ_STAGING_STATE,    /* a chunk's states, from and to disk */
     IZ_STAGING_PARAM,    /* a shard of parameters, from disk */
-    IZ_STAGING_NF4,      /* a unit's parameters in 4 bits, of all ranks */
+    IZ_STAGING_NF4,      /* a unit's parameters in 4 bits, of all ranks; on a
+                            GPU, if there is one */
     IZ_STAGING_GRAD,     /* gradients, from a GPU to their accumulator */
     IZ_STAGING_UPDATE,   /* updated chunks, to a GPU */
     IZ_STAGING_BOUNDARY, /* boundaries, between a GPU and their file */

@@ -89,11 +89,12 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     const struct iz_plan *p = &e->plan;
     bool many = p->ranks > 1, through_host = many && !p->target.nccl;
     bool from_host = shard && p->zero.param_home != IZ_HOME_NONE;
+    a->gathers = a->group > 1 && where == IZ_ON_COMM;
+    through_host &= a->gathers;
     struct iz_task t = iz_task_of(e, kind, where, run_fetch, unit);
     if (!shard && !a->parts)
         return;
     a->apart = shard != NULL;
-    a->gathers = a->group > 1 && where == IZ_ON_COMM;
     if (a->gathers)
         t.rate = a->group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER;
     /* What the link or the network moves; a copy within the host is both. */
@@ -221,7 +222,6 @@ struct weigh_arg {
     const struct iz_unit *unit;
     int64_t from; /* bytes before the groups in their buffer */
     int64_t at;   /* and before the values in the slot */
-    int64_t groups;
     enum iz_dtype type;
 };
 
@@ -230,12 +230,34 @@ static void run_weigh(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct weigh_arg *a = arg;
     const struct iz_nf4_group *g = (void *)((char *)buf[1] + a->from);
-    int64_t first, n;
-    for (int64_t i = 0; i < a->groups; i++) {
-        n = iz_unit_nf4_group(a->unit, i, &first);
-        iz_nf4_load((char *)buf[0] + a->at + first * iz_dtype_bytes(a->type),
-                    a->type, &g[i], n);
-    }
+    struct iz_nf4_matrix m = {0};
+    while (iz_unit_next_nf4(a->unit, &m))
+        iz_buffer_nf4(
+            x, (char *)buf[0] + a->at + m.first * iz_dtype_bytes(a->type),
+            a->type, g + m.group, m.n);
+}
+
+/* Brings all groups of a unit into a buffer, from this rank's shard of them:
+ * from the other ranks, and to the GPU. */
+static starpu_data_handle_t gather_nf4(struct iz_engine *e, int unit,
+                                       starpu_data_handle_t shard, int64_t from)
+{
+    const struct iz_plan *p = &e->plan;
+    bool many = p->ranks > 1 && !p->zero.params_full, gpu = p->target.gpu;
+    bool up = gpu && p->zero.param_home != IZ_HOME_NONE;
+    bool nccl = p->target.nccl && many;
+    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_NF4);
+    struct fetch_arg a = {.coll = e->coll,
+                          .rank = p->rank,
+                          .group = p->ranks,
+                          .gpu = gpu,
+                          .unit = iz_unit_name(e, unit)};
+    add_fetched(&a, iz_plan_nf4_shard(e->unit[unit].plan), from, 0);
+    submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
+                 unit, s->handle, shard, &a);
+    if (up && nccl)
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, s->handle, NULL, &a);
+    return s->handle;
 }
 
 /* Makes weights of what is in 4 bits, in the slot behind the other parameters,
@@ -246,25 +268,19 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
     const struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_unit *u = g->plan;
-    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_HOST, run_weigh, unit);
+    struct iz_task t =
+        iz_task_of(e, IZ_FETCH, p->target.gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
+                   run_weigh, unit);
     starpu_data_handle_t from = loaded ? loaded : g->nf4_handle;
     struct weigh_arg a = {.unit = &e->model->unit[unit],
                           .from =
                               loaded ? iz_param_bytes(e, iz_plan_filed(u)) : 0,
                           .at = iz_param_bytes(e, u->padded + u->frozen.padded),
-                          .groups = u->nf4.groups,
                           .type = p->param_type};
     if (!u->nf4.n)
         return;
-    if (p->ranks > 1 && !p->zero.params_full) {
-        struct iz_staging *s = iz_next_staging(e, IZ_STAGING_NF4);
-        struct fetch_arg all = {.coll = e->coll,
-                                .rank = p->rank,
-                                .group = p->ranks,
-                                .unit = iz_unit_name(e, unit)};
-        add_fetched(&all, iz_plan_nf4_shard(u), a.from, 0);
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, s->handle, from, &all);
-        from = s->handle;
+    if (p->staging[IZ_STAGING_NF4].n) {
+        from = gather_nf4(e, unit, from, a.from);
         a.from = 0;
     }
     t.bytes = (double)(iz_plan_nf4_whole(p, u) + iz_param_bytes(e, u->nf4.n));
@@ -275,7 +291,8 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
 }
 
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
- * collectives of other units, if those are the GPUs' own. */
+ * collectives of other units, if those are the GPUs' own.  What is whole on the
+ * GPU is copied there. */
 static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
 {
     const struct iz_plan *p = &e->plan;
@@ -287,6 +304,7 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
     bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
     bool up = from_host && (alone || nccl);
+    bool near = p->target.gpu && !from_host && (alone || p->zero.params_full);
     struct fetch_arg a =
         fetch_arg(e, unit, p->zero.params_full ? 1 : p->zero.group,
                   iz_param_bytes(e, 1), true);
@@ -295,8 +313,11 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard,
                           iz_param_bytes(e, 1));
     else
-        submit_parts(e, IZ_FETCH, up ? IZ_ON_UP : IZ_ON_COMM, unit,
-                     slot->handle, shard, &a);
+        submit_parts(e, IZ_FETCH,
+                     up     ? IZ_ON_UP
+                     : near ? IZ_ON_COMPUTE
+                            : IZ_ON_COMM,
+                     unit, slot->handle, shard, &a);
     if (from_host && nccl)
         submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot->handle, NULL, &a);
     submit_weigh(e, unit, slot,
@@ -404,6 +425,7 @@ static void publish_nf4(struct iz_engine *e, int unit)
     struct fetch_arg a = {.coll = e->coll,
                           .rank = p->rank,
                           .group = p->ranks,
+                          .gpu = p->target.gpu,
                           .unit = iz_unit_name(e, unit)};
     add_fetched(&a, iz_plan_nf4_shard(g->plan), 0, 0);
     if (p->zero.params_full && p->ranks > 1 && g->nf4)

@@ -505,6 +505,64 @@ static void an_odd_address_is_refused(void **state)
     scene_dies(odd_address, NULL, "no multiple of 16");
 }
 
+/* ---- weights in 4 bits --------------------------------------------------- */
+
+struct nf4 {
+    int64_t n;
+    enum iz_dtype type;
+    int shift;
+};
+
+/* v[0]: the weights; v[1]: the groups. */
+static void nf4_load(struct iz_exec *x, const struct iz_view *v,
+                     const void *arg)
+{
+    const struct nf4 *k = arg;
+    if (!x->dry)
+        iz_buffer_nf4(x, at(v[0], k->shift), k->type, v[1].p, k->n);
+}
+
+/* Any bytes are codes; a block of the first group has each code of a scale. */
+static void nf4_fill(struct iz_nf4_group *g, int64_t groups)
+{
+    for (int64_t i = 0; i < groups; i++) {
+        for (int c = 0; c < IZ_NF4_GROUP / 2; c++)
+            g[i].code[c] = (uint8_t)fixture_below(256);
+        for (int b = 0; b < IZ_NF4_SCALES; b++)
+            g[i].scale[b] = (uint8_t)(i ? fixture_below(256) : b);
+        g[i].most = (float)(i + 1) * 0.013f;
+        g[i].mean = 0.07f / (float)(i + 1);
+    }
+}
+
+static void check_nf4(struct nf4 k)
+{
+    int64_t groups = iz_nf4_groups(k.n);
+    struct scene s = {
+        .n = 2,
+        .t = {flat_new(k.type, k.n, k.shift),
+              bytes_new(groups * (int64_t)sizeof(struct iz_nf4_group))},
+        .exact = true};
+    nf4_fill(s.t[1].v.p, groups);
+    scene_run(&s, &(struct pass){nf4_load, 2, 1}, &k);
+    scene_free(&s);
+}
+
+static void weights_in_4_bits_have_the_bits_of_the_cpu(void **state)
+{
+    static const int64_t n[] = {1,
+                                7,
+                                64,
+                                200,
+                                4099,
+                                IZ_NF4_GROUP,
+                                IZ_NF4_GROUP + 8,
+                                3 * IZ_NF4_GROUP - 5};
+    for (int k = 0; k < 3 * 2; k++)
+        for (int i = 0; i < COUNT(n); i++)
+            check_nf4((struct nf4){n[i], fixture_types[k % 3], k / 3});
+}
+
 int ops_flat(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,6 +579,7 @@ int ops_flat(void)
         SEEDED(coded_updates_have_them_at_every_exponent),
         SEEDED(what_is_not_finite_shows),
         SEEDED(an_odd_address_is_refused),
+        SEEDED(weights_in_4_bits_have_the_bits_of_the_cpu),
     };
     if (backend.x.backend == IZ_CPU)
         return 0;

@@ -25,7 +25,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
-    "tuned": tuple(t for t in TUNED if t not in ("nf4", "dropout")),
+    "tuned": tuple(t for t in TUNED if t != "dropout"),
     "sums": ("ranks_first", "local_first"),
 }
 FREE = {
@@ -92,6 +92,35 @@ def test_same_bits_as_the_plain_run(row, start, references):
     {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4}]))
 def test_units_that_repeat_differently_have_the_same_bits(row, start):
     rows.check_mixes(start, {**ROW, **row}, "device")
+
+
+# A base in 4 bits: where it lives, on one rank and on several, which meet on the
+# host or on their GPUs.
+NF4 = [(1, "mpi", 0, "none", "none"), (1, "mpi", 3, "cpu", "none"),
+       (1, "mpi", 3, "cpu", "cpu"), (1, "mpi", 3, "nvme", "nvme"),
+       (2, "mpi", 1, "none", "none"), (2, "nccl", 2, "cpu", "none"),
+       (2, "nccl", 3, "none", "none"), (3, "mpi", 3, "cpu", "none"),
+       (3, "nccl", 3, "cpu", "cpu"), (3, "mpi", 3, "cpu", "cpu"),
+       (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme")]
+
+
+@pytest.mark.parametrize("ranks, comm, stage, optimizer, param", NF4)
+def test_a_base_in_4_bits_has_the_same_bits(ranks, comm, stage, optimizer, param,
+                                            start, references):
+    if REAL and comm == "nccl":
+        pytest.skip("one GPU")
+    row = {**ROW, "ranks": ranks, "tuned": "nf4", "micro": 4, "delay_us": 300,
+           "jitter_us": 0 if REAL else 500}
+    key = "nf4", ranks
+    more = {"run.save": True, "run.save_interval": 2, "run.eval_batches": 1}
+    if key not in references:
+        r = start({**row, **ON_CPU}, more)
+        references[key] = r.numbers, r.validation, r.files
+    r = start({**row, "comm": comm, "stage": stage, "optimizer": optimizer,
+               "param": param}, more)
+    assert (r.numbers, r.validation) == references[key][:2], str(r)
+    # What a rank's file holds depends on the stage: then the values are the same.
+    assert len(r.files) == len(references[key][2])
 
 
 # Lion's one state on either side, in every type.
@@ -270,6 +299,36 @@ def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, 
     real, planned = traffic(row)
     assert real["h2d_bytes"] == ranks * planned["up_bytes"]
     assert real["d2h_bytes"] == ranks * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("ranks, comm, stage, optimizer, param", NF4)
+def test_codes_cross_the_bus_in_4_bits(ranks, comm, stage, optimizer, param, start,
+                                       traffic):
+    row = {**ROW, "ranks": ranks, "comm": comm, "stage": stage, "optimizer": optimizer,
+           "param": param}
+    if ranks > 1:
+        start(row)  # StarPU measures the bus of the GPUs
+    bits, planned = traffic({**row, "tuned": "nf4"})
+    assert bits["h2d_bytes"] == ranks * planned["up_bytes"]
+    assert bits["d2h_bytes"] == ranks * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("param", ("cpu", "nvme"))
+def test_a_unit_in_4_bits_crosses_as_its_groups(param, traffic):
+    """Of 16384 weights or fewer, the end of a matrix; not as its weights."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "tuned": "nf4"}
+    c = 264
+    more = {"model.width": c, "model.layers": 2, "parameters": []}
+    bits, _ = traffic(row, **more)
+    whole, _ = traffic(row, **more, **{"model.base_dtype": None})
+    groups = sum(-(-k * c * c // 16384) for k in (3, 1, 4, 4))
+    unit = 2 * 12 * c * c - groups * (8192 + 256 + 8)
+    less = whole["h2d_bytes"] - bits["h2d_bytes"]
+    # Two steps, two blocks, in the forward and mostly in the backward.
+    assert less % unit == 0 and 4 <= less // unit <= 8
+    assert whole["d2h_bytes"] == bits["d2h_bytes"]
 
 
 @standin

@@ -183,6 +183,21 @@ def test_what_is_not_trained(tuned, go):
     assert r.numbers == plain.numbers, str(r)
 
 
+# Two matrices of a block have two groups.
+NF4 = {"model.width": 72, "model.base_dtype": "nf4", "lora": {"rank": 3, "targets": "*"}}
+
+
+@pytest.mark.parametrize("dtype", SUMS["dtype"])
+def test_a_base_in_4_bits(dtype, go):
+    row = {"model": "gpt2", "dtype": dtype, "split": "ranks"}
+    plain = go(row, NF4)
+    close(plain, go(row, {**NF4, "run.device": "cpu"}), dtype)
+    for more in (FAR, {"stage": 3, "optimizer": "nvme", "param": "nvme"}):
+        for comm in ("mpi", "nccl"):
+            r = go({**row, **more, "comm": comm}, NF4)
+            assert r.numbers == plain.numbers, str(r)
+
+
 @pytest.mark.parametrize("dtype", ("fp32", "fp16"))
 def test_before_tensor_cores(dtype, go):
     row = {"model": "llama", "dtype": dtype, "split": "whole"}

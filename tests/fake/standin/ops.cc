@@ -255,6 +255,19 @@ static void call(decltype(&iz_flat_squares) squares, struct iz_exec *x,
     });
 }
 
+static void call(decltype(&iz_nf4_load) load, struct iz_exec *x, void *out,
+                 enum iz_dtype type, const struct iz_nf4_group *g, int64_t n)
+{
+    enqueue(x, [=] {
+        char *to = (char *)reach(out, n * iz_dtype_bytes(type));
+        const struct iz_nf4_group *from =
+            reach(g, iz_nf4_groups(n) * (int64_t)sizeof(*g));
+        for (int64_t i = 0; i < n; i += IZ_NF4_GROUP)
+            load(to + i * iz_dtype_bytes(type), type, from + i / IZ_NF4_GROUP,
+                 n - i < (int64_t)IZ_NF4_GROUP ? n - i : (int64_t)IZ_NF4_GROUP);
+    });
+}
+
 static void call(decltype(&iz_update) op, struct iz_exec *x,
                  const struct iz_update *given)
 {
