@@ -216,3 +216,15 @@ def test_a_checkpoint_has_either(place, base):
     r = place.good(1, c)
     x = place.launch(1, {**c, **NF4, "run.steps": 2}, ["--resume"], output=r.output)
     run.refused(x, "base_dtype")
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("size", ("8b", "70b"))
+def test_the_configs_fit_a_desktop(size):
+    """A card of 24 GB, and a host of which 16 GB are used at most."""
+    r = run.call(run.built("models/llama"), run.ROOT / f"configs/llama-3-{size}-nf4.json",
+                 "--plan", "--machine", run.ROOT / "configs/machines/rtx4090-workstation.json")
+    assert r.rc == 0, str(r)
+    total = next(x.split() for x in r.out.splitlines() if x.startswith("  total"))
+    assert float(total[1]) < 24 * 1024 and float(total[2]) < 13 * 1024
+    assert "are in 4 bits" in r.out
