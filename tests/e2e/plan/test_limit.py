@@ -102,6 +102,20 @@ def test_four_times_the_memory_trains_with_the_same_losses(ranks, place, nvme):
 
 
 @pytest.mark.single
+def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
+    """Its codes are; with the losses of a run that has them in memory."""
+    model = {**MODEL, "width": 256, "layers": 160, "base_dtype": "nf4"}
+    c = {**CONFIG, "model": model, "lora": {"rank": 2, "targets": "*"}, "run.steps": 2}
+    codes = 12 * model["width"]**2 * model["layers"] * 33 // 64  # 4.125 bits each
+    tight = {"run.memory_limit_bytes": codes // 4}
+    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
+    r = place.good(1, {**c, **run.offload(3, "nvme", "nvme", nvme), **tight})
+    assert r.bytes_in("nvme") >= codes
+    assert r.bytes_in("device", "cpu") <= codes // 4
+    assert r.numbers == place.good(1, c).numbers
+
+
+@pytest.mark.single
 def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     """Of four micro-batches side by side, several times as many bytes as all else.
     One more of each, before the last unit, and six slots are no file's."""
