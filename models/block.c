@@ -69,8 +69,7 @@ struct kept {
 
 static bool has_experts(const struct iz_layer *a)
 {
-    const struct iz_block *c = a->self;
-    return iz_experts_at(&c->experts, a->unit - 1);
+    return a->kind == KIND_EXPERTS;
 }
 
 static struct iz_experts_weights experts_of(const struct iz_layer *a)

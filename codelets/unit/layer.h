@@ -47,8 +47,8 @@ struct iz_param {
 /* The arguments of one call of a layer function, on one micro-batch. */
 struct iz_layer {
     const void *self; /* the unit's */
-    int unit;
-    int samples; /* in this micro-batch */
+    int unit, kind;   /* its number and kind */
+    int samples;      /* in this micro-batch */
     /* Parameters of the unit in the order of its list, then the tied one if
      * any. dw has the same order: backward overwrites every entry whose p is
      * not NULL (entries of parameters that take no gradient are absent). */

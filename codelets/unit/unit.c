@@ -229,6 +229,7 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
     f->layer = (struct iz_layer){
         .self = m->unit[l->unit].self,
         .unit = l->unit,
+        .kind = m->unit[l->unit].kind,
         .samples = n,
         .w = f->w,
         .dw = f->dw,

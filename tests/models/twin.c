@@ -134,6 +134,7 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
     struct iz_layer a = {
         .self = unit->self,
         .unit = u,
+        .kind = unit->kind,
         .samples = t->samples,
         .w = w,
         .dw = dw,

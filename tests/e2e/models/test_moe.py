@@ -36,6 +36,12 @@ def test_a_shape_that_nobody_publishes_is_not_exported(moe):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("dense", ([0], [0, 1], [1, 2]))
+def test_a_plan_finds_the_largest_of_mixed_blocks(dense, moe):
+    r = moe.launch(1, {"model.mlp_only_layers": dense}, ["--plan"])
+    assert r.rc == 0 and "blocks of this shape fit" in r.out, str(r)
+
+
 def test_the_balance_is_a_choice_of_the_run(moe):
     """Another coefficient than an import's is no contradiction, another shape is."""
     out = moe.folder / "out"
