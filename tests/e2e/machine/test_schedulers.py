@@ -15,7 +15,8 @@ def config(disk, nvme, name):
 
 
 # Of StarPU's, those that no run may have.
-NEVER = {"heteroprio", "modular-dmda", "modular-dmdap", "modular-dmdar", "modular-dmdas"}
+NEVER = {"heteroprio", "modular-dmda", "modular-dmdap", "modular-dmdar", "modular-dmdas",
+         "modular-ws"}
 
 
 @pytest.fixture(scope="module")
