@@ -23,9 +23,23 @@ static int experts_of_block(const void *self)
     }
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
-#define EXPERT MLP "experts.[]."
 #define MIXTRAL "model.layers.{}.block_sparse_moe."
-#define MIXTRAL_EXPERT MIXTRAL "experts.[]."
+/* The router and the experts of a type, below `at`. */
+#define EXPERTS(type, at, gate, up, down)                                      \
+    {.tensor = at "gate.weight",                                               \
+     .param = "layers.{}.mlp.gate.weight",                                     \
+     .types = type},                                                           \
+        {.tensor =                                                             \
+             at "experts.[]." gate ".weight|" at "experts.[]." up ".weight",   \
+         .param = "layers.{}.mlp.experts.gate_up_proj.weight",                 \
+         .layout = IZ_HF_ROWS,                                                 \
+         .repeat = experts_of_block,                                           \
+         .types = type},                                                       \
+    {                                                                          \
+        .tensor = at "experts.[]." down ".weight",                             \
+        .param = "layers.{}.mlp.experts.down_proj.weight",                     \
+        .layout = IZ_HF_ROWS, .repeat = experts_of_block, .types = type        \
+    }
 
 static const struct iz_hf_name hf_names[] = {
     {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
@@ -45,32 +59,8 @@ static const struct iz_hf_name hf_names[] = {
      .param = "layers.{}.mlp.gate_up_proj.weight",
      .layout = IZ_HF_ROWS},
     OURS("mlp.down_proj.weight"),
-    {.tensor = MLP "gate.weight",
-     .param = "layers.{}.mlp.gate.weight",
-     .types = "qwen3_moe"},
-    {.tensor = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
-     .param = "layers.{}.mlp.experts.gate_up_proj.weight",
-     .layout = IZ_HF_ROWS,
-     .repeat = experts_of_block,
-     .types = "qwen3_moe"},
-    {.tensor = EXPERT "down_proj.weight",
-     .param = "layers.{}.mlp.experts.down_proj.weight",
-     .layout = IZ_HF_ROWS,
-     .repeat = experts_of_block,
-     .types = "qwen3_moe"},
-    {.tensor = MIXTRAL "gate.weight",
-     .param = "layers.{}.mlp.gate.weight",
-     .types = "mixtral"},
-    {.tensor = MIXTRAL_EXPERT "w1.weight|" MIXTRAL_EXPERT "w3.weight",
-     .param = "layers.{}.mlp.experts.gate_up_proj.weight",
-     .layout = IZ_HF_ROWS,
-     .repeat = experts_of_block,
-     .types = "mixtral"},
-    {.tensor = MIXTRAL_EXPERT "w2.weight",
-     .param = "layers.{}.mlp.experts.down_proj.weight",
-     .layout = IZ_HF_ROWS,
-     .repeat = experts_of_block,
-     .types = "mixtral"},
+    EXPERTS("qwen3_moe", MLP, "gate_proj", "up_proj", "down_proj"),
+    EXPERTS("mixtral", MIXTRAL, "w1", "w3", "w2"),
     {.tensor = "model.norm.weight", .param = "norm.weight"},
     {.tensor = "lm_head.weight", .param = "lm_head.weight"},
     {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
@@ -81,9 +71,8 @@ static const struct iz_hf_name hf_names[] = {
 #undef OURS
 #undef ATTN
 #undef MLP
-#undef EXPERT
 #undef MIXTRAL
-#undef MIXTRAL_EXPERT
+#undef EXPERTS
 
 #define DENSE "llama|mistral|qwen2|qwen3"
 
@@ -105,10 +94,9 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "num_hidden_layers", .key = "layers"},
     {.name = "num_attention_heads", .key = "heads"},
     {"num_key_value_heads", "kv_heads", "0", .null_is_zero = true},
-    {"head_dim", "head_dim", "0", .types = "llama|mistral|qwen2|mixtral",
-     .null_is_zero = true},
+    {"head_dim", "head_dim", "0",
+     .types = "llama|mistral|qwen2|qwen3_moe|mixtral", .null_is_zero = true},
     {"head_dim", "head_dim", "128", .types = "qwen3"},
-    {"head_dim", "head_dim", "0", .types = "qwen3_moe", .null_is_zero = true},
     {.name = "hidden_size", .key = "width"},
     {.name = "intermediate_size", .key = "ffn", .types = DENSE "|qwen3_moe"},
     {.name = "intermediate_size",

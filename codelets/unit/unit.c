@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward and backward of one unit as tasks; see unit.h. */
 #include "codelets/unit/unit.h"
-#include "codelets/base/mix.h"
 
 #include <assert.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/mix.h"
 #include "codelets/flat/touched_rows.h"
 #include "codelets/gpu/flat_buffer.h"
 

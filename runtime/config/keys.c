@@ -342,8 +342,7 @@ const struct iz_key iz_config_keys[] = {
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
          "a quick measurement at the start shows that the model's products are "
          "faster with it. Muon's products are of this type too, unless "
-         "ns_method is "
-         "gram. A resumed run keeps its first choice."),
+         "ns_method is gram. A resumed run keeps its first choice."),
     WORD(
         "run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn|timed",
         "\"auto\"",
@@ -365,8 +364,8 @@ const struct iz_key iz_config_keys[] = {
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
          "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
-         "gram, whose "
-         "sums are fp32. auto: gpu. A resumed run keeps its first choice."),
+         "gram, whose sums are fp32. auto: gpu. A resumed run keeps its first "
+         "choice."),
     TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
          "On a GPU: by which of cuBLASLt's algorithms products are formed. "
          "first: what the library estimates to be best. timed: the fastest of "

@@ -399,8 +399,8 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     struct update_arg a = update_arg(e, unit, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct iz_access grad = {g->grad_apart_handle[0], STARPU_R};
-    struct copy_arg old = param_copy(e, k, pass, &a, false);
-    struct copy_arg new = param_copy(e, k, pass, &a, true);
+    struct copy_arg before = param_copy(e, k, pass, &a, false);
+    struct copy_arg after = param_copy(e, k, pass, &a, true);
     if (down || !apart)
         staging = iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
     if (pass->along) {
@@ -414,17 +414,17 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                     (struct copy_arg){.from = a.grad_first * size,
                                       .bytes = k->count * size,
                                       .always = true});
-        old.to = new.from = g->plan->chunk *size;
+        before.to = after.from = g->plan->chunk * size;
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
     }
     if (down && a.states.lower)
         submit_copy(e, unit, IZ_ON_UP, k->param_handle,
                     (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
-                    old);
+                    before);
     if (down && !apart) { /* parameters behind the gradient */
         a.param_buf = 0;
-        a.param_at = new.from;
+        a.param_at = after.from;
         a.control_buf = 2;
     }
     submit_update(e, unit, k, &a, grad, k->state_handle,
@@ -434,7 +434,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                   pass);
     if (down)
         submit_copy(e, unit, IZ_ON_DOWN, staging,
-                    (struct iz_access){k->param_handle, STARPU_RW}, new);
+                    (struct iz_access){k->param_handle, STARPU_RW}, after);
 }
 
 /* Loads or stores what a pass over a chunk uses of what it has on disk, through
