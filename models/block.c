@@ -339,6 +339,29 @@ static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
     return h;
 }
 
+/* The loss of the head's rows: of the targets, or of pairs of samples. */
+static void head_loss(struct iz_exec *x, const struct iz_layer *a,
+                      struct iz_classifier k)
+{
+    const struct iz_block *c = a->self;
+    if (!a->preference) {
+        iz_classifier(x, &k);
+        return;
+    }
+    struct iz_norm_layer n;
+    struct iz_layer reference = *a;
+    reference.w = a->reference_w;
+    k.samples = a->samples;
+    iz_preference(
+        x, &k,
+        &(struct iz_pairs){
+            .loss = a->preference,
+            .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
+            .w = a->reference_w[head_matrix(c)],
+            .weight = a->weight,
+            .told = a->told});
+}
+
 static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
@@ -353,7 +376,7 @@ static void block_head_backward(struct iz_exec *x, const struct iz_layer *a)
                               .dw = a->dw[head_matrix(c)],
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
-    iz_classifier(x, &k);
+    head_loss(x, a, k);
     iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
     iz_work_release(x, mark);
 }
@@ -367,7 +390,7 @@ static void block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
                               .w = a->w[head_matrix(c)],
                               .target = a->target,
                               .loss = a->loss};
-    iz_classifier(x, &k);
+    head_loss(x, a, k);
     iz_work_release(x, mark);
 }
 
@@ -503,7 +526,7 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
                   const struct iz_ends *ends)
 {
     int rc = embed_open(&m->unit[0], b, ends);
-    m->knows_documents = !b->full;
+    m->knows_documents = m->knows_pairs = !b->full;
     for (int i = 0; rc == 0 && i < b->layers; i++)
         rc = add_block(&m->unit[1 + i], b, names, i);
     return rc ? rc : head_open(m, b, ends);

@@ -57,13 +57,18 @@ static inline double row_bwd(float *s, int64_t n, int32_t target, float scale)
     return log((double)sum) + ((double)m - (double)at);
 }
 
-/* Returns the sum of the losses of the rows. */
-IZ_SIMD static double rows_bwd(struct iz_view logits, const int32_t *target,
+/* Returns the sum of the losses of the rows, which begin with row `at` of c. */
+IZ_SIMD static double rows_bwd(struct iz_view logits,
+                               const struct iz_classifier *c, int64_t at,
                                float scale)
 {
+    const int32_t *target = c->target + at;
+    int64_t rows = c->scales ? c->a.rows / c->samples : 0; /* of a sample */
     double sum = 0;
     for (int64_t i = 0; i < logits.rows; i++) {
         float *s = (float *)logits.p + i * logits.cols;
+        if (rows)
+            scale = c->scales[(at + i) / rows];
         if (target[i] < 0)
             memset(s, 0, (size_t)logits.cols * sizeof(*s));
         else
@@ -72,17 +77,23 @@ IZ_SIMD static double rows_bwd(struct iz_view logits, const int32_t *target,
     return sum;
 }
 
-IZ_SIMD static double rows_fwd(struct iz_view logits, const int32_t *target)
+IZ_SIMD static double rows_fwd(struct iz_view logits,
+                               const struct iz_classifier *c, int64_t at)
 {
+    const int32_t *target = c->target + at;
+    int64_t rows = c->sums ? c->a.rows / c->samples : 0; /* of a sample */
     double sum = 0;
     for (int64_t i = 0; i < logits.rows; i++) {
-        float *s = (float *)logits.p + i * logits.cols, m, at;
+        float *s = (float *)logits.p + i * logits.cols, m;
+        double here, hit;
         if (target[i] < 0)
             continue;
-        at = s[target[i]];
+        hit = (double)s[target[i]];
         m = iz_row_max(s, logits.cols);
-        sum += log((double)iz_row_exp(s, m, logits.cols)) +
-               ((double)m - (double)at);
+        here = log((double)iz_row_exp(s, m, logits.cols)) + ((double)m - hit);
+        sum += here;
+        if (rows)
+            c->sums[(at + i) / rows] += here;
     }
     return sum;
 }
@@ -200,14 +211,16 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
     float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
+    for (int i = 0; c->sums && !x->dry && i < c->samples; i++)
+        c->sums[i] = 0;
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
         struct iz_view chunk = iz_view_rows(logits, 0, n);
         struct iz_view a = iz_view_rows(c->a, at, n);
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
         if (!x->dry)
-            sum += grad ? rows_bwd(chunk, c->target + at, scale)
-                        : rows_fwd(chunk, c->target + at);
+            sum +=
+                grad ? rows_bwd(chunk, c, at, scale) : rows_fwd(chunk, c, at);
         if (!grad)
             continue;
         l.add = at > 0 && iz_wanted(x, l.dw);
@@ -216,7 +229,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     }
     if (x->dry)
         return;
-    *c->loss = count ? sum / (double)count : 0;
+    if (c->loss)
+        *c->loss = count ? sum / (double)count : 0;
     if (grad && l.dw.p != c->dw.p)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));
 }

@@ -135,6 +135,9 @@ void iz_told_add(struct iz_told *to, const struct iz_told *t)
     to->routers += t->routers;
     to->least = fmin(to->least, t->least);
     to->most = fmax(to->most, t->most);
+    to->pairs += t->pairs;
+    for (int i = 0; i < IZ_PAIR_FIGURES; i++)
+        to->pair[i] += t->pair[i];
 }
 
 void iz_route_tell(struct iz_exec *x, struct iz_told *told,

@@ -166,13 +166,26 @@ struct iz_routes {
 
 enum { IZ_EXPERTS_MOST = 1024 };
 
-/* What units tell of a forward beside the loss: the sum of the losses of their
- * own, and of experts the fewest and the most rows that one had, 1 being as
- * many as all would have if they had the same. */
+/* Of a pair of texts, by TRL's names: rewards are beta l (see iz_preference),
+ * IPO's too; logps are log p. */
+enum iz_pair_figure {
+    IZ_REWARDS_CHOSEN,
+    IZ_REWARDS_REJECTED,
+    IZ_REWARDS_ACCURACIES, /* 1 where the chosen one has more, else 0 */
+    IZ_REWARDS_MARGINS,
+    IZ_LOGPS_CHOSEN,
+    IZ_LOGPS_REJECTED,
+    IZ_PAIR_FIGURES
+};
+
+/* What units tell beside the loss: the sum of the losses of their own, and of
+ * experts the fewest and the most rows that one had, 1 being as many as all
+ * would have if they had the same; of pairs, sums of their figures. */
 struct iz_told {
     double loss, least, most;
     double balance, z; /* B and Z below, of so many routers */
     double routers;
+    double pairs, pair[IZ_PAIR_FIGURES];
 };
 void iz_told_add(struct iz_told *to, const struct iz_told *t);
 
@@ -296,8 +309,45 @@ struct iz_classifier {
     struct iz_view da, dw; /* of loss * loss_scale; da may be a */
     float loss_scale;
     double *loss;
+    /* On a CPU, of samples with equally many rows.  sums: the loss alone writes
+     * that of each sample here.  scales: the gradient is that of the sum of
+     * each sample's losses times its scale.  Either may be NULL, and so may
+     * `loss` with them. */
+    double *sums;
+    const float *scales;
+    int samples;
 };
 
 void iz_classifier(struct iz_exec *x, const struct iz_classifier *c);
+
+/* Preferences: samples 2i and 2i + 1 are a pair, a chosen text and a rejected
+ * one.  With l(s) = log p(s) - log q(s), sums over the targets of a sample by
+ * the policy p and the reference q, and d = l(chosen) - l(rejected), the loss
+ * is the mean over the pairs of
+ *     DPO (Rafailov et al., 2023, arXiv:2305.18290): -log sigmoid(beta d)
+ *     IPO (Azar et al., 2023, arXiv:2310.12036): (d - 1 / (2 beta))^2, where d
+ *         has l over the number of targets,
+ * and sft times the mean of -log p over the targets of the chosen texts. */
+enum iz_loss_type { IZ_LOSS_TARGETS, IZ_LOSS_DPO, IZ_LOSS_IPO };
+
+struct iz_preference {
+    enum iz_loss_type type;
+    double beta, sft;
+};
+
+/* What iz_preference reads beside the policy's classifier: what c->a and c->w
+ * are for the reference, and by what sft is multiplied: these samples' part of
+ * all chosen targets, 1 where they are all. */
+struct iz_pairs {
+    const struct iz_preference *loss;
+    struct iz_view a, w;
+    double weight;
+    struct iz_told *told; /* gets the figures of its pairs; NULL: nothing does
+                           */
+};
+
+/* c: of the policy, with an even number of samples.  On a CPU. */
+void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
+                   const struct iz_pairs *p);
 
 IZ_C_END

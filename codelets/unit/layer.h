@@ -12,6 +12,7 @@
 #include "codelets/ops/exec.h"
 
 struct iz_told; /* codelets/ops/ops.h */
+struct iz_preference;
 
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 
@@ -74,8 +75,16 @@ struct iz_layer {
      * that is there for units with own_loss, too. */
     double *loss;
     float loss_scale;
-    /* Units with own_loss, forward: what they tell, where somebody asks. */
+    /* Units with own_loss, forward, and the last one of pairs: what they tell,
+     * where somebody asks. */
     struct iz_told *told;
+    /* Last unit only, where samples are pairs: their loss, what w and x are for
+     * the reference, and the weight of struct iz_pairs.  NULL: samples are
+     * alone. */
+    const struct iz_preference *preference;
+    const struct iz_view *reference_w;
+    struct iz_view reference_x;
+    double weight;
     /* Last unit, generation only: the row of sample 0 to compute logits for. */
     int64_t row;
     float *logits;
@@ -146,6 +155,10 @@ struct iz_model {
     /* Set by the runtime: documents do not see each other, every layer gets
      * `begins`. */
     bool documents_apart;
+    /* Set by a model whose last unit forms the loss of pairs. */
+    bool knows_pairs;
+    /* Set by the runtime; NULL: samples are no pairs. */
+    const struct iz_preference *preference;
     struct iz_record record;
     bool experts;     /* a GPU lacks their ops, and they are never in 4 bits */
     const char *item; /* what is counted per second: "token", "image" */
@@ -247,6 +260,12 @@ static inline int64_t iz_model_sample_bytes(const struct iz_model *m)
 {
     int64_t begins = m->documents_apart ? 4 * (int64_t)m->tokens : 0;
     return m->input_bytes + m->target_bytes + begins;
+}
+
+/* Whether units tell something beside the loss: struct iz_told. */
+static inline bool iz_model_tells(const struct iz_model *m)
+{
+    return m->experts || m->preference;
 }
 
 /* The number of a unit's parameters without its adapters. */

@@ -199,17 +199,20 @@ static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
 }
 
 /* What the gradients are scaled by: 16-bit types want large ones, and a mean
- * over few targets counts less than one over many. */
-static float loss_scale(const struct iz_unit_arg *a, void **buf)
+ * over few targets counts less than one over many; that of pairs counts what is
+ * such a mean itself. */
+static void set_scale(struct iz_layer *l, const struct iz_unit_arg *a,
+                      void **buf)
 {
     float scale = a->at_scale < 0 ? 1 : *(float *)buf[a->at_scale];
-    double weight = a->at_weight < 0 ? 1 : *(double *)buf[a->at_weight];
-    return (float)(scale * weight);
+    l->weight = a->at_weight < 0 ? 1 : *(double *)buf[a->at_weight];
+    l->loss_scale = l->preference ? scale : (float)(scale * l->weight);
 }
 
 /* What a layer is called with, and what that points to. */
 struct frame {
     struct iz_view w[IZ_UNIT_PARAMS], dw[IZ_UNIT_PARAMS];
+    struct iz_view reference[IZ_UNIT_PARAMS];
     struct iz_adapter adapter[IZ_UNIT_PARAMS / 2];
     struct iz_layer layer;
 };
@@ -224,7 +227,8 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
     int n = a->samples;
     make_views(l, a->type, own, unit_at(buf, a->at_tied), f->w);
     make_gradient_views(l, a->type, grad, unit_at(buf, a->at_tied_grad), f->dw);
-    make_adapters(a, own, grad, f->adapter, f->w);
+    if (!a->reference)
+        make_adapters(a, own, grad, f->adapter, f->w);
     show_rows(a, buf, f->w, f->dw);
     f->layer = (struct iz_layer){
         .self = m->unit[l->unit].self,
@@ -244,6 +248,13 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .logits = unit_at(buf, a->at_logits),
         .told = unit_at(buf, a->at_told),
     };
+    if (m->preference && l->unit + 1 == m->n_units) {
+        make_views(l, a->type, own, unit_at(buf, a->at_tied), f->reference);
+        f->layer.preference = m->preference;
+        f->layer.reference_w = f->reference;
+        f->layer.reference_x =
+            boundary(x->act, m, l->unit - 1, n, unit_at(buf, a->at_reference));
+    }
     if (m->documents_apart)
         f->layer.begins = (struct iz_view){
             .p = batch ? batch + n * (m->input_bytes + m->target_bytes) : NULL,
@@ -258,7 +269,7 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     const struct iz_unit *u = &a->layout->model->unit[a->layout->unit];
     struct frame f;
     make_frame(&f, x, a, buf);
-    f.layer.loss_scale = loss_scale(a, buf);
+    set_scale(&f.layer, a, buf);
     x->widens = a->repeat == IZ_REPEAT_WIDENED;
     attach_save(x, a, buf);
     if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL)

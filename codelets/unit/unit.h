@@ -46,14 +46,16 @@ struct iz_unit_arg {
     signed char at_save;          /* kept activations; -1: scratch */
     signed char at_loss;          /* double */
     signed char at_scale;         /* float: loss scale */
-    signed char at_weight; /* double: of this call's loss in the step's */
-    signed char at_logits; /* float[vocab] */
-    signed char at_told;   /* struct iz_told */
+    signed char at_weight;    /* double: of this call's loss in the step's */
+    signed char at_logits;    /* float[vocab] */
+    signed char at_told;      /* struct iz_told */
+    signed char at_reference; /* boundary that the last unit reads for it */
     /* Only for a sparse table: the list of touched rows
      * (codelets/flat/touched_rows.h).  Gradients hold these rows alone, and so
      * do parameters if `packed`. */
     signed char at_rows;
     bool packed;
+    bool reference;        /* a forward of the reference of pairs */
     enum iz_repeat repeat; /* in training */
     int64_t save_bytes;    /* of the call */
     int64_t row;

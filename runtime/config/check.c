@@ -438,6 +438,42 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
         l->alpha = l->rank;
 }
 
+static void resolve_loss(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_config *c = &file->c;
+    bool pairs = c->loss.type != IZ_LOSS_TARGETS;
+    int slices = c->run.slices ? c->run.slices : 1;
+    if (is_bad(file, "loss.type"))
+        return;
+    file->c.data.pairs = pairs;
+    if (!pairs && (c->loss.sft != 0 || c->loss.beta != IZ_LOSS_BETA))
+        iz_fault(f, c->loss.sft != 0 ? "loss.sft" : "loss.beta",
+                 "%.15g, but loss.type: cross_entropy has none",
+                 c->loss.sft != 0 ? c->loss.sft : c->loss.beta);
+    if (!pairs)
+        return;
+    if (c->lora.import[0])
+        iz_fault(
+            f, "lora.import",
+            "%s: the reference of loss.type is the model without "
+            "adapters, not with those: merge them first (docs/finetune.md)",
+            c->lora.import);
+    if (c->data.bytes)
+        iz_fault(f, "data.bytes",
+                 "true, but loss.type needs shards of pairs, which "
+                 "tools/tokenize --preferences writes");
+    if (c->data.document_end >= 0)
+        iz_fault(f, "data.document_end",
+                 "%d, but with loss.type each text is a sample of its own: "
+                 "leave it out",
+                 c->data.document_end);
+    if (c->micro_batch % (2 * slices))
+        iz_fault(f, "train_micro_batch_size_per_gpu",
+                 "%d, but loss.type takes texts in pairs: use a multiple of "
+                 "2%s",
+                 c->micro_batch, slices > 1 ? " run.slices" : "");
+}
+
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
@@ -455,6 +491,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     resolve_run(file, f);
     check_boundaries(file, f);
     resolve_lora(file, f);
+    resolve_loss(file, f);
 }
 
 void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)

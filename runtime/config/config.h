@@ -10,6 +10,7 @@
 
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
+#include "codelets/ops/ops.h"
 
 struct iz_hf; /* codelets/unit/layer.h */
 
@@ -95,6 +96,7 @@ struct iz_data_config {
     bool bytes;       /* the files are raw bytes: token = byte (vocab 256) */
     int document_end; /* the token that ends a document; -1: documents of a
                          sample are not told apart */
+    bool pairs;       /* samples are pairs of texts: loss.type asks for them */
 };
 
 /* Whether training waits while a checkpoint of run.save_interval is written;
@@ -211,6 +213,7 @@ struct iz_config {
     char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
     enum iz_base_dtype base_dtype;
     struct iz_lora_config lora;
+    struct iz_preference loss;
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
 };

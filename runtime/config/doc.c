@@ -24,6 +24,7 @@ static const struct {
      "run.gpu_logits_bytes the losses are the same bit for bit."},
     {"activation_checkpointing.", "activation_checkpointing", "DeepSpeed's."},
     {"lora.", "lora", "izar's. Low-rank adapters, arXiv 2106.09685."},
+    {"loss.", "loss", "izar's."},
     {"data.", "data", "izar's."},
     {"run.", "run", "izar's."},
 };

@@ -58,6 +58,9 @@ struct iz_faults {
     int n_set, count;
 };
 
+/* Default of loss.beta, TRL's. */
+#define IZ_LOSS_BETA 0.1
+
 /* Of one config at most so many faults are told. */
 enum { IZ_FAULTS_TOLD = 100 };
 

@@ -108,6 +108,9 @@ int iz_rules_check_gpu(const struct iz_model *m, FILE *err)
                   "run.device: a GPU, but mixtures of experts (%s) run on the "
                   "CPU alone: use run.device: cpu",
                   m->name);
+    else if (m->preference)
+        iz_refuse(err, "loss.type: pairs of texts are learnt on the CPU alone: "
+                       "use run.device: cpu");
     else if (m->adapter_dropout > 0)
         iz_refuse(err,
                   "lora.dropout: %.15g, but units are computed on a GPU, which "
@@ -177,6 +180,22 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
                            m->name);
 }
 
+/* The reference of pairs is the model without adapters, so nothing else of it
+ * may change. */
+static int apply_pairs(struct iz_model *m, const struct iz_config *c, FILE *err)
+{
+    m->preference = c->data.pairs ? &c->loss : NULL;
+    for (int u = 0; u < m->n_units && m->preference; u++)
+        for (int i = 0; i < iz_unit_base(&m->unit[u]); i++)
+            if (!m->unit[u].param[i].frozen)
+                return iz_refuse(err,
+                                 "loss.type: %s would be trained, but the "
+                                 "reference is the model without adapters: "
+                                 "set lora.rank, or freeze it",
+                                 m->unit[u].param[i].name);
+    return 0;
+}
+
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     int status = 0;
@@ -198,6 +217,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
         status = iz_rules_check_sparse(m, NULL, false, err);
     if (!status)
         status = apply_base(m, c, err);
+    if (!status)
+        status = apply_pairs(m, c, err);
     return status ? status : check_trained(m, err);
 }
 

@@ -39,7 +39,8 @@ struct iz_data {
     struct stream train, val;
     struct split split[2];
     int seq;
-    int ahead;        /* targets are so many tokens behind their inputs */
+    int group;        /* windows that stay together: 2 of pairs, else 1 */
+    int ahead;        /* tokens behind the last window that are targets */
     int document_end; /* -1: documents are not told apart */
     const struct iz_model *model; /* whose records they are; NULL: tokens */
     uint64_t seed;
@@ -126,6 +127,39 @@ static int masks_check(const struct stream *t)
                              "none: all shards of a split have one or none",
                              t->shard[t->shard[i].mask.at ? i : 0].path,
                              t->shard[t->shard[i].mask.at ? 0 : i].path);
+    return 0;
+}
+
+/* Texts of pairs have the windows' length, and each has something to be learnt.
+ */
+static int pairs_check(const struct stream *t, int seq)
+{
+    for (int i = 0; i < t->shards; i++) {
+        const struct iz_shard *s = &t->shard[i];
+        if (s->text != seq)
+            return iz_refuse(
+                stderr,
+                s->text && seq ? "data: %s has texts of %d tokens, and a "
+                                 "sample here has %d: set model.seq, or "
+                                 "write it anew"
+                : s->text      ? "data: %s has pairs of texts: set loss.type "
+                                 "to dpo or ipo"
+                               : "data: %s has no pairs of texts, which "
+                                 "loss.type asks for: write some with "
+                                 "tools/tokenize --preferences",
+                s->path, s->text, seq);
+        if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
+            return iz_refuse(stderr, "data: %s: %s", s->path,
+                             s->mask.at ? "its last pair is not whole"
+                                        : "its pairs have no loss mask beside "
+                                          "them");
+        for (int64_t at = 0; seq && at < s->count; at += seq)
+            if (!iz_shard_learnt(s, at + 1, seq - 1))
+                return iz_refuse(stderr,
+                                 "data: %s: text %" PRId64
+                                 " has nothing to be learnt",
+                                 s->path, at / seq);
+    }
     return 0;
 }
 
@@ -221,6 +255,17 @@ static void ignore_first(const struct iz_data *d, const int32_t *input,
             target[i] = -1;
 }
 
+/* The targets of a sample that begins at `at`: a text of a pair ends with it.
+ */
+static void read_targets(const struct iz_data *d, const struct stream *t,
+                         int64_t at, int32_t *target)
+{
+    int n = d->seq - (d->group > 1);
+    stream_read(t, at + 1, target, n, true);
+    if (n < d->seq)
+        target[n] = -1;
+}
+
 /* Of the targets of a sample that begins at `at`. */
 static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
                              int64_t at)
@@ -229,7 +274,7 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
     int32_t input[AT_ONCE], target[AT_ONCE];
     int64_t learnt = 0, here;
     if (d->document_end < 0)
-        return stream_learnt(t, at + 1, d->seq);
+        return stream_learnt(t, at + 1, d->seq - (d->group > 1));
     for (int64_t i = 0; i < d->seq; i += here) {
         here = min64(d->seq - i, AT_ONCE);
         stream_read(t, at + i, input, here, false);
@@ -249,7 +294,8 @@ static void split_set(struct split *s, const struct stream *t, int64_t first,
     s->stream = t;
     s->first = first;
     s->count = count;
-    s->windows = count > 0 ? (count - d->ahead) / d->seq : 0;
+    s->windows =
+        count > 0 ? (count - d->ahead) / (d->seq * d->group) * d->group : 0;
 }
 
 /* The last windows of one stream are for validation.  Its first input is the
@@ -259,13 +305,13 @@ static void split_set(struct split *s, const struct stream *t, int64_t first,
 static void split_one_stream(struct iz_data *d, double fraction)
 {
     const struct stream *t = &d->train;
-    int64_t count = stream_count(t);
-    int64_t windows = (count - d->ahead) / d->seq;
+    int64_t count = stream_count(t), span = d->seq * (int64_t)d->group;
+    int64_t windows = (count - d->ahead) / span; /* or pairs of them */
     int64_t held = (int64_t)(fraction * (double)windows + 0.5);
     if (fraction > 0)
         held = max64(held, 1);
     held = max64(min64(held, windows - 1), 0); /* training comes first */
-    int64_t cut = count - d->ahead - held * d->seq;
+    int64_t cut = count - d->ahead - held * span;
     split_set(&d->split[IZ_TRAIN], t, 0, cut + d->ahead, d);
     split_set(&d->split[IZ_VAL], t, cut, held > 0 ? count - cut : 0, d);
 }
@@ -329,7 +375,12 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
         err = stream_open(&d->val, c->val_path, c->bytes, vocab, d->model);
     if (err)
         return err;
+    int text = c->pairs ? d->seq : 0;
     err = documents_check(d, c->path, vocab);
+    if (!err && !d->model)
+        err = pairs_check(&d->train, text);
+    if (!err && !d->model && own_val)
+        err = pairs_check(&d->val, text);
     if (err)
         return err;
     split_one_stream(d, own_val ? 0 : c->val_fraction);
@@ -362,7 +413,8 @@ int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
     assert(seq > 0 && vocab > 0);
     return data_open(out, c,
                      (struct iz_data){.seq = seq,
-                                      .ahead = 1,
+                                      .group = c->pairs ? 2 : 1,
+                                      .ahead = !c->pairs,
                                       .document_end = c->document_end,
                                       .seed = seed},
                      vocab, need_val);
@@ -378,7 +430,7 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
     return data_open(
         out, c,
         (struct iz_data){
-            .seq = 1, .document_end = -1, .model = m, .seed = seed},
+            .seq = 1, .group = 1, .document_end = -1, .model = m, .seed = seed},
         0, need_val);
 }
 
@@ -394,6 +446,13 @@ void iz_data_close(struct iz_data **d)
 
 int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err)
 {
+    if (c->pairs && !m->knows_pairs) {
+        iz_refuse(err,
+                  "loss.type: samples would be pairs of texts, and %s has no "
+                  "loss of such",
+                  m->name);
+        return -ENOTSUP;
+    }
     m->documents_apart = c->document_end >= 0;
     if (!m->documents_apart || m->knows_documents)
         return 0;
@@ -445,11 +504,12 @@ static int64_t permute(int64_t i, int64_t n, uint64_t key)
 static int64_t train_start(const struct iz_data *d, int64_t index)
 {
     const struct split *s = &d->split[IZ_TRAIN];
-    int64_t epoch = index / s->windows,
-            rest = s->count - d->ahead - s->windows * d->seq;
+    int64_t epoch = index / s->windows, i = index % s->windows;
+    int64_t rest = s->count - d->ahead - s->windows * d->seq;
     uint64_t key = iz_mix(d->seed + iz_mix((uint64_t)epoch + 1));
     int64_t shift = (int64_t)(iz_mix(key ^ 1) % (uint64_t)(rest + 1));
-    return shift + d->seq * permute(index % s->windows, s->windows, key);
+    int64_t group = permute(i / d->group, s->windows / d->group, key);
+    return shift + d->seq * (group * d->group + i % d->group);
 }
 
 /* Where in its stream a sample begins. */
@@ -471,7 +531,7 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
                        int64_t first, int64_t n)
 {
     int64_t learnt = 0;
-    for (int64_t i = first; i < first + n; i++)
+    for (int64_t i = first; i < first + n; i += d->group)
         learnt +=
             sample_learnt(d, d->split[which].stream, sample_start(d, which, i));
     return learnt;
@@ -483,7 +543,7 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
     const struct split *s = &d->split[which];
     int64_t at = sample_start(d, which, index);
     stream_read(s->stream, at, input, d->seq, false);
-    stream_read(s->stream, at + 1, target, d->seq, true);
+    read_targets(d, s->stream, at, target);
     ignore_first(d, input, target, d->seq);
 }
 

@@ -38,8 +38,8 @@ int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err);
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 
 /* Whether targets of a split are excluded, by a loss mask or behind the end of
- * a document, and how many of those of samples [first, first + n) are not.
- * Thread-safe. */
+ * a document, and how many of those of samples [first, first + n) are not; of
+ * pairs, of the chosen ones.  Thread-safe. */
 bool iz_data_masked(const struct iz_data *d, enum iz_split s);
 int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
                        int64_t n);
@@ -48,7 +48,8 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
  * permutation of the training windows by a counter-based generator; validation
  * in file order) as int32: input[seq] and target[seq] = the following tokens,
  * or -1 where the loss mask beside a shard excludes one, and behind
- * data.document_end.
+ * data.document_end.  With data.pairs, samples 2i and 2i + 1 are the chosen and
+ * the rejected text of a pair, whose last token has no target.
  * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);

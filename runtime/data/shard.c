@@ -80,8 +80,8 @@ static void mapping_close(struct iz_mapping *m)
 
 /* ---- headers ---- */
 
-/* The first three integers; refuses a file that ends within the header. */
-static int header_read(int32_t h[3], const struct iz_mapping *m,
+/* The first four integers; refuses a file that ends within the header. */
+static int header_read(int32_t h[4], const struct iz_mapping *m,
                        const char *path)
 {
     int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
@@ -91,7 +91,7 @@ static int header_read(int32_t h[3], const struct iz_mapping *m,
             "data: %s has %" PRId64 " bytes, fewer than the %" PRId64
             " of a token shard's header (data.bytes = true reads raw text)",
             path, m->bytes, need);
-    memcpy(h, m->at, 3 * sizeof(*h));
+    memcpy(h, m->at, 4 * sizeof(*h));
     return 0;
 }
 
@@ -120,7 +120,7 @@ static const struct shard_format *format_find(int32_t magic, int32_t version)
 
 static int header_check(struct iz_shard *s)
 {
-    int32_t h[3];
+    int32_t h[4];
     int err = header_read(h, &s->tokens, s->path);
     if (err)
         return err;
@@ -134,6 +134,7 @@ static int header_check(struct iz_shard *s)
             s->path, h[0], h[1]);
     s->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
     s->count = h[2];
+    s->text = h[3];
     s->token_bytes = f->token_bytes;
     return length_check(&s->tokens, s->path, s->count, s->token_bytes);
 }
@@ -229,7 +230,7 @@ static char *mask_path(const char *path)
 
 static int mask_check(const struct iz_shard *s, const char *path)
 {
-    int32_t h[3];
+    int32_t h[4];
     const unsigned char *mask = s->mask.at + HEADER_INTS * sizeof(int32_t);
     int err = header_read(h, &s->mask, path);
     if (err)

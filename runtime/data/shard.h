@@ -20,6 +20,7 @@ struct iz_shard {
     char *path; /* owned */
     struct iz_mapping tokens, mask;
     int64_t header_bytes, count;
+    int text;        /* tokens of each text of pairs; 0: no pairs */
     int token_bytes; /* 1, 2, 4; of records any number */
 };
 

@@ -150,9 +150,13 @@ static int open_track(struct iz_engine *e, int b)
     t->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
-    if (e->model->experts)
+    if (iz_model_tells(e->model))
         t->told_handle =
             iz_handle_open(e, &t->told, sizeof(t->told), IZ_DATUM_SCALAR, b);
+    for (int i = 0; i < 2 && e->model->preference; i++)
+        if (!iz_handle_take(e, &t->reference_handle[i], IZ_DATUM_REFERENCE, i,
+                            d))
+            return -ENOMEM;
     for (int u = 0; u + 1 < units; u++) {
         int64_t saved = iz_plan_saved(p, e->model, u, p->unit[u].repeat);
         if (!open_boundary(e, t, u))
@@ -190,7 +194,7 @@ static int open_scalars(struct iz_engine *e)
     s->learnt_handle =
         iz_handle_open(e, &s->learnt, sizeof(s->learnt), IZ_DATUM_SCALAR, 0);
     s->told = IZ_TOLD_NOTHING;
-    if (e->model->experts)
+    if (iz_model_tells(e->model))
         s->told_handle =
             iz_handle_open(e, &s->told, sizeof(s->told), IZ_DATUM_SCALAR, 0);
     s->gathered =

@@ -44,7 +44,8 @@ enum iz_datum {
     IZ_DATUM_OWN_SUM,  /* of a rank's micro-batches, in a unit's own buffer */
     IZ_DATUM_RING_SUM, /* the same in a ring */
     IZ_DATUM_BOUNDARY,
-    IZ_DATUM_RAISED, /* a boundary that came back from the host */
+    IZ_DATUM_REFERENCE, /* boundaries of the reference of pairs */
+    IZ_DATUM_RAISED,    /* a boundary that came back from the host */
     IZ_DATUM_SAVED,
     IZ_DATUM_DY,
     IZ_DATUM_BATCH,

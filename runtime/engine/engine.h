@@ -143,10 +143,11 @@ struct iz_track {
         d_handle;
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
-    int64_t first; /* of its samples, as in iz_units_first_sample */
-    /* What the routers of mixtures of experts tell of them. */
-    struct iz_told told;
-    starpu_data_handle_t told_handle; /* NULL: there are none */
+    int64_t first;       /* of its samples, as in iz_units_first_sample */
+    struct iz_told told; /* of its samples */
+    starpu_data_handle_t told_handle; /* NULL: nobody tells */
+    /* Of pairs: boundaries of the reference, which take turns. */
+    starpu_data_handle_t reference_handle[2];
 };
 
 /* What a step decides for itself, in the task `clip`; read by adam. */

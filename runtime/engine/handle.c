@@ -17,6 +17,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_OWN_SUM] = {"own sum", IZ_MEM_GRAD},
     [IZ_DATUM_RING_SUM] = {"ring sum", IZ_MEM_GRAD_RING},
     [IZ_DATUM_BOUNDARY] = {"boundary", IZ_MEM_BOUNDARY},
+    [IZ_DATUM_REFERENCE] = {"reference", IZ_MEM_BOUNDARY},
     [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY},
     [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},

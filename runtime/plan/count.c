@@ -253,6 +253,9 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
         (p->tracks + p->act.boundary_slots) * iz_plan_boundary_room(p);
     p->bytes.b[iz_plan_tier(to)][IZ_MEM_BOUNDARY] += home;
+    if (m->preference) /* two of the reference */
+        p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] +=
+            2 * p->tracks * iz_plan_boundary_room(p);
 }
 
 /* Sums of the blocks of pieces. */
@@ -512,7 +515,7 @@ int64_t iz_plan_buffers(const struct iz_plan *p)
 {
     int64_t n = 16 + 2 * p->matrices.buffers + p->target.workers +
                 p->act.boundary_slots +
-                p->tracks * (2 * (int64_t)p->n_units + 3);
+                p->tracks * (2 * (int64_t)p->n_units + 5);
     for (int k = 0; k < IZ_STAGINGS; k++)
         n += p->staging[k].n;
     for (int i = 0; i < p->n_rings; i++)

@@ -217,9 +217,9 @@ void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
 
 int iz_plan_slices(const struct iz_config *c, int workers)
 {
-    int most = 1;
+    int most = 1, together = c->data.pairs ? 2 : 1; /* samples */
     for (int n = 1; n <= c->micro_batch && n <= IZ_SLICES_MAX; n++) {
-        if (c->micro_batch % n)
+        if (c->micro_batch % (n * together))
             continue;
         most = n;
         if (n * c->grad_accum >= workers)
@@ -334,9 +334,10 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
         p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
-        p->step_flops +=
-            tasks * (p->cost[u].forward_flops +
-                     (u < p->first_trained ? 0 : p->cost[u].backward_flops));
+        bool trained = u >= p->first_trained;
+        p->step_flops += tasks * (p->cost[u].forward_flops *
+                                      (m->preference && trained ? 2 : 1) +
+                                  (trained ? p->cost[u].backward_flops : 0));
     }
     if (p->matrices.on_gpu == p->target.gpu)
         p->act.scratch_bytes =

@@ -253,11 +253,43 @@ static const char *short_item(const struct iz_metrics *m)
 
 /* ---- lines ---- */
 
+/* Of pairs: means, TRL's names after `head`; "" without. */
+static const char *of_pairs(char *out, size_t size, const struct iz_told *t,
+                            const char *head)
+{
+    static const char *const names[IZ_PAIR_FIGURES] = {
+        [IZ_REWARDS_CHOSEN] = "rewards/chosen",
+        [IZ_REWARDS_REJECTED] = "rewards/rejected",
+        [IZ_REWARDS_ACCURACIES] = "rewards/accuracies",
+        [IZ_REWARDS_MARGINS] = "rewards/margins",
+        [IZ_LOGPS_CHOSEN] = "logps/chosen",
+        [IZ_LOGPS_REJECTED] = "logps/rejected"};
+    char number[40];
+    size_t n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < IZ_PAIR_FIGURES && t->pairs > 0; i++)
+        n += (size_t)snprintf(
+            out + n, size - n, ", \"%s%s\": %s", head, names[i],
+            metrics_number(number, sizeof(number), t->pair[i] / t->pairs));
+    return out;
+}
+
+/* For people. */
+static const char *margin(char *out, size_t size, const struct iz_told *t)
+{
+    out[0] = '\0';
+    if (t->pairs > 0)
+        snprintf(out, size, "  margin %.4f in favour of %.0f%%",
+                 t->pair[IZ_REWARDS_MARGINS] / t->pairs,
+                 100 * t->pair[IZ_REWARDS_ACCURACIES] / t->pairs);
+    return out;
+}
+
 /* The whole line; a terminal shows as much of it as it has columns. */
 static void print_step(struct iz_metrics *m, const struct iz_event *v,
                        double rate, double flops)
 {
-    char line[256], scale[32] = "", adam[32] = "";
+    char line[256], scale[32] = "", adam[32] = "", pairs[80];
     if (m->e->config->dtype == IZ_F16)
         snprintf(scale, sizeof(scale), "  scale %g%s", v->loss_scale,
                  v->skipped ? " skipped" : "");
@@ -266,11 +298,13 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
         snprintf(adam, sizeof(adam), " adam %.0f%%",
                  hidden_percent(m, IZ_KINDS_OPTIMIZER));
     snprintf(line, sizeof(line),
-             "step %lld/%lld  loss %.4f  %.0f %s/s  %.0f%% of GEMM  grad %.3f  "
+             "step %lld/%lld  loss %.4f%s  %.0f %s/s  %.0f%% of GEMM  grad "
+             "%.3f  "
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
              (long long)v->step, (long long)m->e->config->run.steps, v->loss,
-             rate, short_item(m), iz_percent(flops, m->gemm_rate), v->grad_norm,
-             v->lr, scale, adam, hidden_percent(m, IZ_KINDS_LINKS),
+             margin(pairs, sizeof(pairs), &v->told), rate, short_item(m),
+             iz_percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale, adam,
+             hidden_percent(m, IZ_KINDS_LINKS),
              iz_mib(iz_memory_peak_resident()));
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
@@ -318,7 +352,7 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
     double rate = tokens_per_step(m->e) / s;
     double flops = m->e->plan.step_flops / s;
     bool counted = m->last_ns != 0 && m->first_ns != 0;
-    char loss[40], norm[40], experts[256];
+    char loss[40], norm[40], experts[256], pairs[512];
     if (!m->first_ns)
         m->first_ns = v->time_ns; /* the first step warms up */
     if (counted) {
@@ -335,13 +369,14 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
         "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
-        "\"resident_bytes\": %lld%s}",
+        "\"resident_bytes\": %lld%s%s}",
         (long long)v->step, unix_s(),
         metrics_number(loss, sizeof(loss), v->loss),
         metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
         iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
-        of_experts(experts, sizeof(experts), v, m->e));
+        of_experts(experts, sizeof(experts), v, m->e),
+        of_pairs(pairs, sizeof(pairs), &v->told, ""));
     m->told = v->told;
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
@@ -386,17 +421,20 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
         return;
     }
     m->last_eval = v->loss;
-    char loss[40];
+    char loss[40], pairs[512];
     iz_metrics_line(m,
                     "{\"step\": %lld, \"time\": %.3f, "
-                    "\"validation_loss\": %s}",
+                    "\"validation_loss\": %s%s}",
                     (long long)v->step, unix_s(),
-                    metrics_number(loss, sizeof(loss), v->loss));
+                    metrics_number(loss, sizeof(loss), v->loss),
+                    of_pairs(pairs, sizeof(pairs), &v->told, "eval_"));
     if (m->quiet)
         return;
     finish_line(m);
-    printf("step %lld  validation loss %.4f nats per %s\n", (long long)v->step,
-           v->loss, m->e->model->item);
+    bool single = !m->e->model->preference;
+    printf("step %lld  validation loss %.4f%s%s%s\n", (long long)v->step,
+           v->loss, single ? " nats per " : "", single ? m->e->model->item : "",
+           margin(pairs, sizeof(pairs), &v->told));
     fflush(stdout);
     m->last_ns = v->time_ns;
 }
@@ -461,6 +499,10 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     if (isfinite(m->last_eval))
         printf(", validation loss %.4f", m->last_eval);
     printf("\n");
+    char pairs[80];
+    if (m->told.pairs > 0)
+        printf("last step:%s of its pairs\n",
+               margin(pairs, sizeof(pairs), &m->told));
     if (m->told.routers > 0)
         printf("experts had %.2f to %.2f of an even share of rows in the last "
                "step, balance %.3f; no row was dropped\n",

@@ -119,6 +119,15 @@ static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
     return step;
 }
 
+/* Moves what was told to `own`, if anybody tells. */
+static void take_told(double *own, struct iz_told *told)
+{
+    if (!told)
+        return;
+    memcpy(own, told, sizeof(*told));
+    *told = IZ_TOLD_NOTHING;
+}
+
 static void hear_told(const struct iz_engine *e, struct iz_told *out,
                       const double *all, int per)
 {
@@ -131,7 +140,7 @@ static void hear_told(const struct iz_engine *e, struct iz_told *out,
 }
 
 /* buf: control, scale, sum of losses, then the sums of squares of all units;
- * of experts, what is told of them. */
+ * what is told, if anything is. */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
@@ -139,7 +148,8 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     bool saves = e->plan.staging[IZ_STAGING_SAVE].n > 0;
     int order = 2 + e->plan.n_units, seals = order + 2;
     int told = seals + (saves ? 4 : 0);
-    int per = told + (e->model->experts ? IZ_TOLD : 0);
+    bool tells = iz_model_tells(e->model);
+    int per = told + (tells ? IZ_TOLD : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     if (!own)
         iz_die("clip: out of memory");
@@ -150,11 +160,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     iz_coll_tell_order(e->coll, own + order);
     if (saves)
         tell_sealed(e, own + seals);
-    if (e->model->experts) {
-        struct iz_told *t = buf[3 + e->plan.n_units];
-        memcpy(own + told, t, sizeof(*t));
-        *t = IZ_TOLD_NOTHING;
-    }
+    take_told(own + told, tells ? buf[3 + e->plan.n_units] : NULL);
     const double *all = step_clip_gather(e, own, per);
     free(own);
     /* Before anything is made of what was gathered, or saved. */
@@ -166,7 +172,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
-    if (e->model->experts)
+    if (tells)
         hear_told(e, &v.told, all + told, per);
     clip(e, &v, all, per);
     iz_update_order_end(e);
@@ -197,15 +203,20 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
     free(more);
 }
 
-/* buf: control (for the order of events), sum of losses. */
+/* buf: control (for the order of events), sum of losses, what is told. */
 static void run_eval(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    double own = *(double *)buf[1];
-    const double *all = step_clip_gather(e, &own, 1);
+    bool tells = iz_model_tells(e->model);
+    int per = 1 + (tells ? IZ_TOLD : 0);
+    double own[1 + IZ_TOLD] = {*(double *)buf[1]};
+    take_told(own + 1, tells ? buf[2] : NULL);
+    const double *all = step_clip_gather(e, own, per);
     struct iz_event v = {.eval = true, .step = a->step};
-    v.loss = sum_ranks(e, all, 1, 0) / (double)e->counts.eval_tasks;
+    v.loss = sum_ranks(e, all, per, 0) / (double)e->counts.eval_tasks;
+    if (tells)
+        hear_told(e, &v.told, all + 1, per);
     v.time_ns = iz_now_ns();
     *(double *)buf[1] = 0;
     put_event(e, &v);
@@ -217,5 +228,6 @@ void iz_clip_eval(struct iz_engine *e, int64_t step)
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_eval, -1);
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
+    iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
     iz_submit_with(e, &t, &a, sizeof(a));
 }

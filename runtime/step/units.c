@@ -16,10 +16,12 @@ struct batch_arg {
     int at_told;            /* buffer of what routers will tell; -1: none */
 };
 
-/* A simulation has no data. */
+/* Whether a batch counts by the number of its targets; of pairs, its chosen
+ * texts do.  A simulation has no data. */
 static bool is_masked(const struct iz_engine *e, enum iz_split split)
 {
-    return e->data && iz_data_masked(e->data, split);
+    const struct iz_preference *p = e->model->preference;
+    return e->data && (p ? p->sft > 0 : iz_data_masked(e->data, split));
 }
 
 /* buf: targets that are learnt. */
@@ -125,10 +127,26 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
     }
 }
 
+/* Whether a unit's forward differs for the reference of pairs. */
+static bool has_reference(const struct iz_engine *e, int unit)
+{
+    return e->model->preference && unit >= e->plan.first_trained;
+}
+
+/* The output of the unit before, for the reference. */
+static starpu_data_handle_t reference_read(struct iz_engine *e, int unit,
+                                           struct iz_track *track)
+{
+    int before = unit - 1;
+    if (has_reference(e, before))
+        return track->reference_handle[before % 2];
+    return iz_boundary_read(e, before, (int)(track - e->track));
+}
+
 /* Which buffers a call reads and writes; backward may work in what forward
  * kept. */
-void iz_units_call(struct iz_engine *e, const struct iz_call *c,
-                   struct iz_track *track)
+static void submit_call(struct iz_engine *e, const struct iz_call *c,
+                        struct iz_track *track)
 {
     int u = c->unit, index = (int)(track - e->track);
     int tied = e->model->unit[u].tied_unit;
@@ -136,7 +154,8 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     bool forward = c->call == IZ_CALL_FORWARD;
     bool backward = c->call == IZ_CALL_BACKWARD;
     bool generate = c->call == IZ_CALL_GENERATE;
-    bool training = c->kind == IZ_FORWARD || backward;
+    bool training = (c->kind == IZ_FORWARD || backward) && !c->reference;
+    bool pairs = last && !generate && e->model->preference;
     bool batch = first || last || e->model->unit[u].reads_input ||
                  e->model->documents_apart;
     bool scaled = last || e->model->unit[u].own_loss;
@@ -152,6 +171,7 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
                             .repeat = repeat,
                             .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
+                            .reference = c->reference,
                             .sample = training ? track->first : -1,
                             .packed = e->plan.zero.fetch};
     struct iz_task t = iz_task_of(e, c->kind, IZ_ON_COMPUTE, iz_unit_run, u);
@@ -163,10 +183,19 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     a.at_tied_grad = iz_task_add(&t, c->tied_grad, STARPU_W);
     a.at_rows = iz_task_add(&t, rows ? iz_touched_list(e, u) : NULL, STARPU_R);
     a.at_batch = iz_task_add(&t, batch ? track->batch_handle : NULL, STARPU_R);
-    a.at_x = iz_task_add(&t, first ? NULL : iz_boundary_read(e, u - 1, index),
+    a.at_x = iz_task_add(&t,
+                         first          ? NULL
+                         : c->reference ? reference_read(e, u, track)
+                                        : iz_boundary_read(e, u - 1, index),
                          STARPU_R);
-    a.at_y = iz_task_add(&t, forward ? iz_boundary_written(e, u, index) : NULL,
+    a.at_y = iz_task_add(&t,
+                         !forward       ? NULL
+                         : c->reference ? track->reference_handle[u % 2]
+                                        : iz_boundary_written(e, u, index),
                          STARPU_W);
+    a.at_reference = a.at_x;
+    if (pairs && has_reference(e, u - 1))
+        a.at_reference = iz_task_add(&t, reference_read(e, u, track), STARPU_R);
     a.at_d = iz_task_add(&t, backward ? track->d_handle : NULL,
                          last    ? STARPU_W
                          : first ? STARPU_R
@@ -180,22 +209,40 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
     a.at_scale = iz_task_add(
         &t, scaled && backward ? e->scalar.scale_handle : NULL, STARPU_R);
     a.at_weight = iz_task_add(
-        &t, last && backward ? track->weight_handle : NULL, STARPU_R);
-    a.at_told = iz_task_add(&t,
-                            c->kind == IZ_FORWARD && e->model->unit[u].own_loss
-                                ? track->told_handle
-                                : NULL,
-                            STARPU_RW);
+        &t, pairs || (last && backward) ? track->weight_handle : NULL,
+        STARPU_R);
+    bool tells = c->kind == IZ_FORWARD && e->model->unit[u].own_loss;
+    a.at_told = iz_task_add(
+        &t, (tells && !c->reference) || pairs ? track->told_handle : NULL,
+        STARPU_RW);
     iz_submit_with(e, &t, &a, sizeof(a));
     if (backward)
         iz_boundary_ahead(e, u, index);
 }
 
-/* buf: loss, sum, weight; of experts, what is told, and its sum. */
+/* The reference's forward keeps nothing.  It comes before the other one, while
+ * the boundary that both may read is there. */
+void iz_units_call(struct iz_engine *e, const struct iz_call *c,
+                   struct iz_track *track)
+{
+    struct iz_call r = *c;
+    r.reference = has_reference(e, c->unit) && c->kind != IZ_SAMPLE;
+    if (r.reference && c->call == IZ_CALL_FORWARD)
+        submit_call(e, &r, track);
+    submit_call(e, c, track);
+}
+
+struct loss_arg {
+    bool told;  /* something is */
+    bool pairs; /* their loss has been weighted */
+};
+
+/* buf: loss, sum, weight; what is told, and its sum. */
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
-    *(double *)buf[1] += *(double *)buf[0] * *(double *)buf[2];
-    if (*(const bool *)arg)
+    const struct loss_arg *a = arg;
+    *(double *)buf[1] += *(double *)buf[0] * (a->pairs ? 1 : *(double *)buf[2]);
+    if (a->told)
         iz_told_add(buf[4], buf[3]);
 }
 
@@ -207,7 +254,8 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_task_add(&t, track->weight_handle, STARPU_R);
     iz_task_add(&t, track->told_handle, STARPU_R);
     iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
-    iz_submit_with(e, &t, &e->model->experts, sizeof(bool));
+    struct loss_arg a = {track->told_handle, e->model->preference};
+    iz_submit_with(e, &t, &a, sizeof(a));
 }
 
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)

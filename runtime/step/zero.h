@@ -122,7 +122,8 @@ struct iz_call {
     enum iz_unit_call call;
     int unit, samples;
     starpu_data_handle_t grad, tied_grad; /* backward: what it writes */
-    int64_t row; /* generation: position whose logits are wanted */
+    int64_t row;    /* generation: position whose logits are wanted */
+    bool reference; /* a forward of the reference of pairs */
 };
 
 /* Counts the targets that the mask keeps among `samples` samples of all ranks:

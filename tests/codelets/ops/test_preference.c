@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loss of pairs against double precision, and its gradients against central
+ * differences of that. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/ops/blas.h"
+#include "tests/codelets/ops/reference.h"
+#include "tests/codelets/ops/scene.h"
+
+static enum iz_dtype act_of(enum iz_dtype param)
+{
+    return IZ_F32;
+}
+
+struct backend backend = {.x = {.backend = IZ_CPU},
+                          .act = act_of,
+                          .refuses = true,
+                          .piece = INT64_MAX};
+
+enum { A, REF, W, REF_W, TARGET, DA, DW, LOSS, TOLD, TENSORS };
+enum { SAMPLES = 6, ROWS = 5, COLS = 7, VOCAB = 11 };
+
+struct pairs {
+    struct scene s;
+    struct iz_preference p;
+};
+
+static const float loss_scale = 4;
+static const double weight = 0.75; /* of the chosen targets here */
+
+static void run(struct iz_exec *x, const struct iz_view *v, const void *arg,
+                bool gradient)
+{
+    const struct pairs *k = arg;
+    struct iz_classifier c = {.a = v[A],
+                              .w = v[W],
+                              .target = v[TARGET].p,
+                              .loss_scale = loss_scale,
+                              .loss = v[LOSS].p,
+                              .samples = SAMPLES};
+    if (gradient) {
+        c.da = v[DA];
+        c.dw = v[DW];
+    }
+    iz_preference(x, &c,
+                  &(struct iz_pairs){.loss = &k->p,
+                                     .a = v[REF],
+                                     .w = v[REF_W],
+                                     .weight = weight,
+                                     .told = v[TOLD].p});
+}
+
+static void preference(struct iz_exec *x, const struct iz_view *v,
+                       const void *arg)
+{
+    run(x, v, arg, true);
+}
+
+static void evaluate(struct iz_exec *x, const struct iz_view *v,
+                     const void *arg)
+{
+    run(x, v, arg, false);
+}
+
+/* log p of a sample's targets, and how many there are. */
+static double logp_of(const struct pairs *k, int rows, int matrix, int sample,
+                      double *count)
+{
+    const int32_t *target = k->s.t[TARGET].v.p;
+    const double *a = k->s.t[rows].d, *w = k->s.t[matrix].d;
+    double sum = 0;
+    *count = 0;
+    for (int r = sample * ROWS; r < (sample + 1) * ROWS; r++) {
+        double z[VOCAB], all = 0;
+        for (int j = 0; j < VOCAB; j++) {
+            z[j] = 0;
+            for (int i = 0; i < COLS; i++)
+                z[j] += a[r * COLS + i] * w[j * COLS + i];
+            all += exp(z[j]);
+        }
+        if (target[r] < 0)
+            continue;
+        sum += z[target[r]] - log(all);
+        ++*count;
+    }
+    return sum;
+}
+
+/* The loss; the sums of the figures of all pairs. */
+static double want_loss(const struct pairs *k, double *out)
+{
+    const double n = SAMPLES / 2, beta = k->p.beta;
+    double loss = 0, chosen = 0, learnt = 0;
+    memset(out, 0, IZ_PAIR_FIGURES * sizeof(*out));
+    for (int i = 0; i < SAMPLES; i += 2) {
+        double l[2], many[2];
+        double c = logp_of(k, A, W, i, &many[0]);
+        double r = logp_of(k, A, W, i + 1, &many[1]);
+        l[0] = beta * (c - logp_of(k, REF, REF_W, i, &many[0]));
+        l[1] = beta * (r - logp_of(k, REF, REF_W, i + 1, &many[1]));
+        double d = l[0] - l[1], off = -1 / (2 * beta);
+        for (int j = 0; j < 2; j++)
+            off += (j ? -1 : 1) * l[j] / beta / fmax(many[j], 1);
+        loss +=
+            (k->p.type == IZ_LOSS_DPO ? -log(1 / (1 + exp(-d))) : off * off) /
+            n;
+        chosen -= c;
+        learnt += many[0];
+        out[IZ_REWARDS_CHOSEN] += l[0];
+        out[IZ_REWARDS_REJECTED] += l[1];
+        out[IZ_REWARDS_ACCURACIES] += d > 0;
+        out[IZ_REWARDS_MARGINS] += d;
+        out[IZ_LOGPS_CHOSEN] += c;
+        out[IZ_LOGPS_REJECTED] += r;
+    }
+    return loss + k->p.sft * weight * chosen / learnt;
+}
+
+static double objective(void *arg)
+{
+    double out[IZ_PAIR_FIGURES];
+    return loss_scale * want_loss(arg, out);
+}
+
+static struct pairs pairs_new(struct iz_preference p)
+{
+    struct pairs k = {
+        .s = {.n = TENSORS,
+              .t = {[A] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
+                    [REF] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
+                    [W] = tensor_new(IZ_F32, VOCAB, COLS, 1),
+                    [REF_W] = tensor_new(IZ_F32, VOCAB, COLS, 1),
+                    [TARGET] = bytes_new(4 * SAMPLES * ROWS),
+                    [DA] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
+                    [DW] = tensor_new(IZ_F32, VOCAB, COLS, 1),
+                    [LOSS] = bytes_new(sizeof(double)),
+                    [TOLD] = bytes_new(sizeof(struct iz_told))}},
+        .p = p};
+    int32_t *target = k.s.t[TARGET].v.p;
+    for (int i = 0; i < SAMPLES * ROWS; i++) /* sample 1 has no target */
+        target[i] = i / ROWS == 1 || i % 4 == 0 ? -1 : (i * 5) % VOCAB;
+    return k;
+}
+
+static void assert_near(double is, double want)
+{
+    assert_true(fabs(is - want) <= 1e-5 * (1 + fabs(want)));
+}
+
+/* Figures are added to those that were told before. */
+static void run_pass(struct pairs *k, const struct pass *pass)
+{
+    struct iz_told *told = k->s.t[TOLD].v.p;
+    double want[IZ_PAIR_FIGURES];
+    *told = (struct iz_told){.pairs = 2, .pair[IZ_REWARDS_MARGINS] = 8};
+    scene_run(&k->s, pass, k);
+    assert_near(*(double *)k->s.t[LOSS].v.p, want_loss(k, want));
+    want[IZ_REWARDS_MARGINS] += 8;
+    for (int i = 0; i < IZ_PAIR_FIGURES; i++)
+        assert_near(told->pair[i], want[i]);
+    assert_true(told->pairs == 2 + SAMPLES / 2);
+}
+
+static void check_pairs(struct iz_preference p)
+{
+    struct pairs k = pairs_new(p);
+    struct tensor *t = k.s.t;
+    unsigned reads =
+        BIT(A) | BIT(REF) | BIT(W) | BIT(REF_W) | BIT(TARGET) | BIT(TOLD);
+    ref_gradient(tensor_want(&t[DA]), objective, &k, t[A].d,
+                 SAMPLES * ROWS * COLS);
+    ref_gradient(tensor_want(&t[DW]), objective, &k, t[W].d, VOCAB * COLS);
+    run_pass(&k, &(struct pass){preference, reads,
+                                BIT(DA) | BIT(DW) | BIT(LOSS) | BIT(TOLD)});
+    fixture_close("da", &t[DA], 1e-4);
+    fixture_close("dw", &t[DW], 1e-4);
+    run_pass(&k, &(struct pass){evaluate, reads, BIT(LOSS) | BIT(TOLD)});
+    scene_free(&k.s);
+}
+
+static void dpo_agrees_with_central_differences(void **state)
+{
+    check_pairs((struct iz_preference){IZ_LOSS_DPO, 0.1, 0});
+    check_pairs((struct iz_preference){IZ_LOSS_DPO, 3, 0.5});
+}
+
+static void ipo_agrees_with_central_differences(void **state)
+{
+    check_pairs((struct iz_preference){IZ_LOSS_IPO, 0.1, 0});
+    check_pairs((struct iz_preference){IZ_LOSS_IPO, 3, 0.5});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        SEEDED(dpo_agrees_with_central_differences),
+        SEEDED(ipo_agrees_with_central_differences),
+    };
+    iz_blas_open();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
