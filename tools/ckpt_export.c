@@ -13,6 +13,7 @@
 #include "runtime/config/imported.h"
 #include "runtime/config/peft.h"
 #include "runtime/config/published.h"
+#include "runtime/config/rules.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/lora.h"
 #include "runtime/hf/tensors.h"
@@ -140,6 +141,12 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
             struct iz_param *p = &m->unit[u].param[i];
             p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
         }
+    const json_t *model = json_object_get(c->index->root, "model");
+    int err = json_is_true(json_object_get(model, "reference"))
+                  ? iz_rules_add_reference(m, stderr)
+                  : 0;
+    if (err)
+        return err;
     free((void *)(uintptr_t)c->k.names);
     c->k.names = iz_parts_names(m, &c->k.n_names);
     return c->k.names ? 0 : -ENOMEM;
@@ -180,7 +187,9 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
     while ((key = iz_json_key(model, key))) {
         char *value = iz_json_dump(json_object_get(model, key));
         size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
-        bool shape = strcmp(key, "name") != 0 && strncmp(key, "lora_", 5) != 0;
+        bool shape = strcmp(key, "name") != 0 &&
+                     strcmp(key, "reference") != 0 &&
+                     strncmp(key, "lora_", 5) != 0;
         if (value && shape && (set[n] = malloc(bytes)))
             snprintf(set[n++], bytes, "model.%s=%s", key, value);
         free(value);

@@ -37,8 +37,8 @@ struct iz_param {
     /* A step moves and updates only the rows it touches; views may contain just
      * those rows (struct iz_view). */
     bool sparse;
-    /* Of an adapter: the index of the parameter that it adapts, and whether
-     * that parameter is stored as [out, in]. */
+    /* Of an adapter or a copy: the index of the parameter that it adapts or
+     * copies; of an adapter, whether that is stored as [out, in]. */
     int adapts;
     bool out_in;
     /* Of its b: the output that its first row adds to. */
@@ -100,6 +100,9 @@ struct iz_unit {
     /* Adapters at the end of `param`, first a and then b of each.  The runtime
      * adds them (runtime/hf/lora.h); the layer finds them in its views. */
     int n_adapters;
+    /* Behind them, for the reference of pairs: frozen copies of what is
+     * trained.  The runtime adds them, too (runtime/config/rules.c). */
+    int n_copies;
     /* A parameter of an earlier unit that this unit uses too (one parameter,
      * one gradient); tied_unit is -1 if there is none. */
     int tied_unit, tied_param;
@@ -268,10 +271,26 @@ static inline bool iz_model_tells(const struct iz_model *m)
     return m->experts || m->preference;
 }
 
-/* The number of a unit's parameters without its adapters. */
+/* The number of a unit's parameters without its copies. */
+static inline int iz_unit_own(const struct iz_unit *u)
+{
+    return u->n_params - u->n_copies;
+}
+
+/* The same without its adapters, too. */
 static inline int iz_unit_base(const struct iz_unit *u)
 {
-    return u->n_params - 2 * u->n_adapters;
+    return iz_unit_own(u) - 2 * u->n_adapters;
+}
+
+/* Which parameter the reference of pairs has for this one: a copy, or itself.
+ */
+static inline int iz_unit_reference(const struct iz_unit *u, int param)
+{
+    for (int i = iz_unit_own(u); i < u->n_params; i++)
+        if (u->param[i].adapts == param)
+            return i;
+    return param;
 }
 
 /* A unit's flat array has its trained parameters, then the frozen ones, then

@@ -24,20 +24,23 @@ static struct iz_view view_of(const struct iz_param *p, enum iz_dtype type,
         .p = flat, .dtype = type, .rows = p->rows, .cols = p->cols};
 }
 
-/* Views of all parameters of a unit but for adapters, the tied one last, over
- * flat buffers; returns how many. */
+/* Views of all parameters of a unit but for adapters and copies, the tied one
+ * last, over flat buffers; returns how many.  With `reference` its copies are
+ * in the place of what they copy. */
 static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
-                      char *own, char *tied, struct iz_view *out)
+                      char *own, char *tied, bool reference,
+                      struct iz_view *out)
 {
     const struct iz_unit *u = &l->model->unit[l->unit];
     int n = iz_unit_base(u);
     assert(u->n_params < IZ_UNIT_PARAMS);
     for (int i = 0; i < n; i++)
-        out[i] = view_of(&u->param[i], type, own, l->offset[i]);
+        out[i] = view_of(&u->param[i], type, own,
+                         l->offset[reference ? iz_unit_reference(u, i) : i]);
     if (u->tied_unit < 0)
         return n;
     out[n] = view_of(&l->model->unit[u->tied_unit].param[u->tied_param], type,
-                     tied, l->tied_offset);
+                     tied, reference ? l->tied_reference : l->tied_offset);
     return n + 1;
 }
 
@@ -52,7 +55,7 @@ static void make_gradient_views(const struct iz_unit_layout *l,
                                 struct iz_view *out)
 {
     const struct iz_unit *u = &l->model->unit[l->unit];
-    int n = make_views(l, type, own, tied, out);
+    int n = make_views(l, type, own, tied, false, out);
     for (int i = 0; i < n; i++) {
         bool frozen = i < iz_unit_base(u)
                           ? u->param[i].frozen
@@ -80,7 +83,7 @@ static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
     const struct iz_unit_layout *l = arg->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
     enum iz_dtype type = arg->type;
-    for (int i = iz_unit_base(u); i < u->n_params; i += 2, f++) {
+    for (int i = iz_unit_base(u); i < iz_unit_own(u); i += 2, f++) {
         const struct iz_param *a = &u->param[i], *b = a + 1;
         *f = (struct iz_adapter){.a = view_of(a, type, own, l->offset[i]),
                                  .b = view_of(b, type, own, l->offset[i + 1]),
@@ -225,7 +228,8 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
     char *own = unit_at(buf, a->at_param), *grad = unit_at(buf, a->at_grad);
     char *batch = unit_at(buf, a->at_batch), *d = unit_at(buf, a->at_d);
     int n = a->samples;
-    make_views(l, a->type, own, unit_at(buf, a->at_tied), f->w);
+    char *tied = unit_at(buf, a->at_tied);
+    make_views(l, a->type, own, tied, a->reference, f->w);
     make_gradient_views(l, a->type, grad, unit_at(buf, a->at_tied_grad), f->dw);
     if (!a->reference)
         make_adapters(a, own, grad, f->adapter, f->w);
@@ -249,7 +253,7 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .told = unit_at(buf, a->at_told),
     };
     if (m->preference && l->unit + 1 == m->n_units) {
-        make_views(l, a->type, own, unit_at(buf, a->at_tied), f->reference);
+        make_views(l, a->type, own, tied, true, f->reference);
         f->layer.preference = m->preference;
         f->layer.reference_w = f->reference;
         f->layer.reference_x =

@@ -29,7 +29,9 @@ struct iz_unit_layout {
     const struct iz_model *model;
     int unit;
     const int64_t *offset; /* of each own parameter, elements */
-    int64_t tied_offset;   /* of the tied parameter in its own unit's buffer */
+    /* Of the tied parameter in its own unit's buffer, and of what the reference
+     * of pairs has in its place. */
+    int64_t tied_offset, tied_reference;
     int64_t n, tied_n; /* elements of both flat gradients, padding included */
 };
 

@@ -180,20 +180,44 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
                            m->name);
 }
 
-/* The reference of pairs is the model without adapters, so nothing else of it
- * may change. */
-static int apply_pairs(struct iz_model *m, const struct iz_config *c, FILE *err)
+/* Frozen copies of what is trained and is no adapter: the reference of pairs
+ * is the model as it begins. */
+static int add_copies(struct iz_unit *u)
 {
-    m->preference = c->data.pairs ? &c->loss : NULL;
-    for (int u = 0; u < m->n_units && m->preference; u++)
-        for (int i = 0; i < iz_unit_base(&m->unit[u]); i++)
-            if (!m->unit[u].param[i].frozen)
-                return iz_refuse(err,
-                                 "loss.type: %s would be trained, but the "
-                                 "reference is the model without adapters: "
-                                 "set lora.rank, or freeze it",
-                                 m->unit[u].param[i].name);
+    static const char tail[] = ".reference";
+    int n = u->n_params;
+    struct iz_param *list = realloc(u->param, 2 * (size_t)n * sizeof(*list));
+    if (!list)
+        return -ENOMEM;
+    u->param = list;
+    for (int i = 0; i < iz_unit_base(u); i++) {
+        struct iz_param *p = &list[u->n_params];
+        if (list[i].frozen)
+            continue;
+        *p = list[i];
+        p->frozen = true;
+        p->by_matrix = false;
+        p->adapts = i;
+        size_t at = strlen(p->name);
+        if (at + sizeof(tail) > sizeof(p->name))
+            return -ENAMETOOLONG;
+        memcpy(p->name + at, tail, sizeof(tail));
+        u->n_params++;
+        u->n_copies++;
+    }
     return 0;
+}
+
+int iz_rules_add_reference(struct iz_model *m, FILE *err)
+{
+    int status = 0;
+    for (int u = 0; u < m->n_units && !status; u++)
+        status = add_copies(&m->unit[u]);
+    if (status)
+        iz_refuse(err, "loss.type: copies for the reference: %s",
+                  status == -ENAMETOOLONG ? "a name becomes too long"
+                                          : strerror(-status));
+    return status;
 }
 
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
@@ -218,8 +242,11 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     if (!status)
         status = apply_base(m, c, err);
     if (!status)
-        status = apply_pairs(m, c, err);
-    return status ? status : check_trained(m, err);
+        status = check_trained(m, err);
+    m->preference = c->data.pairs ? &c->loss : NULL;
+    if (!status && m->preference)
+        status = iz_rules_add_reference(m, err);
+    return status;
 }
 
 void iz_rules_print(const struct iz_model *m, FILE *out)

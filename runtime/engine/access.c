@@ -3,10 +3,13 @@
 #include "runtime/engine/access.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/gpu/device.h"
+#include "runtime/comm/coll.h"
 #include "runtime/engine/bounce.h"
 
 /* A chunk's states or its parameters in memory.  What is on disk is read into a
@@ -263,4 +266,19 @@ void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    const float *in, int64_t n)
 {
     move_array(e, unit, a, from, (float *)(uintptr_t)in, n, true);
+}
+
+float *iz_access_gather(struct iz_engine *e, int unit)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    int64_t base = p->shard * e->plan.rank;
+    float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
+    if (!all)
+        iz_die("no memory for the trained parameters of %s",
+               e->model->unit[unit].name);
+    iz_access_get(e, unit, IZ_MASTER, base, all + base, p->shard);
+    if (e->plan.ranks > 1)
+        iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),
+                           "trained parameters");
+    return all;
 }

@@ -39,6 +39,10 @@ void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    const float *in, int64_t n);
 
+/* All trained parameters of a unit as fp32, end to end and then padding, on
+ * every rank; malloc'ed.  All ranks call it. */
+float *iz_access_gather(struct iz_engine *e, int unit);
+
 /* Where to write the numbers of a place whose home is h, or to read them:
  * there, or in the first or second half of a pinned buffer of IZ_BOUNCE_BYTES,
  * if that is a GPU. */

@@ -213,7 +213,10 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
         .model = e->model, .unit = u, .offset = g->offset, .n = p->padded};
     if (unit->tied_unit >= 0) {
         const struct iz_unit_memory *t = &e->unit[unit->tied_unit];
+        int r = iz_unit_reference(&e->model->unit[unit->tied_unit],
+                                  unit->tied_param);
         g->layout.tied_offset = t->offset[unit->tied_param];
+        g->layout.tied_reference = t->offset[r];
         g->layout.tied_n = t->plan->padded;
     }
     return 0;

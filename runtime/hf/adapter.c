@@ -73,7 +73,7 @@ static int add_unit(struct layout *l, const struct iz_model *m, int u)
     int err = 0;
     int64_t from[IZ_PARTS] = {0, iz_unit_elems(unit, IZ_PART_TRAINED)};
     iz_unit_offsets(unit, from, offset);
-    for (int p = iz_unit_base(unit); p < unit->n_params; p += 2)
+    for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p += 2)
         for (int i = 0; i < l->model.n && !err; i++) {
             const struct iz_hf_tensor *t = &l->model.tensor[i];
             if (t->unit == u && t->param == unit->param[p].adapts && !t->tied)
@@ -172,7 +172,8 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
 int iz_adapter_check_trained(const struct iz_model *m)
 {
     for (int u = 0; u < m->n_units; u++)
-        for (int i = iz_unit_base(&m->unit[u]); i < m->unit[u].n_params; i++)
+        for (int i = iz_unit_base(&m->unit[u]); i < iz_unit_own(&m->unit[u]);
+             i++)
             if (m->unit[u].param[i].frozen)
                 return iz_refuse(stderr,
                                  "run.export: %s is an adapter that a rule "
@@ -244,7 +245,7 @@ static int import_unit(struct iz_engine *e, int u, bool frozen,
 static bool has_frozen(const struct iz_unit *u)
 {
     bool any = false;
-    for (int p = iz_unit_base(u); p < u->n_params; p++)
+    for (int p = iz_unit_base(u); p < iz_unit_own(u); p++)
         any |= u->param[p].frozen;
     return any;
 }

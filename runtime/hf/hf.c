@@ -150,23 +150,6 @@ bool iz_hf_export_there(const char *folder)
     return access(folder, F_OK) == 0 && !iz_hf_is_empty(folder);
 }
 
-/* All trained parameters of a unit as fp32, end to end and then padding, on
- * every rank; malloc'ed. */
-static float *gather_trained(struct iz_engine *e, int u)
-{
-    const struct iz_plan_unit *p = e->unit[u].plan;
-    int64_t base = p->shard * e->plan.rank;
-    float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
-    if (!all)
-        iz_die("export: no memory for the adapters of %s",
-               e->model->unit[u].name);
-    iz_access_get(e, u, IZ_MASTER, base, all + base, p->shard);
-    if (e->plan.ranks > 1)
-        iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),
-                           "adapters");
-    return all;
-}
-
 /* trained: what is merged, or NULL. */
 static void export_part(struct iz_engine *e, int u, enum iz_unit_part part,
                         const float *trained, struct iz_hf_writer *w,
@@ -201,7 +184,7 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_units; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
-        float *trained = merges ? gather_trained(e, u) : NULL;
+        float *trained = merges ? iz_access_gather(e, u) : NULL;
         for (int part = 0; part < parts; part++)
             export_part(e, u, (enum iz_unit_part)part, trained, w, buf,
                         &progress);

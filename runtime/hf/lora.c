@@ -335,7 +335,7 @@ static void merge_range(const struct merge *g, int64_t at, int64_t first,
 int64_t iz_lora_first(const struct iz_unit *u)
 {
     int64_t n = iz_unit_elems(u, IZ_PART_TRAINED);
-    for (int i = iz_unit_base(u); i < u->n_params; i++)
+    for (int i = iz_unit_base(u); i < iz_unit_own(u); i++)
         n -= u->param[i].rows * u->param[i].cols;
     return n;
 }
@@ -349,7 +349,7 @@ void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
     if (!offset)
         iz_die("merging adapters: out of memory");
     iz_unit_offsets(u, (int64_t[IZ_PARTS]){0}, offset);
-    for (int i = iz_unit_base(u); i < u->n_params; i += 2) {
+    for (int i = iz_unit_base(u); i < iz_unit_own(u); i += 2) {
         const struct iz_param *a = &u->param[i];
         struct merge g = {.w = &u->param[a->adapts],
                           .a = a,

@@ -70,6 +70,14 @@ static int open_output(struct run *r)
     return write_config(r);
 }
 
+static bool has_copies(const struct iz_model *m)
+{
+    bool any = false;
+    for (int u = 0; u < m->n_units; u++)
+        any |= m->unit[u].n_copies > 0;
+    return any;
+}
+
 /* The model section as text: what a checkpoint must agree with. */
 static char *model_text(const struct run *r)
 {
@@ -85,6 +93,8 @@ static char *model_text(const struct run *r)
     if (r->c.lora.rank)
         fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
                 r->c.lora.alpha);
+    if (has_copies(r->model))
+        fputs(", \"reference\": true", f);
     if (r->c.base_dtype == IZ_BASE_NF4)
         fputs(", \"base_dtype\": \"nf4\"", f);
     fputc('}', f);
@@ -278,6 +288,8 @@ static int open_engine(struct run *r)
         s = iz_train_init(r->e);
     if (!s && !r->o.resume && r->c.lora.import[0])
         s = iz_adapter_import(r->e, r->p->section.hf);
+    if (!s && !r->o.resume)
+        s = iz_train_init_copies(r->e);
     r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
     return s;
 }

@@ -263,7 +263,7 @@ int iz_train_init_adapters(struct iz_engine *e)
     int r = buf ? 0 : no_memory(e);
     for (int u = 0; u < e->plan.n_units && !r; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
-        for (int p = iz_unit_base(unit); p < unit->n_params; p++) {
+        for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p++) {
             const struct iz_param *q = &unit->param[p];
             enum iz_unit_part part = iz_param_part(q);
             int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
@@ -272,6 +272,35 @@ int iz_train_init_adapters(struct iz_engine *e)
     }
     free(buf);
     return iz_train_publish(e, r);
+}
+
+/* Copies one parameter's values, as far as this rank owns the copy. */
+static void copy_param(struct iz_engine *e, int u, int copy, const float *all)
+{
+    const struct iz_param *q = &e->model->unit[u].param[copy];
+    struct iz_part part = iz_part_of(e, u, IZ_PART_FROZEN);
+    int64_t to = e->unit[u].offset[copy] - part_begin(e, u, IZ_PART_FROZEN);
+    int64_t first = max64(to, part.first);
+    int64_t last = min64(to + q->rows * q->cols, part.last);
+    all += e->unit[u].offset[q->adapts] - to;
+    for (int64_t i = first, n; i < last; i += n) {
+        n = min64(last - i, PIECE);
+        iz_access_put(e, u, part.array, i, all + i, n);
+    }
+}
+
+int iz_train_init_copies(struct iz_engine *e)
+{
+    bool any = false;
+    for (int u = 0; u < e->plan.n_units; u++) {
+        const struct iz_unit *unit = &e->model->unit[u];
+        float *all = unit->n_copies ? iz_access_gather(e, u) : NULL;
+        any |= unit->n_copies > 0;
+        for (int i = iz_unit_own(unit); i < unit->n_params; i++)
+            copy_param(e, u, i, all);
+        free(all);
+    }
+    return any ? iz_train_publish(e, 0) : 0;
 }
 
 int iz_train_publish(struct iz_engine *e, int err)
