@@ -42,14 +42,14 @@ class Output:
     """A file under a temporary name until its header has its length: what has the right
     name is complete."""
 
-    def __init__(self, path, kind):
-        self.path, self.kind = path, kind
+    def __init__(self, path, kind, text):
+        self.path, self.kind, self.text = path, kind, text
         self.file = open(path + ".tmp", "wb")
         self.file.write(bytes(HEADER_BYTES))
 
     def finish(self, count):
         self.file.seek(0)
-        self.file.write(struct.pack("<3i", *self.kind, count))
+        self.file.write(struct.pack("<4i", *self.kind, count, self.text))
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -58,9 +58,10 @@ class Output:
 
 class Shards:
     """PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `most` tokens each; with
-    `mask` PREFIX_000000.mask too.  Tokens have 16 bits if `vocab` allows it."""
+    `mask` PREFIX_000000.mask too.  Tokens have 16 bits if `vocab` allows it.  text:
+    tokens of each text of pairs, which stay together; 0: no pairs."""
 
-    def __init__(self, prefix, vocab, most, mask):
+    def __init__(self, prefix, vocab, most, mask, text=0):
         if set(prefix) & set("*?[,\\"):
             raise Refused(f"{prefix}: data.path could not name it: no * ? [ , or "
                           "backslash")
@@ -70,7 +71,11 @@ class Shards:
         if there:
             raise Refused(f"{there[0]} is there already: remove it or choose another "
                           "name")
-        self.prefix, self.most = prefix, most
+        if text and most < 2 * text:
+            raise Refused(f"--shard-tokens: {most} has no room for a pair of texts of "
+                          f"{text} tokens")
+        self.prefix, self.text = prefix, text
+        self.most = most // (2 * text) * 2 * text if text else most
         self.width = 4 if vocab > 65536 else 2
         self.endings = [("bin", KINDS[self.width], self.width)]
         self.endings += [("mask", MASK, 1)] * mask
@@ -106,7 +111,7 @@ class Shards:
         if not self.open and self.count == SHARDS_MAX:
             raise Refused(f"{self.prefix}: more than a million shards")
         for ending, kind, _ in self.endings[len(self.open):]:
-            self.open.append(Output(self.name(ending), kind))
+            self.open.append(Output(self.name(ending), kind, self.text))
         for output, one, (_, _, size) in zip(self.open, data, self.endings):
             output.file.write(memoryview(one)[at * size:(at + n) * size])
         self.here += n

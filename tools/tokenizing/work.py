@@ -23,7 +23,7 @@ class Counts:
 
     def __init__(self, total):
         self.bytes, self.bytes_total = 0, total
-        self.documents = self.skipped = self.learnt = 0
+        self.documents = self.skipped = self.learnt = self.longest = 0
         self.tokens, self.shards = [0, 0], [0, 0]
 
 
@@ -34,6 +34,7 @@ class Batch:
         self.tokens = [array.array(TYPES[width]) for _ in range(2)]
         self.masks = [bytearray() for _ in range(2)]
         self.documents = self.skipped = 0
+        self.longest = 0  # text of a pair so far, tokens
 
 
 # ---- in a process of its own ----
@@ -71,6 +72,7 @@ def encode_batch(parts):
         batch.tokens[p.val].extend(ids)
         batch.masks[p.val] += learn
         batch.documents += p.first
+    batch.longest = state["recipe"].longest
     return batch
 
 
@@ -93,12 +95,12 @@ def batches(corpus, tokenizer):
         yield parts, done
 
 
-def is_masked(corpus, skip_bad):
-    """What the first document is, all are: conversations or text."""
+def kind_of(corpus, skip_bad):
+    """What the first document is, all are."""
     for d in corpus.documents():
         f = corpus.files[d.file]
         try:
-            return f.json and records.parse(f.data[d.start:d.end])[1]
+            return records.parse(f.data[d.start:d.end])[1] if f.json else records.TEXT
         except records.BadRecord as e:
             if not skip_bad:
                 raise Refused(f"{corpus.where(d)}: {e}") from e
@@ -113,6 +115,7 @@ def write(batch, shards, masked, counts):
         counts.learnt += mask.count(1)
     counts.documents += batch.documents
     counts.skipped += batch.skipped
+    counts.longest = max(counts.longest, batch.longest)
 
 
 def run_processes(corpus, tokenizer, processes, given, take):
@@ -145,7 +148,7 @@ def run(job, corpus, recipe, counts, progress):
     tokenizer = recipe.tokenizer
     splits = ("train", "val") if job.val_fraction > 0 else ("train",)
     shards = [Shards(f"{job.out}_{split}", tokenizer.vocab, job.shard_tokens,
-                     recipe.masked) for split in splits]
+                     recipe.masked, recipe.text_tokens) for split in splits]
     given = {"corpus": corpus, "recipe": recipe, "width": shards[0].width,
              "skip_bad": job.skip_bad}
 

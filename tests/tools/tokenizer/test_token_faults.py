@@ -149,7 +149,7 @@ def test_batches_are_taken_in_order_and_few_are_on_their_way(place, monkeypatch)
     monkeypatch.setattr(work, "BATCH_PARTS", 1)
     one = tokens.Bytes()
     corpus = documents.Corpus([str(path)], None, 0)
-    recipe = records.Recipe(one, None, 10, False, "auto")
+    recipe = records.Recipe(one, None, 10, records.TEXT, "auto", 0)
     work.run_processes(corpus, one, 3, {"corpus": corpus, "recipe": recipe, "width": 2,
                                         "skip_bad": False}, take)
     assert text.decode().split() == [str(i) for i in range(500)]

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of texts: DPO and IPO against TRL, the same bits wherever the reference
+lives, and what is refused."""
+import array
+import json
+import pathlib
+import random
+import re
+import struct
+
+import pytest
+
+import preferences
+import rows
+import run
+from inputs import MAGIC16
+from preferences import NAMES
+from run import ckpt, hf
+
+MASK = int.from_bytes(b"mask", "little"), 1
+LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*"}}
+SOME = {"parameters": [{"match": "*", "frozen": True},
+                       {"match": "h.[23].*", "frozen": False}]}
+BOTH = {**LORA, "parameters": [{"match": "h.[13].*.bias", "frozen": False}]}
+TUNED = {"lora": LORA, "all": {}, "some": SOME, "both": BOTH}
+
+
+def texts(pairs, seq, fill=0):
+    """(tokens, mask) of all texts, of seq tokens each."""
+    tokens, mask = [], []
+    for prompt, *answers in pairs:
+        for a in answers:
+            rest = seq - len(prompt) - len(a)
+            tokens += [*prompt, *a, *[fill] * rest]
+            mask += [0] * len(prompt) + [1] * len(a) + [0] * rest
+    return tokens, mask
+
+
+def write(path, tokens, mask, text):
+    head = struct.pack("<256i", *MAGIC16, len(tokens), text, *[0] * 252)
+    path.write_bytes(head + array.array("H", tokens).tobytes())
+    if mask is not None:
+        head = struct.pack("<256i", *MASK, len(mask), *[0] * 253)
+        path.with_suffix(".mask").write_bytes(head + bytes(mask))
+    return path
+
+
+def some_pairs(n=40, seq=run.MODEL["seq"], vocab=256):
+    rng = random.Random(5)
+
+    def tokens(most):
+        return [rng.randrange(vocab) for _ in range(rng.randrange(1, most))]
+    for _ in range(n):
+        prompt = tokens(seq // 2)
+        yield prompt, *(tokens(seq - len(prompt) + 1) for _ in range(2))
+
+
+def on(place, path, **loss):
+    """The place's runs read pairs."""
+    place.data, place.bytes = path, False
+    return {f"loss.{k}": v for k, v in {"type": "dpo", **loss}.items()}
+
+
+@pytest.fixture
+def dpo(place):
+    seq = run.MODEL["seq"]
+    path = write(place.folder / "pairs.bin", *texts(some_pairs(), seq), seq)
+    return {**on(place, path, sft=0.2), "train_batch_size": 24, "run.steps": 4,
+            "optimizer.params.lr": 0.01, "data.val_fraction": 0.2,
+            "run.eval_batches": 1, "run.eval_interval": 2, "run.slices": 1}
+
+
+# ---- against TRL ----
+
+@pytest.mark.single
+@pytest.mark.parametrize("name", preferences.LOSSES)
+def test_steps_are_those_of_trl(name, place):
+    """It computes in double here, and reports its means in fp32."""
+    want = json.loads(preferences.FILE.read_text())[name]
+    folder = hf.write(place.folder / "in", preferences.tensors(),
+                      hf.gpt2_config(preferences.GPT2))
+    seq, place.model = preferences.SEQ, {}
+    path = write(place.folder / "pairs.bin", *texts(preferences.pairs(), seq), seq)
+    r = place.good(1, {
+        **on(place, path, **preferences.LOSSES[name]), "data.val_fraction": 0,
+        "model": {"import": str(folder), "seq": seq},
+        "train_batch_size": 2 * preferences.PAIRS, "run.steps": preferences.STEPS,
+        "gradient_clipping": preferences.CLIP,
+        "optimizer": {"type": "AdamW", "params": preferences.ADAM}})
+    assert len(r.steps) == len(want) == preferences.STEPS
+    for i, (got, ref) in enumerate(zip(r.steps, want)):
+        # fp32 against double: 2e-6 at most here; the first step is nearer.
+        assert got["loss"] == pytest.approx(ref["loss"], rel=1e-7 if i == 0 else 4e-6)
+        for k in NAMES:
+            assert got[k] == pytest.approx(ref[k], rel=4e-6, abs=4e-6), (i, k)
+
+
+# ---- the same bits ----
+
+def figures(r):
+    """Sums of ranks are added in another order."""
+    return [pytest.approx({k: x[k] for k in NAMES}, rel=1e-12) for x in r.steps]
+
+
+def numbers(r):
+    return r.numbers, r.validation, r.hash
+
+
+# What is trained, ranks, stage, homes of optimizer and parameters, type, and more.
+CASES = [
+    ("lora", 1, 3, "none", "none", "fp32", {"run.ring": 1}),
+    ("lora", 1, 2, "cpu", "none", "bf16", {"run.slices": 2}),
+    ("lora", 2, 3, "cpu", "nvme", "fp16", {"run.schedule": "breadth_first"}),
+    ("lora", 3, 3, "nvme", "nvme", "fp32", {"train_micro_batch_size_per_gpu": 2}),
+    ("lora", 2, 1, "none", "none", "fp32", {
+        "activation_checkpointing.cpu_checkpointing": True,
+        "train_micro_batch_size_per_gpu": 2}),
+    ("all", 1, 3, "nvme", "nvme", "fp32", {"run.recompute": "none"}),
+    ("all", 2, 0, "none", "none", "bf16", {"run.recompute": "widened"}),
+    ("all", 2, 3, "none", "none", "fp16", {"run.ring": 2}),
+    ("all", 3, 3, "cpu", "cpu", "bf16", {"train_micro_batch_size_per_gpu": 4}),
+    ("all", 4, 2, "cpu", "none", "fp32", {"run.sum_order": "local_first",
+                                          "train_micro_batch_size_per_gpu": 2}),
+    ("some", 1, 3, "cpu", "nvme", "fp32", {
+        "activation_checkpointing.cpu_checkpointing": True}),
+    ("some", 2, 3, "none", "cpu", "bf16", {"run.wave": 2}),
+    ("both", 3, 3, "cpu", "nvme", "fp32", {"run.schedule": "breadth_first"}),
+    ("both", 2, 1, "none", "none", "bf16", {}),
+]
+
+
+@pytest.mark.parametrize("tuned, ranks, stage, optimizer, param, dtype, more", CASES)
+def test_the_bits_are_those_of_the_plain_run(tuned, ranks, stage, optimizer, param,
+                                             dtype, more, place, dpo, nvme):
+    more = dict(more)
+    if more.get("activation_checkpointing.cpu_checkpointing"):
+        more["activation_checkpointing.nvme_path"] = str(nvme)
+    if "run.wave" in more:
+        more["run.parallel_micro_batches"] = more.pop("run.wave")
+        more["train_micro_batch_size_per_gpu"] = 2
+    c = {**dpo, **TUNED[tuned], **run.typed(dtype)}
+    sums = {k: v for k, v in more.items() if k in (
+        "run.slices", "train_micro_batch_size_per_gpu", "run.sum_order")}
+    plain = place.good(ranks, {**c, **sums, **run.offload(0, "none", "none", None)})
+    r = place.good(ranks, {**c, **more, **run.offload(stage, optimizer, param, nvme),
+                           "run.inject_delay_us": 300})
+    assert numbers(r) == numbers(plain), str(r)
+    assert [{k: x[k] for k in NAMES} for x in r.steps] == figures(plain)
+
+
+@pytest.mark.single
+def test_the_first_loss_is_that_of_no_difference(place, dpo):
+    """Exactly: in every type the reference has the policy's bits."""
+    for tuned in TUNED.values():
+        for dtype in ("fp32", "bf16", "fp16"):
+            r = place.good(1, {**dpo, **tuned, **run.typed(dtype), "loss.sft": 0,
+                               "run.steps": 1})
+            assert r.steps[0]["loss"] == pytest.approx(0.6931471805599453, rel=1e-15)
+            assert r.steps[0]["rewards/margins"] == 0
+
+
+@pytest.mark.single
+def test_a_copy_that_stays_is_the_base(place, dpo):
+    """With a rate of 0 for what is trained beside adapters."""
+    rule = {"parameters": [{"match": "h.[13].*.weight", "frozen": False,
+                            "lr_scale": 0, "weight_decay": 0},
+                           {"match": "h.[13].*lora*", "lr_scale": 1}]}
+    still = {"gradient_clipping": 0, "optimizer.params.weight_decay": 0}
+    runs = [place.good(1, {**dpo, **LORA, **still, **more}) for more in ({}, rule)]
+    assert runs[0].losses == runs[1].losses
+    assert [x["rewards/margins"] for x in runs[0].steps] == \
+        [x["rewards/margins"] for x in runs[1].steps]
+
+
+@pytest.mark.single
+def test_more_micro_batches_are_the_same_step(place, dpo):
+    """The term of the chosen texts is a mean over all their targets."""
+    runs = [place.good(1, {**dpo, "loss.sft": 2, "train_micro_batch_size_per_gpu": n,
+                           "run.eval_batches": 24 // n}) for n in (24, 6, 2)]
+    for r in runs[1:]:
+        assert r.losses == pytest.approx(runs[0].losses, rel=1e-5)
+        assert r.steps[-1]["rewards/margins"] == pytest.approx(
+            runs[0].steps[-1]["rewards/margins"], rel=1e-3)
+
+
+@pytest.mark.single
+def test_what_stands_behind_a_text_plays_no_part(place, dpo):
+    r = place.good(1, {**dpo, **LORA})
+    seq = run.MODEL["seq"]
+    path = write(place.folder / "other.bin", *texts(some_pairs(), seq, 7), seq)
+    assert place.good(1, {**dpo, **LORA, "data.path": str(path)}).losses == r.losses
+
+
+@pytest.mark.single
+def test_preferences_are_learnt(place, dpo):
+    """Of few pairs, by heart; what differs in the loss differs in the weights."""
+    few = write(place.folder / "few.bin", *texts(list(some_pairs())[:6],
+                                                 run.MODEL["seq"]), run.MODEL["seq"])
+    c = {**dpo, "data.path": str(few), "data.val_fraction": 0, "run.eval_batches": 0,
+         "run.eval_interval": 0, "train_batch_size": 12, "run.steps": 30,
+         "optimizer.params.lr": 0.003}
+    hashes = set()
+    for loss in ({"type": "dpo"}, {"type": "dpo", "beta": 0.2}, {"type": "ipo"},
+                 {"type": "dpo", "sft": 1}):
+        r = place.good(1, {**c, **LORA, **on(place, few, **{"sft": 0, **loss})})
+        assert r.steps[-1]["rewards/accuracies"] == 1
+        assert r.losses[-1] < 0.95 * r.losses[0]
+        hashes.add(r.hash)
+    assert len(hashes) == 4
+    assert re.search(r"last step:  margin [\d.]+ in favour of 100% of its pairs", r.out)
+
+
+@pytest.mark.parametrize("tuned", ("lora", "all", "both"))
+def test_a_run_goes_on_elsewhere(tuned, place, dpo, nvme):
+    """The copies are in the checkpoint, and in no export."""
+    c = {**dpo, **TUNED[tuned], "run.save": True}
+    whole = place.good(2, {**c, "run.export": str(place.folder / "whole")})
+    out = place.folder / "halves"
+    r = place.halves(2, {**c, **run.offload(1, "none", "none", nvme), "run.steps": 2},
+                     {**c, **run.offload(3, "cpu", "nvme", nvme)}, output=out)
+    assert r.numbers[-2:] == whole.numbers[-2:] or r.bits == whole.bits[-2:]
+    assert r.hash == whole.hash
+    ckpt("export", out, "--out", place.folder / "later")
+    files = [hf.read(place.folder / x) for x in ("whole", "later")]
+    assert files[0] == files[1] and not any("reference" in k for k in files[0])
+
+
+# ---- refusals ----
+
+REFUSED = [
+    ({"train_batch_size": 3, "train_micro_batch_size_per_gpu": 3},
+     "train_micro_batch_size_per_gpu: 3", "texts in pairs"),
+    ({"train_micro_batch_size_per_gpu": 6, "run.slices": 2},
+     "train_micro_batch_size_per_gpu: 6", "multiple of 2 run.slices"),
+    ({"model.seq": 8}, "texts of 16 tokens", "a sample here has 8"),
+    ({"data.bytes": True}, "data.bytes: true", "tools/tokenize --preferences"),
+    ({"data.document_end": 3}, "data.document_end: 3", "a sample of its own"),
+    ({"loss.type": "cross_entropy"}, "loss.sft: 0.2", "cross_entropy has none"),
+    ({"loss.type": "cross_entropy", "loss.sft": 0}, "has pairs of texts",
+     "set loss.type to dpo or ipo"),
+    ({"loss.type": "kto"}, "loss.type", "ipo"),
+    ({**LORA, "lora.import": "somewhere"}, "lora.import: somewhere",
+     "merge them first"),
+]
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("change, words", [(c, w) for c, *w in REFUSED])
+def test_what_cannot_be_is_refused(change, words, place, dpo):
+    run.refused(place.launch(1, {**dpo, **change}), *words)
+
+
+@pytest.mark.single
+def test_data_that_are_no_pairs_are_refused(place, dpo):
+    seq = run.MODEL["seq"]
+    tokens, mask = texts(some_pairs(), seq)
+    n, none = 4 * seq, [0] * seq
+    for text, end, marks, words in (
+            (0, n, mask[:n], ("no pairs of texts", "--preferences")),
+            (seq, n + seq, mask[:n + seq], ("last pair is not whole",)),
+            (seq, n, None, ("no loss mask",)),
+            (seq, n, [*mask[:seq], *none, *mask[2 * seq:n]],
+             ("text 1 has nothing to be learnt",))):
+        path = place.folder / "odd.bin"
+        path.with_suffix(".mask").unlink(missing_ok=True)
+        write(path, tokens[:end], marks, text)
+        run.refused(place.launch(1, {**dpo, "data.path": str(path)}), *words)
+
+
+@pytest.mark.single
+def test_other_models_and_gpus_are_refused(place, dpo):
+    machine = run.ROOT / "configs/machines/h100-80-dgx.json"
+    r = place.launch(1, {**dpo, **LORA}, ["--plan", "--machine", str(machine)])
+    run.refused(r, "loss.type", "on the CPU alone")
+    rows.use(place, "vit")
+    r = place.launch(1, {"loss.type": "dpo", "train_batch_size": 4})
+    run.refused(r, "loss.type", "vit has no loss of such")
+
+
+# ---- from records to a run ----
+
+@pytest.mark.single
+def test_tokenize_writes_what_a_run_reads(place):
+    records = place.folder / "records.jsonl"
+    records.write_text("".join(json.dumps(x) + "\n" for x in (
+        {"prompt": "Two and two", "chosen": " are four.", "rejected": " are 5."},
+        {"prompt": [{"role": "user", "content": "Hi"}],
+         "chosen": [{"role": "assistant", "content": "Hello!"}],
+         "rejected": [{"role": "assistant", "content": "What?"}]})))
+    r = run.call(run.ROOT / "tools/tokenize", "--tokenizer", "bytes", "--out",
+                 place.folder / "out", "--preferences", 64, records)
+    assert r.rc == 0 and "the longest text has 29" in r.out, str(r)
+    path = place.folder / "out_train_000000.bin"
+    c = {**on(place, path), **LORA, "data.val_fraction": 0, "train_batch_size": 4,
+         "model.seq": 64, "run.steps": 1}
+    # Of these records the answers alone, and what ends them, are learnt.
+    mask = path.with_suffix(".mask").read_bytes()[1024:]
+    learnt = [sum(mask[i:i + 64]) for i in range(0, 256, 64)]
+    assert learnt == [11, 8, 7, 6]
+    assert place.good(1, c).losses == pytest.approx([0.6931471805599453])
+    run.refused(place.launch(1, {**c, "model.seq": 32}), "texts of 64 tokens")
+
+
+@pytest.mark.single
+def test_the_golden_file_has_trls_numbers(place):
+    """Where IZ_TEST_PYTHON names a Python with TRL, they are computed anew."""
+    python = run.os.environ.get("IZ_TEST_PYTHON")
+    there = python and run.call(python, "-c", "import trl").rc == 0
+    if not there:
+        pytest.skip("IZ_TEST_PYTHON: a Python with trl")
+    again = place.folder / "again.json"
+    r = run.call(python, pathlib.Path(preferences.__file__), again, timeout_s=900)
+    assert r.rc == 0, str(r)
+    have, want = (json.loads(f.read_text()) for f in (again, preferences.FILE))
+    for name in want:
+        for a, b in zip(have[name], want[name]):
+            assert a == pytest.approx(b, rel=1e-6, abs=1e-7)
