@@ -180,7 +180,10 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         printf("      ranks of one host send messages: %s\n", r->why_messages);
     printf("      train %lld %s, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN),
-           r->model->record.bytes ? "records" : "windows", r->c.run.output);
+           r->model->record.bytes ? "records"
+           : r->model->preference ? "texts of pairs"
+                                  : "windows",
+           r->c.run.output);
     if (r->arithmetic.note[0])
         printf("note: %s\n", r->arithmetic.note);
     fflush(stdout);

@@ -10,6 +10,10 @@ TAGS = {"loss": "train/loss", "validation_loss": "validation/loss",
         "grad_norm": "train/grad_norm", "lr": "train/lr",
         "loss_scale": "train/loss_scale",
         "router_balance": "experts/balance", "expert_most": "experts/most",
+        "rewards/margins": "rewards/margins",
+        "rewards/accuracies": "rewards/accuracies",
+        "eval_rewards/margins": "validation/rewards/margins",
+        "eval_rewards/accuracies": "validation/rewards/accuracies",
         "items_per_s": "speed/items_per_s",
         "resident_bytes": "memory/resident_bytes"}
 

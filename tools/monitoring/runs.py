@@ -38,9 +38,13 @@ SERIES = (
     Series("resident_bytes", "resident memory", "MiB", scale=1 / MIB),
     Series("loss_scale", "loss scale", log=True),
     Series("router_balance", "balance of the experts"),
+    Series("rewards/margins", "margin of the chosen texts", smooth=True,
+           marks="eval_rewards/margins"),
+    Series("rewards/accuracies", "chosen texts with more reward", smooth=True,
+           marks="eval_rewards/accuracies"),
     Series("expert_most", "rows of the fullest expert", "even shares"),
 )
-KEYS = tuple(s.key for s in SERIES) + ("validation_loss", "time", "seconds")
+KEYS = (*(k for s in SERIES for k in (s.key, s.marks) if k), "time", "seconds")
 
 
 def number(value):
