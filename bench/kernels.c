@@ -20,6 +20,7 @@
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/half.h"
+#include "codelets/flat/quant.h"
 #include "codelets/flat/simd.h"
 #include "codelets/flat/update.h"
 
@@ -39,10 +40,11 @@ typedef void on_a_piece(const struct buffers *b, const struct kernel *k);
 
 struct kernel {
     const char *name;
-    int bytes; /* per element */
+    double bytes; /* per element */
     on_a_piece *limit, *run;
     enum iz_dtype in, out; /* of the gradient, of the copy: fp32 for none */
     enum iz_moment_type moments;
+    enum iz_quant quant;
 };
 
 static struct buffers kernels_at(const struct buffers *b, int64_t i)
@@ -137,6 +139,21 @@ IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
         g[i] = BY;
 }
 
+/* Bytes of codes, and a weight of 16 bits for each. */
+IZ_SIMD static void limit_codes(const struct buffers *b, const struct kernel *k)
+{
+    const uint8_t *restrict x = (const uint8_t *)b->g;
+    uint16_t *restrict out = b->out;
+    if (k->quant == IZ_QUANT_NF4)
+        for (int64_t i = 0; i < PIECE / 2; i++) {
+            out[2 * i] = x[i];
+            out[2 * i + 1] = x[i];
+        }
+    else
+        for (int64_t i = 0; i < PIECE; i++)
+            out[i] = x[i];
+}
+
 /* ---- kernels ---- */
 
 static const struct iz_step options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
@@ -191,6 +208,16 @@ static void run_widen(const struct buffers *b, const struct kernel *k)
     iz_cast(b->g, IZ_F32, b->half, k->in, PIECE);
 }
 
+/* Any numbers are groups. */
+static void run_quant(const struct buffers *b, const struct kernel *k)
+{
+    const char *group = (const char *)b->g;
+    for (int64_t i = 0; i < PIECE; i += IZ_QUANT_GROUP)
+        iz_quant_load(k->quant, b->out + i, k->out,
+                      group + i / IZ_QUANT_GROUP * iz_quant_bytes(k->quant),
+                      IZ_QUANT_GROUP);
+}
+
 static void run_norm2(const struct buffers *b, const struct kernel *k)
 {
     const void *x = k->in == IZ_F32 ? (const void *)b->p : b->half;
@@ -243,6 +270,10 @@ static const struct kernel kernels[] = {
     {"bf16 to fp32", 6, limit_widen, run_widen, .in = IZ_BF16},
     {"fp32 to fp16", 6, limit_to_16, run_to_16, .out = IZ_F16},
     {"fp16 to fp32", 6, limit_widen, run_widen, .in = IZ_F16},
+    {"nf4 to bf16", 2.52, limit_codes, run_quant, .out = IZ_BF16,
+     .quant = IZ_QUANT_NF4},
+    {"int8 to bf16", 3.06, limit_codes, run_quant, .out = IZ_BF16,
+     .quant = IZ_QUANT_INT8},
     {"norm2 fp32", 4, limit_read, run_norm2, .in = IZ_F32},
     {"norm2 bf16", 2, limit_read, run_norm2, .in = IZ_BF16},
     {"add fp32 to fp32", 12, limit_add, run_add, .in = IZ_F32},
@@ -323,7 +354,7 @@ static double pair_s(const struct team *t, const struct sample *s, int i)
 static void kernels_show(const struct team *t, const struct kernel *k)
 {
     static double ratio[PAIRS_MAX], limit[PAIRS_MAX], run[PAIRS_MAX];
-    double bytes = (double)k->bytes * PIECE * t->threads;
+    double bytes = k->bytes * PIECE * t->threads;
     int n = 0;
     for (int i = 0; i < t->pairs; i++) {
         double a = pair_s(t, t->limit, i), b = pair_s(t, t->run, i);

@@ -159,7 +159,7 @@ static const struct iz_program *find_program(const struct checkpoint *c)
     if (json_object_get(json_object_get(c->index->root, "model"),
                         "base_dtype")) {
         fprintf(stderr,
-                "ckpt: %s has parameters in 4 bits: export it with run.export "
+                "ckpt: %s has quantised parameters: export it with run.export "
                 "of a run with --resume\n",
                 c->path);
         return NULL;

@@ -416,33 +416,33 @@ static inline uint32_t nf4_code(float x)
 static void store_4(uint8_t *restrict y, float *restrict scale,
                     const float *restrict x, int64_t n)
 {
-    for (int64_t b = 0; b < n; b += IZ_NF4_BLOCK) {
-        uint8_t code[IZ_NF4_BLOCK];
+    for (int64_t b = 0; b < n; b += IZ_QUANT_BLOCK) {
+        uint8_t code[IZ_QUANT_BLOCK];
         float most = 0;
-        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+        for (int i = 0; i < IZ_QUANT_BLOCK; i++)
             most = fabsf(x[b + i]) > most ? fabsf(x[b + i]) : most;
         float inverse = 1.0f / (most > 1e-38f ? most : 1e-38f);
-        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+        for (int i = 0; i < IZ_QUANT_BLOCK; i++)
             code[i] = (uint8_t)nf4_code(x[b + i] * inverse);
-        for (int i = 0; i < IZ_NF4_BLOCK / 2; i++)
+        for (int i = 0; i < IZ_QUANT_BLOCK / 2; i++)
             y[b / 2 + i] = (uint8_t)(code[2 * i] << 4 | code[2 * i + 1]);
-        scale[b / IZ_NF4_BLOCK] = most;
+        scale[b / IZ_QUANT_BLOCK] = most;
     }
 }
 
 static void load_4(float *restrict y, const uint8_t *restrict x,
                    const float *restrict scale, int64_t n)
 {
-    float pair[256][2], values[IZ_NF4_BLOCK];
+    float pair[256][2], values[IZ_QUANT_BLOCK];
     for (int c = 0; c < 256; c++) {
         pair[c][0] = nf4_value[c >> 4];
         pair[c][1] = nf4_value[c & 15];
     }
-    for (int64_t b = 0; b < n; b += IZ_NF4_BLOCK) {
-        float s = scale[b / IZ_NF4_BLOCK];
-        for (int i = 0; i < IZ_NF4_BLOCK / 2; i++)
+    for (int64_t b = 0; b < n; b += IZ_QUANT_BLOCK) {
+        float s = scale[b / IZ_QUANT_BLOCK];
+        for (int i = 0; i < IZ_QUANT_BLOCK / 2; i++)
             memcpy(values + 2 * i, pair[x[b / 2 + i]], sizeof(pair[0]));
-        for (int i = 0; i < IZ_NF4_BLOCK; i++)
+        for (int i = 0; i < IZ_QUANT_BLOCK; i++)
             y[b + i] = values[i] * s;
     }
 }

@@ -59,10 +59,10 @@ static float dynamic_value(int code)
 
 void iz_nf4_tables(struct iz_nf4_tables *t)
 {
-    static const uint8_t every[IZ_NF4_BLOCK / 2] = {0x01, 0x23, 0x45, 0x67,
-                                                    0x89, 0xab, 0xcd, 0xef};
-    float value[IZ_NF4_BLOCK], one = 1;
-    iz_simd()->load_4(value, every, &one, IZ_NF4_BLOCK);
+    static const uint8_t every[IZ_QUANT_BLOCK / 2] = {0x01, 0x23, 0x45, 0x67,
+                                                      0x89, 0xab, 0xcd, 0xef};
+    float value[IZ_QUANT_BLOCK], one = 1;
+    iz_simd()->load_4(value, every, &one, IZ_QUANT_BLOCK);
     memcpy(t->value, value, sizeof(t->value));
     for (int c = 0; c < CODES; c++)
         t->scale[c] = dynamic_value(c);
@@ -87,36 +87,28 @@ static uint8_t dynamic_code(float x)
 
 static int64_t blocks_of(int64_t n)
 {
-    return (n + IZ_NF4_BLOCK - 1) / IZ_NF4_BLOCK;
+    return (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
 }
 
 double iz_nf4_codes(struct iz_nf4_group *g, float *scale, const float *x,
                     int64_t n)
 {
-    float last[IZ_NF4_BLOCK] = {0};
-    int64_t whole = n / IZ_NF4_BLOCK, rest = n % IZ_NF4_BLOCK;
+    float last[IZ_QUANT_BLOCK] = {0};
+    int64_t whole = n / IZ_QUANT_BLOCK, rest = n % IZ_QUANT_BLOCK;
     double sum = 0;
-    assert(n > 0 && n <= IZ_NF4_GROUP);
+    assert(n > 0 && n <= IZ_QUANT_GROUP);
     memset(g, 0, sizeof(*g));
-    iz_simd()->store_4(g->code, scale, x, whole * IZ_NF4_BLOCK);
+    iz_simd()->store_4(g->code, scale, x, whole * IZ_QUANT_BLOCK);
     if (rest) {
         memcpy(last, x + n - rest, (size_t)rest * sizeof(*x));
         iz_simd()->store_4(g->code + (n - rest) / 2, scale + whole, last,
-                           IZ_NF4_BLOCK);
+                           IZ_QUANT_BLOCK);
         /* Nothing but zeros is behind the last weight. */
-        memset(g->code + (n + 1) / 2, 0, (size_t)(IZ_NF4_BLOCK - rest) / 2);
+        memset(g->code + (n + 1) / 2, 0, (size_t)(IZ_QUANT_BLOCK - rest) / 2);
     }
     for (int64_t b = 0; b < blocks_of(n); b++)
         sum += scale[b];
     return sum;
-}
-
-float iz_nf4_mean(const double *sum, int64_t n)
-{
-    double all = 0;
-    for (int64_t i = 0; i < iz_nf4_groups(n); i++)
-        all += sum[i];
-    return (float)(all / (double)blocks_of(n));
 }
 
 void iz_nf4_scales(struct iz_nf4_group *g, const float *scale, int64_t n,
@@ -138,8 +130,8 @@ void iz_nf4_scales(struct iz_nf4_group *g, const float *scale, int64_t n,
 void iz_nf4_load(void *out, enum iz_dtype type, const struct iz_nf4_group *g,
                  int64_t n)
 {
-    enum { TILE = 64 * IZ_NF4_BLOCK };
-    float scale[IZ_NF4_SCALES], tile[TILE];
+    enum { TILE = 64 * IZ_QUANT_BLOCK };
+    float scale[IZ_QUANT_SCALES], tile[TILE];
     int64_t size = iz_dtype_bytes(type);
     for (int64_t b = 0; b < blocks_of(n); b++) {
         float without = dynamic_value(g->scale[b]) * g->most;
@@ -147,8 +139,8 @@ void iz_nf4_load(void *out, enum iz_dtype type, const struct iz_nf4_group *g,
     }
     for (int64_t i = 0; i < n; i += TILE) {
         int64_t k = min64(n - i, TILE);
-        iz_simd()->load_4(tile, g->code + i / 2, scale + i / IZ_NF4_BLOCK,
-                          blocks_of(k) * IZ_NF4_BLOCK);
+        iz_simd()->load_4(tile, g->code + i / 2, scale + i / IZ_QUANT_BLOCK,
+                          blocks_of(k) * IZ_QUANT_BLOCK);
         iz_cast((char *)out + i * size, type, tile, IZ_F32, k);
     }
 }

@@ -74,16 +74,17 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
     *norm2 = iz_norm2_end(&s);
 }
 
-void iz_buffer_nf4(struct iz_exec *x, void *out, enum iz_dtype type,
-                   const struct iz_nf4_group *g, int64_t n)
+void iz_buffer_quant(struct iz_exec *x, enum iz_quant q, void *out,
+                     enum iz_dtype type, const void *groups, int64_t n)
 {
+    const char *g = groups;
     if (x->backend == IZ_CUDA) {
-        iz_nf4_load_cuda(x, out, type, g, n);
+        iz_quant_load_cuda(x, q, out, type, groups, n);
         return;
     }
-    for (int64_t i = 0; i < n; i += IZ_NF4_GROUP)
-        iz_nf4_load((char *)out + i * iz_dtype_bytes(type), type,
-                    g + i / IZ_NF4_GROUP, min64(n - i, IZ_NF4_GROUP));
+    for (int64_t i = 0; i < n; i += IZ_QUANT_GROUP, g += iz_quant_bytes(q))
+        iz_quant_load(q, (char *)out + i * iz_dtype_bytes(type), type, g,
+                      min64(n - i, IZ_QUANT_GROUP));
 }
 
 void iz_buffer_update(struct iz_exec *x, const struct iz_update *u)

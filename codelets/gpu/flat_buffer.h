@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "codelets/flat/nf4.h"
+#include "codelets/flat/quant.h"
 #include "codelets/flat/update.h"
 #include "codelets/ops/exec.h"
 
@@ -31,7 +31,7 @@ void iz_buffer_sum_norm2(struct iz_exec *x, double *norm2, void *out,
                          const void *const *in, int n_in, enum iz_dtype in_type,
                          int64_t n);
 /* The n weights of a matrix whose groups follow one another. */
-void iz_buffer_nf4(struct iz_exec *x, void *out, enum iz_dtype type,
-                   const struct iz_nf4_group *g, int64_t n);
+void iz_buffer_quant(struct iz_exec *x, enum iz_quant q, void *out,
+                     enum iz_dtype type, const void *groups, int64_t n);
 /* iz_update. */
 void iz_buffer_update(struct iz_exec *x, const struct iz_update *u);

@@ -123,9 +123,9 @@ void iz_flat_norm2_cuda(struct iz_exec *x, double *norm2, const void *p,
                         enum iz_dtype type, int64_t n, struct iz_view scratch);
 void iz_update_cuda(struct iz_exec *x, const struct iz_update *u);
 
-/* nf4.cu: the n weights of a matrix, whose groups follow one another. */
-void iz_nf4_load_cuda(struct iz_exec *x, void *out, enum iz_dtype type,
-                      const struct iz_nf4_group *g, int64_t n);
+/* quant.cu: the n weights of a matrix, whose groups follow one another. */
+void iz_quant_load_cuda(struct iz_exec *x, enum iz_quant q, void *out,
+                        enum iz_dtype type, const void *groups, int64_t n);
 
 /* orthogonal_cuda.c */
 void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
-#include "codelets/flat/nf4.h"
 
 static void close_model(struct iz_model *m)
 {
@@ -90,7 +89,15 @@ void iz_unit_offsets(const struct iz_unit *u, const int64_t from[IZ_PARTS],
     }
 }
 
-bool iz_unit_next_nf4(const struct iz_unit *u, struct iz_nf4_matrix *m)
+enum iz_quant iz_unit_quant(const struct iz_unit *u)
+{
+    enum iz_quant q = IZ_QUANT_NONE;
+    for (int i = 0; i < u->n_params && !q; i++)
+        q = u->param[i].quant;
+    return q;
+}
+
+bool iz_unit_next_quant(const struct iz_unit *u, struct iz_quant_matrix *m)
 {
     m->first += m->n;
     m->group += m->groups;
@@ -102,26 +109,26 @@ bool iz_unit_next_nf4(const struct iz_unit *u, struct iz_nf4_matrix *m)
         int64_t rows = stack         ? p->outputs[m->stacked]
                        : !m->stacked ? p->rows
                                      : 0;
-        if (!p->nf4 || !rows)
+        if (!p->quant || !rows)
             continue;
         m->n = rows * p->cols;
-        m->groups = iz_nf4_groups(m->n);
+        m->groups = iz_quant_groups(m->n);
         return true;
     }
     return false;
 }
 
-int64_t iz_unit_nf4_group(const struct iz_unit *u, int64_t g, int64_t *first)
+int64_t iz_unit_quant_group(const struct iz_unit *u, int64_t g, int64_t *first)
 {
-    struct iz_nf4_matrix m = {0};
-    while (iz_unit_next_nf4(u, &m) && g >= m.group + m.groups)
+    struct iz_quant_matrix m = {0};
+    while (iz_unit_next_quant(u, &m) && g >= m.group + m.groups)
         ;
     *first = m.first;
     if (!m.n)
         return 0;
-    int64_t at = (g - m.group) * IZ_NF4_GROUP;
+    int64_t at = (g - m.group) * IZ_QUANT_GROUP;
     *first += at;
-    return min64(m.n - at, IZ_NF4_GROUP);
+    return min64(m.n - at, IZ_QUANT_GROUP);
 }
 
 bool iz_unit_ties_trained(const struct iz_model *m, int unit)

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "codelets/flat/quant.h"
 #include "codelets/ops/exec.h"
 
 struct iz_told; /* codelets/ops/ops.h */
@@ -33,7 +34,7 @@ struct iz_param {
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
     bool frozen;    /* has no gradient: its view in dw is absent (rows = 0) */
-    bool nf4;       /* frozen, and kept in 4 bits (codelets/flat/nf4.h) */
+    enum iz_quant quant; /* frozen, and kept in fewer bits */
     /* A step moves and updates only the rows it touches; views may contain just
      * those rows (struct iz_view). */
     bool sparse;
@@ -163,7 +164,7 @@ struct iz_model {
     /* Set by the runtime; NULL: samples are no pairs. */
     const struct iz_preference *preference;
     struct iz_record record;
-    bool experts;     /* a GPU lacks their ops, and they are never in 4 bits */
+    bool experts;     /* a GPU lacks their ops, and they are never quantised */
     const char *item; /* what is counted per second: "token", "image" */
     /* Rows of embedding tables, and how many of them a sample reads.  0: the
      * plan prints no line about tables. */
@@ -294,12 +295,14 @@ static inline int iz_unit_reference(const struct iz_unit *u, int param)
 }
 
 /* A unit's flat array has its trained parameters, then the frozen ones, then
- * those that are kept in 4 bits. */
-enum iz_unit_part { IZ_PART_TRAINED, IZ_PART_FROZEN, IZ_PART_NF4, IZ_PARTS };
+ * those that are quantised. */
+enum iz_unit_part { IZ_PART_TRAINED, IZ_PART_FROZEN, IZ_PART_QUANT, IZ_PARTS };
 
 static inline enum iz_unit_part iz_param_part(const struct iz_param *p)
 {
-    return p->nf4 ? IZ_PART_NF4 : p->frozen ? IZ_PART_FROZEN : IZ_PART_TRAINED;
+    return p->quant    ? IZ_PART_QUANT
+           : p->frozen ? IZ_PART_FROZEN
+                       : IZ_PART_TRAINED;
 }
 
 /* Elements of a part. */
@@ -309,18 +312,21 @@ int64_t iz_unit_elems(const struct iz_unit *u, enum iz_unit_part part);
 void iz_unit_offsets(const struct iz_unit *u, const int64_t from[IZ_PARTS],
                      int64_t *offset);
 
-/* A matrix of the part in 4 bits, which has groups of its own: one of those
+/* The format of its quantised part: all of it has one. */
+enum iz_quant iz_unit_quant(const struct iz_unit *u);
+
+/* A matrix of the quantised part, which has groups of its own: one of those
  * that a parameter stacks, if they follow one another, or all of it. */
-struct iz_nf4_matrix {
+struct iz_quant_matrix {
     int param, stacked;    /* which of the parameter's */
     int64_t first, n;      /* elements of the part, end to end */
     int64_t group, groups; /* of all of the part */
 };
 /* Goes on to the next one, from {0} to the first; false: there are no more.
  * Then first and group are what all have together. */
-bool iz_unit_next_nf4(const struct iz_unit *u, struct iz_nf4_matrix *m);
+bool iz_unit_next_quant(const struct iz_unit *u, struct iz_quant_matrix *m);
 /* Elements of group g, and the first of them in the part, end to end; 0 behind
  * the last group. */
-int64_t iz_unit_nf4_group(const struct iz_unit *u, int64_t g, int64_t *first);
+int64_t iz_unit_quant_group(const struct iz_unit *u, int64_t g, int64_t *first);
 /* Whether the unit uses a trained parameter of another unit. */
 bool iz_unit_ties_trained(const struct iz_model *m, int unit);

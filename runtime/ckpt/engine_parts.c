@@ -9,25 +9,25 @@
 #include "codelets/base/int64.h"
 #include "runtime/base/text.h"
 
-/* Arrays of a unit at most: master, states, frozen parameters, those in 4 bits.
+/* Arrays of a unit at most: master, states, frozen parameters, quantised ones.
  */
 enum { ARRAYS = 3 + IZ_STATES_MAX };
 
 static const char *const part_suffix[IZ_PARTS] = {[IZ_PART_TRAINED] = "",
                                                   [IZ_PART_FROZEN] = ".frozen",
-                                                  [IZ_PART_NF4] = ".base"};
+                                                  [IZ_PART_QUANT] = ".base"};
 
 static enum iz_unit_part part_of(int a)
 {
-    return a == IZ_NF4_WORDS ? IZ_PART_NF4
-           : a == IZ_FROZEN  ? IZ_PART_FROZEN
-                             : IZ_PART_TRAINED;
+    return a == IZ_QUANT_WORDS ? IZ_PART_QUANT
+           : a == IZ_FROZEN    ? IZ_PART_FROZEN
+                               : IZ_PART_TRAINED;
 }
 
-static const char *array_name(const struct iz_engine *e, int a)
+static const char *array_name(const struct iz_engine *e, int u, int a)
 {
-    if (a == IZ_NF4_WORDS)
-        return "nf4";
+    if (a == IZ_QUANT_WORDS)
+        return iz_quant_name(e->unit[u].plan->quant.format);
     if (a < IZ_STATE)
         return "master";
     return iz_optimizer(e->plan.optimizer.type)->state[a - IZ_STATE].name;
@@ -41,14 +41,14 @@ static void engine_parts_put(void *arg, int64_t from, const float *in,
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
- * What is in 4 bits a rank has only from the others (iz_fetch_publish). */
+ * What is quantised a rank has only from the others (iz_fetch_publish). */
 static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
     struct iz_part p = iz_part_of_array(e, u, (enum iz_array)a);
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_parts_range *arg = &s->arg[s->k.n_parts];
-    if (load && e->plan.zero.states_full && a != IZ_NF4_WORDS) {
+    if (load && e->plan.zero.states_full && a != IZ_QUANT_WORDS) {
         p.begin = 0;
         p.end = p.n;
     }
@@ -65,7 +65,7 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
                                .put = engine_parts_put,
                                .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
-             part_suffix[part_of(a)], array_name(e, a));
+             part_suffix[part_of(a)], array_name(e, u, a));
 }
 
 struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n)
@@ -158,7 +158,7 @@ int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
         for (int a = IZ_MASTER; a < IZ_STATE + states; a++)
             make_part(s, e, u, a, load);
         make_part(s, e, u, IZ_FROZEN, load);
-        make_part(s, e, u, IZ_NF4_WORDS, load);
+        make_part(s, e, u, IZ_QUANT_WORDS, load);
     }
     iz_parts_scalars(e, &e->scalar.control, e->step, s->k.scalar);
     return 0;

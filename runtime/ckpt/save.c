@@ -233,11 +233,10 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
                                 (g->frozen->param_first + r->from) * size,
                         .at = raw_at(r->e, r->n),
                         .bytes = r->n * size};
-    if (r->array == IZ_NF4_WORDS)
-        a = (struct raw_arg){.from = (char *)g->nf4 +
-                                     iz_param_nf4_own(r->e, r->unit) +
-                                     4 * r->from,
-                             .bytes = 4 * r->n};
+    if (r->array == IZ_QUANT_WORDS)
+        a = (struct raw_arg){
+            .from = g->quant + iz_param_quant_own(r->e, r->unit) + 4 * r->from,
+            .bytes = 4 * r->n};
     struct iz_task t =
         snapshot_task(r, r->e->plan.zero.param_home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
@@ -272,13 +271,13 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 }
 
 /* A block of a checkpoint is a piece of the file. */
-static void nf4_disk(const struct range *r, starpu_data_handle_t buffer)
+static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_unit_memory *g = &r->e->unit[r->unit];
     struct iz_io io = {.file = r->e->file.param,
-                       .offset = g->nf4_at + 4 * r->from,
+                       .offset = g->quant_at + 4 * r->from,
                        .bytes = whole_pages(4 * r->n)};
-    iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, STARPU_W, g->nf4_handle, io);
+    iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, STARPU_W, g->quant_handle, io);
 }
 
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
@@ -286,8 +285,8 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
     bool frozen = r->array < IZ_MASTER;
     enum iz_home home = frozen ? r->e->plan.zero.param_home
                                : home_of(r, r->e->unit[r->unit].chunk);
-    if (home == IZ_HOME_NVME && r->array == IZ_NF4_WORDS)
-        nf4_disk(r, buffer);
+    if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
+        quant_disk(r, buffer);
     else if (home == IZ_HOME_NVME)
         snapshot_disk(r, buffer);
     else if (frozen)

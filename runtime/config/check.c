@@ -342,11 +342,11 @@ static void check_copies(struct iz_config_file *file, struct iz_faults *f)
 static void check_base(struct iz_config_file *file, struct iz_faults *f)
 {
     int group = file->c.zero.hpz_partition;
-    if (file->c.base_dtype == IZ_BASE_NF4 && group > 1)
+    if (file->c.base_dtype && group > 1)
         iz_fault(f, "model.base_dtype",
-                 "nf4, and zero_optimization.zero_hpz_partition_size is %d: "
-                 "copies of parameters in 4 bits are not built; set it to 1",
-                 group);
+                 "%s, and zero_optimization.zero_hpz_partition_size is %d: "
+                 "copies of quantised parameters are not built; set it to 1",
+                 iz_quant_name(file->c.base_dtype), group);
 }
 
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)

@@ -10,6 +10,7 @@
 
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
+#include "codelets/flat/quant.h"
 #include "codelets/ops/ops.h"
 
 struct iz_hf; /* codelets/unit/layer.h */
@@ -191,10 +192,6 @@ struct iz_rule {
     bool given[IZ_RULE_KEYS]; /* in the order of iz_rule_keys */
 };
 
-/* How the matrices of blocks are kept, all of them frozen: in the type of the
- * parameters, or in 4 bits (codelets/flat/nf4.h). */
-enum iz_base_dtype { IZ_BASE_PARAMS, IZ_BASE_NF4 };
-
 struct iz_config {
     int64_t train_batch_size; /* samples per step, all ranks */
     int micro_batch;          /* samples per task chain */
@@ -211,7 +208,7 @@ struct iz_config {
     struct iz_data_config data;
     struct iz_run_config run;
     char import[IZ_PATH_MAX]; /* model.import: initial weights; "": random */
-    enum iz_base_dtype base_dtype;
+    enum iz_quant base_dtype; /* of the matrices of blocks, all frozen */
     struct iz_lora_config lora;
     struct iz_preference loss;
     struct iz_rule rule[IZ_RULES_MAX];

@@ -492,9 +492,11 @@ const struct iz_key iz_config_keys[] = {
     TEXT("model.import", c.import, "\"\"",
          "Folder of a Hugging Face model: config.json sets the shape, and the "
          "weights start from its safetensors. Empty: random weights."),
-    WORD("model.base_dtype", c.base_dtype, "null|nf4", "null",
-         "nf4: the matrices of blocks, all of them frozen, are kept in 4 bits, "
-         "as bitsandbytes has them. null: in the type of the parameters."),
+    WORD("model.base_dtype", c.base_dtype, "null|nf4|int8", "null",
+         "The matrices of blocks, all of them frozen, are quantised. nf4: in 4 "
+         "bits, as bitsandbytes has them. int8: in 8 bits, with a scale for "
+         "every 64 weights. null: they are kept in the type of the "
+         "parameters."),
     {.name = NULL},
 };
 

@@ -154,30 +154,31 @@ static int check_trained(const struct iz_model *m, FILE *err)
 static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     bool found = false;
-    if (c->base_dtype == IZ_BASE_NF4 && m->experts)
+    const char *name = iz_quant_name(c->base_dtype);
+    if (c->base_dtype && m->experts)
         return iz_refuse(err,
-                         "model.base_dtype: nf4: the experts of %s, most of "
-                         "its weights, cannot be kept in 4 bits: set null",
-                         m->name);
+                         "model.base_dtype: %s: the experts of %s, most of its "
+                         "weights, cannot be quantised: set null",
+                         name, m->name);
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
-            p->nf4 = c->base_dtype == IZ_BASE_NF4 && p->outputs[0];
-            if (p->nf4 && !p->frozen)
+            p->quant = p->outputs[0] ? c->base_dtype : IZ_QUANT_NONE;
+            if (p->quant && !p->frozen)
                 return iz_refuse(err,
-                                 "model.base_dtype: nf4: %s is trained, and 4 "
-                                 "bits have no room for its updates: freeze it "
-                                 "(lora.rank, or a rule of parameters), or set "
-                                 "null",
-                                 p->name);
-            found |= p->nf4;
+                                 "model.base_dtype: %s: %s is trained, and so "
+                                 "few bits have no room for its updates: "
+                                 "freeze it (lora.rank, or a rule of "
+                                 "parameters), or set null",
+                                 name, p->name);
+            found |= p->quant != IZ_QUANT_NONE;
         }
-    return found || c->base_dtype == IZ_BASE_PARAMS
+    return found || !c->base_dtype
                ? 0
                : iz_refuse(err,
-                           "model.base_dtype: nf4: %s has no matrix of a "
+                           "model.base_dtype: %s: %s has no matrix of a "
                            "block: set null",
-                           m->name);
+                           name, m->name);
 }
 
 /* Frozen copies of what is trained and is no adapter: the reference of pairs
@@ -257,7 +258,8 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
             fprintf(out, "%-40s [%" PRId64 ", %" PRId64 "]  ", p->name, p->rows,
                     p->cols);
             if (p->frozen)
-                fprintf(out, "frozen%s\n", p->nf4 ? "  nf4" : "");
+                fprintf(out, "frozen%s%s\n", p->quant ? "  " : "",
+                        p->quant ? iz_quant_name(p->quant) : "");
             else
                 fprintf(out, "weight_decay %g  lr_scale %g%s%s\n",
                         p->weight_decay, p->lr_scale,

@@ -154,12 +154,12 @@ static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
 struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
                                 enum iz_array a)
 {
-    if (a == IZ_NF4_WORDS)
-        return iz_param_nf4_words(e, unit);
+    if (a == IZ_QUANT_WORDS)
+        return iz_param_quant_words(e, unit);
     return iz_part_of(e, unit,
-                      a == IZ_NF4      ? IZ_PART_NF4
-                      : a == IZ_FROZEN ? IZ_PART_FROZEN
-                                       : IZ_PART_TRAINED);
+                      a == IZ_QUANT_VALUES ? IZ_PART_QUANT
+                      : a == IZ_FROZEN     ? IZ_PART_FROZEN
+                                           : IZ_PART_TRAINED);
 }
 
 struct iz_part iz_part_of(const struct iz_engine *e, int unit,
@@ -168,8 +168,8 @@ struct iz_part iz_part_of(const struct iz_engine *e, int unit,
     const struct iz_plan_unit *p = e->unit[unit].plan;
     const struct iz_plan_frozen *f = &p->frozen;
     bool frozen = part == IZ_PART_FROZEN;
-    if (part == IZ_PART_NF4)
-        return iz_param_nf4_values(e, unit);
+    if (part == IZ_PART_QUANT)
+        return iz_param_quant_values(e, unit);
     int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
     int64_t own = shard * e->plan.rank;
     int64_t first = e->plan.zero.states_full ? 0 : own;
@@ -219,8 +219,8 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
     from -= iz_array_at(e, unit, a, iz_part_of_array(e, unit, a).first);
-    if (a == IZ_NF4_WORDS) {
-        iz_param_nf4_move(e, unit, from * 4, (char *)host, n * 4, put);
+    if (a == IZ_QUANT_WORDS) {
+        iz_param_quant_move(e, unit, from * 4, (char *)host, n * 4, put);
         return;
     }
     for (int64_t left, at; n > 0; from += left, host += left, n -= left) {
@@ -256,8 +256,8 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n)
 {
-    if (a == IZ_NF4)
-        iz_param_nf4_get(e, unit, from, out, n);
+    if (a == IZ_QUANT_VALUES)
+        iz_param_quant_get(e, unit, from, out, n);
     else
         move_array(e, unit, a, from, out, n, false);
 }

@@ -2,7 +2,7 @@
 /* Reads and writes parameters and states where they live, when no task runs. */
 #pragma once
 
-#include "runtime/engine/param_nf4.h"
+#include "runtime/engine/param_quant.h"
 
 /* How a chunk's states lie, in memory or in a file. */
 static inline struct iz_state_layout
@@ -15,7 +15,7 @@ iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
 
 struct iz_part iz_part_of(const struct iz_engine *e, int unit,
                           enum iz_unit_part part);
-/* Those that an array is of: all but IZ_NF4_WORDS have a part's elements. */
+/* Those that an array is of: all but IZ_QUANT_WORDS have a part's elements. */
 struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
                                 enum iz_array a);
 
@@ -33,7 +33,7 @@ struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
 /* Elements [from, from + n) of an array of a unit's trained parameters
  * (IZ_FROZEN and below: of the others), which this rank owns, or of their
  * padding; no task runs.  put(MASTER) also sets the parameters of compute type;
- * IZ_NF4 is only read. */
+ * IZ_QUANT_VALUES is only read. */
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,

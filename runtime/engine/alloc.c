@@ -13,9 +13,9 @@ static int open_staging(struct iz_engine *e)
 {
     for (int k = 0; k < IZ_STAGINGS; k++) {
         const struct iz_plan_staging *p = &e->plan.staging[k];
-        enum iz_datum d = k == IZ_STAGING_SPLIT ? IZ_DATUM_SPLIT_STAGING
-                          : k == IZ_STAGING_NF4 ? IZ_DATUM_NF4_STAGING
-                                                : IZ_DATUM_STAGING;
+        enum iz_datum d = k == IZ_STAGING_SPLIT   ? IZ_DATUM_SPLIT_STAGING
+                          : k == IZ_STAGING_QUANT ? IZ_DATUM_QUANT_STAGING
+                                                  : IZ_DATUM_STAGING;
         struct iz_staging *s = calloc((size_t)p->n + 1, sizeof(*s));
         e->staging[k].buffer = s;
         if (!s)

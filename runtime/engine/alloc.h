@@ -35,8 +35,8 @@ void iz_unit_memory_close(struct iz_engine *e);
  * the place in its ring. */
 enum iz_datum {
     IZ_DATUM_PARAM,
-    IZ_DATUM_NF4,  /* parameters in 4 bits */
-    IZ_DATUM_COPY, /* this rank's part of its group's copy */
+    IZ_DATUM_QUANT, /* quantised parameters */
+    IZ_DATUM_COPY,  /* this rank's part of its group's copy */
     IZ_DATUM_GRAD,
     IZ_DATUM_STATE,
     IZ_DATUM_GATHERED,
@@ -59,7 +59,8 @@ enum iz_datum {
     IZ_DATUM_MATRIX,       /* a unit's, to update its matrices */
     IZ_DATUM_MATRIX_ABOVE, /* the same on a GPU */
     IZ_DATUM_MATRIX_PART,
-    IZ_DATUM_NF4_STAGING, /* codes of a unit, where weights are made of them */
+    IZ_DATUM_QUANT_STAGING, /* codes of a unit, where weights are made of them
+                             */
     IZ_DATUM_PIECE, /* a part of a parameter that has a handle of its own */
     IZ_DATA
 };

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <semaphore.h>
 
-#include "codelets/flat/nf4.h"
+#include "codelets/flat/quant.h"
 #include "codelets/task/task.h"
 #include "codelets/unit/unit.h"
 #include "runtime/comm/coll.h"
@@ -53,11 +53,11 @@ struct iz_unit_memory {
     /* A rank's sums over its micro-batches, for each accumulator: its own
      * buffer, or the one of the ring that it has this time. */
     starpu_data_handle_t sum_handle[2];
-    /* Parameters in 4 bits: of all ranks or a shard; NULL when on disk, from
-     * this byte of the file on, where the handle is a token. */
-    struct iz_nf4_group *nf4;
-    int64_t nf4_at;
-    starpu_data_handle_t nf4_handle;
+    /* Groups of quantised parameters: of all ranks or a shard; NULL when on
+     * disk, from this byte of the file on, where the handle is a token. */
+    char *quant;
+    int64_t quant_at;
+    starpu_data_handle_t quant_handle;
     int contributions[2]; /* of this step so far: the first one overwrites */
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;

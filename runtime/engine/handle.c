@@ -8,7 +8,7 @@
 
 const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
-    [IZ_DATUM_NF4] = {"param nf4", IZ_MEM_PARAM},
+    [IZ_DATUM_QUANT] = {"param quant", IZ_MEM_PARAM},
     [IZ_DATUM_COPY] = {"param copy", IZ_MEM_COPY},
     [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD},
     [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE},
@@ -32,7 +32,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_MATRIX] = {"matrices", IZ_MEM_MATRIX},
     [IZ_DATUM_MATRIX_ABOVE] = {"matrices above", IZ_MEM_MATRIX},
     [IZ_DATUM_MATRIX_PART] = {"matrix", IZ_MEM_CLASSES},
-    [IZ_DATUM_NF4_STAGING] = {"staging nf4", IZ_MEM_STAGING},
+    [IZ_DATUM_QUANT_STAGING] = {"staging quant", IZ_MEM_STAGING},
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
 
@@ -40,7 +40,7 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
 {
     switch (d) {
     case IZ_DATUM_PARAM:
-    case IZ_DATUM_NF4:
+    case IZ_DATUM_QUANT:
     case IZ_DATUM_COPY:
         return iz_plan_tier(p->zero.param_home);
     case IZ_DATUM_STATE:
@@ -49,7 +49,7 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
         return iz_plan_grad_tier(p);
     case IZ_DATUM_STAGING:
         return IZ_TIER_CPU;
-    case IZ_DATUM_NF4_STAGING:
+    case IZ_DATUM_QUANT_STAGING:
         return p->target.gpu ? IZ_TIER_DEVICE : IZ_TIER_CPU;
     case IZ_DATUM_BOUNDARY:
         return iz_plan_tier(p->act.boundary_home);

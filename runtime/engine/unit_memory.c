@@ -80,17 +80,17 @@ static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return register_pieces(e, g, u);
 }
 
-static int open_nf4(struct iz_engine *e, struct iz_unit_memory *g, int u)
+static int open_quant(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
-    int64_t bytes = iz_plan_nf4_held(&e->plan, g->plan);
+    int64_t bytes = iz_plan_quant_held(&e->plan, g->plan);
     if (!bytes)
         return 0;
     if (e->plan.zero.param_home == IZ_HOME_NVME) {
-        g->nf4_handle = iz_handle_token(e, IZ_DATUM_NF4, u);
+        g->quant_handle = iz_handle_token(e, IZ_DATUM_QUANT, u);
         return 0;
     }
-    g->nf4 = iz_handle_take(e, &g->nf4_handle, IZ_DATUM_NF4, u, bytes);
-    return g->nf4 ? 0 : -ENOMEM;
+    g->quant = iz_handle_take(e, &g->quant_handle, IZ_DATUM_QUANT, u, bytes);
+    return g->quant ? 0 : -ENOMEM;
 }
 
 static int open_copy(struct iz_engine *e, struct iz_unit_memory *g, int u)
@@ -230,7 +230,7 @@ static int open_unit(struct iz_engine *e, int u)
     if (!r)
         r = open_params(e, g, u);
     if (!r)
-        r = open_nf4(e, g, u);
+        r = open_quant(e, g, u);
     if (!r)
         r = open_copy(e, g, u);
     if (!r)
@@ -286,8 +286,8 @@ static int open_files(struct iz_engine *e)
             e->unit[u].frozen[i].param_at = param;
             param += g->frozen.chunk * size;
         }
-        e->unit[u].nf4_at = param;
-        param += iz_plan_nf4_filed(g);
+        e->unit[u].quant_at = param;
+        param += iz_plan_quant_filed(g);
     }
     if (z->optimizer.home != IZ_HOME_NVME)
         state = 0;

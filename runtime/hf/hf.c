@@ -50,25 +50,25 @@ static int import_values(void *arg, int unit, int64_t from, float *out,
                          int64_t n)
 {
     const struct values *v = arg;
-    int64_t at = iz_part_of(v->e, unit, IZ_PART_NF4).at;
+    int64_t at = iz_part_of(v->e, unit, IZ_PART_QUANT).at;
     return iz_hf_read(v->r, unit, at + from, n, out);
 }
 
-static bool import_group(void *arg, int unit, const struct iz_nf4_matrix *m,
-                         int64_t g, struct iz_nf4_group *out)
+static bool import_group(void *arg, int unit, const struct iz_quant_matrix *m,
+                         int64_t g, void *out)
 {
     const struct values *v = arg;
     return iz_hf_read_nf4(v->r, unit, m, g, out);
 }
 
-/* All ranks: what is kept in 4 bits has scales that they make together. */
-static int import_nf4(struct iz_engine *e, struct iz_hf_reader *r)
+/* All ranks: what is quantised may have scales that they make together. */
+static int import_quant(struct iz_engine *e, struct iz_hf_reader *r)
 {
     struct values v = {e, r};
-    struct iz_nf4_source from = {import_values, import_group, &v};
+    struct iz_quant_source from = {import_values, import_group, &v};
     int err = 0;
     for (int u = 0; u < e->plan.n_units && !err; u++)
-        err = iz_param_nf4_fill(e, u, &from);
+        err = iz_param_quant_fill(e, u, &from);
     return err;
 }
 
@@ -115,7 +115,7 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     if (!err)
         err = agree(e, import_units(e, r));
     if (!err)
-        err = agree(e, import_nf4(e, r));
+        err = agree(e, import_quant(e, r));
     iz_hf_read_close(&r);
     return err ? err : iz_train_init_adapters(e);
 }

@@ -42,19 +42,19 @@ static bool same_values(const struct iz_st_tensor *values,
                         const struct iz_st_tensor *dynamic)
 {
     struct iz_nf4_group g = {.most = 1};
-    float out[IZ_NF4_GROUP], all[IZ_NF4_SCALES], codes[16];
-    for (int i = 0; i < IZ_NF4_SCALES; i++) {
-        memset(g.code + i * IZ_NF4_BLOCK / 2, 0xff, IZ_NF4_BLOCK / 2);
+    float out[IZ_QUANT_GROUP], all[IZ_QUANT_SCALES], codes[16];
+    for (int i = 0; i < IZ_QUANT_SCALES; i++) {
+        memset(g.code + i * IZ_QUANT_BLOCK / 2, 0xff, IZ_QUANT_BLOCK / 2);
         g.scale[i] = (uint8_t)i;
     }
-    int last = IZ_NF4_SCALES - 1; /* a scale of 1 */
+    int last = IZ_QUANT_SCALES - 1; /* a scale of 1 */
     for (int i = 0; i < 8; i++)
-        g.code[last * IZ_NF4_BLOCK / 2 + i] =
+        g.code[last * IZ_QUANT_BLOCK / 2 + i] =
             (uint8_t)(2 * i << 4 | (2 * i + 1));
-    iz_nf4_load(out, IZ_F32, &g, IZ_NF4_GROUP);
-    memcpy(codes, out + last * IZ_NF4_BLOCK, sizeof(codes));
-    for (int i = 0; i < IZ_NF4_SCALES; i++)
-        all[i] = out[i * IZ_NF4_BLOCK + IZ_NF4_BLOCK - 1];
+    iz_nf4_load(out, IZ_F32, &g, IZ_QUANT_GROUP);
+    memcpy(codes, out + last * IZ_QUANT_BLOCK, sizeof(codes));
+    for (int i = 0; i < IZ_QUANT_SCALES; i++)
+        all[i] = out[i * IZ_QUANT_BLOCK + IZ_QUANT_BLOCK - 1];
     return memcmp(values->data, codes, sizeof(codes)) == 0 &&
            memcmp(dynamic->data, all, sizeof(all)) == 0;
 }
@@ -65,10 +65,11 @@ static const char *read_state(struct iz_hf_nf4 *t)
     const struct iz_st_tensor *e = t->part[IZ_HF_NF4_STATE];
     json_t *state = iz_json_open((const char *)e->data, e->bytes);
     const json_t *mean = json_object_get(state, "nested_offset");
-    bool known = strcmp(iz_json_text_of(state, "quant_type"), "nf4") == 0 &&
-                 iz_json_count_of(state, "blocksize") == IZ_NF4_BLOCK &&
-                 iz_json_count_of(state, "nested_blocksize") == IZ_NF4_SCALES &&
-                 json_is_number(mean);
+    bool known =
+        strcmp(iz_json_text_of(state, "quant_type"), "nf4") == 0 &&
+        iz_json_count_of(state, "blocksize") == IZ_QUANT_BLOCK &&
+        iz_json_count_of(state, "nested_blocksize") == IZ_QUANT_SCALES &&
+        json_is_number(mean);
     t->mean = (float)json_number_value(mean);
     json_decref(state);
     return known
@@ -79,7 +80,7 @@ static const char *read_state(struct iz_hf_nf4 *t)
 
 const char *iz_hf_nf4_check(struct iz_hf_nf4 *t)
 {
-    int64_t blocks = (t->n + IZ_NF4_BLOCK - 1) / IZ_NF4_BLOCK;
+    int64_t blocks = (t->n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
     const struct iz_st_tensor *const *p = t->part;
     for (int i = 0; i < IZ_HF_NF4_PARTS; i++)
         if (!p[i])
@@ -87,9 +88,9 @@ const char *iz_hf_nf4_check(struct iz_hf_nf4 *t)
                    "only nf4 with double quantization is read";
     if (!is_array(t->code, "U8", (t->n + 1) / 2) ||
         !is_array(p[IZ_HF_NF4_SCALE], "U8", blocks) ||
-        !is_array(p[IZ_HF_NF4_MOST], "F32", 4 * iz_nf4_groups(t->n)) ||
+        !is_array(p[IZ_HF_NF4_MOST], "F32", 4 * iz_quant_groups(t->n)) ||
         !is_array(p[IZ_HF_NF4_VALUES], "F32", 4 * 16) ||
-        !is_array(p[IZ_HF_NF4_DYNAMIC], "F32", 4 * IZ_NF4_SCALES))
+        !is_array(p[IZ_HF_NF4_DYNAMIC], "F32", 4 * IZ_QUANT_SCALES))
         return "is in 4 bits, but of another shape or type than the model's";
     if (!same_values(p[IZ_HF_NF4_VALUES], p[IZ_HF_NF4_DYNAMIC]))
         return "is in 4 bits, but its codes mean other values than here";
@@ -99,12 +100,12 @@ const char *iz_hf_nf4_check(struct iz_hf_nf4 *t)
 void iz_hf_nf4_group(const struct iz_hf_nf4 *t, int64_t g,
                      struct iz_nf4_group *out)
 {
-    int64_t n = min64(t->n - g * IZ_NF4_GROUP, IZ_NF4_GROUP);
-    int64_t blocks = (n + IZ_NF4_BLOCK - 1) / IZ_NF4_BLOCK;
+    int64_t n = min64(t->n - g * IZ_QUANT_GROUP, IZ_QUANT_GROUP);
+    int64_t blocks = (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
     *out = (struct iz_nf4_group){.mean = t->mean};
-    memcpy(out->code, t->code->data + g * IZ_NF4_GROUP / 2,
+    memcpy(out->code, t->code->data + g * IZ_QUANT_GROUP / 2,
            (size_t)(n + 1) / 2);
-    memcpy(out->scale, t->part[IZ_HF_NF4_SCALE]->data + g * IZ_NF4_SCALES,
+    memcpy(out->scale, t->part[IZ_HF_NF4_SCALE]->data + g * IZ_QUANT_SCALES,
            (size_t)blocks);
     memcpy(&out->most, t->part[IZ_HF_NF4_MOST]->data + 4 * g, 4);
 }

@@ -101,13 +101,13 @@ static bool in_nf4(const struct iz_hf_reader *r, int i)
 
 /* The matrix of the model that a tensor is, all of it; false: it is none. */
 static bool find_matrix(const struct iz_hf_reader *r,
-                        const struct iz_hf_tensor *t, struct iz_nf4_matrix *m)
+                        const struct iz_hf_tensor *t, struct iz_quant_matrix *m)
 {
     const struct iz_unit *u = &r->model->unit[t->unit];
     int64_t at =
         iz_unit_elems(u, IZ_PART_TRAINED) + iz_unit_elems(u, IZ_PART_FROZEN);
-    *m = (struct iz_nf4_matrix){0};
-    while (iz_unit_next_nf4(u, m))
+    *m = (struct iz_quant_matrix){0};
+    while (iz_unit_next_quant(u, m))
         if (at + m->first == t->offset + t->row * t->width &&
             m->param == t->param && m->n == t->rows * t->cols &&
             t->cols == t->width && !t->transposed)
@@ -119,10 +119,11 @@ static bool find_matrix(const struct iz_hf_reader *r,
 static int check_nf4(struct iz_hf_reader *r, int i)
 {
     const struct iz_hf_tensor *t = &r->map.tensor[i];
-    struct iz_nf4_matrix m;
+    struct iz_quant_matrix m;
     const char *why =
         !r->entry[i] ? "is missing"
-        : !r->model || !find_matrix(r, t, &m)
+        : !r->model || !find_matrix(r, t, &m) ||
+                iz_unit_quant(&r->model->unit[t->unit]) != IZ_QUANT_NF4
             ? "is in 4 bits there and not in this run: only matrices of blocks "
               "can be, with model.base_dtype: nf4"
             : NULL;
@@ -380,10 +381,10 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
 }
 
 bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
-                    const struct iz_nf4_matrix *m, int64_t g,
+                    const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out)
 {
-    struct iz_nf4_matrix found;
+    struct iz_quant_matrix found;
     for (int i = 0; i < r->map.n; i++) {
         const struct iz_hf_tensor *t = &r->map.tensor[i];
         if (t->unit != unit || t->param != m->param || !r->nf4[i].code ||

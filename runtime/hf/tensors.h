@@ -138,7 +138,7 @@ struct iz_hf_source {
     const char *path;             /* borrowed until close */
     const char *file;             /* NULL: as iz_hf_folder_open finds them */
     int64_t rows;                 /* of a tensor whose first rows are read */
-    const struct iz_model *model; /* whose parameters may be in 4 bits; or NULL
+    const struct iz_model *model; /* whose parameters may be quantised; or NULL
                                    */
 };
 
@@ -153,7 +153,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out);
 /* Group g of a matrix that is in 4 bits there; false: it is not. */
 bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
-                    const struct iz_nf4_matrix *m, int64_t g,
+                    const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out);
 
 /* ---- write.c: a folder is written ---- */

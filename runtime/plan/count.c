@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "codelets/flat/flat.h"
-#include "codelets/flat/nf4.h"
 #include "codelets/flat/touched_rows.h"
 #include "runtime/comm/coll.h"
 
@@ -19,9 +18,9 @@
  * while two more are copied. */
 #define BOUNDARY_STAGING 4
 
-/* Units in 4 bits: while one is turned into weights, the next one is gathered,
+/* Quantised units: while one is turned into weights, the next one is gathered,
  * or copied to the GPU. */
-#define NF4_STAGING 2
+#define QUANT_STAGING 2
 
 /* What a process has beside its plan: libraries with their buffers, StarPU,
  * MPI, the log of tasks.  The resident set of an almost empty run is 211 MiB
@@ -86,7 +85,7 @@ static void count_units(struct iz_plan *p)
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
             (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
-            file ? iz_plan_nf4_filed(g) : iz_plan_nf4_held(p, g);
+            file ? iz_plan_quant_filed(g) : iz_plan_quant_held(p, g);
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_COPY] +=
             iz_plan_copied(p, g) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
@@ -102,7 +101,7 @@ static void count_units(struct iz_plan *p)
 static void add_staging(struct iz_plan *p, enum iz_staging_kind k, int n,
                         int64_t bytes)
 {
-    bool near = k == IZ_STAGING_NF4 && p->target.gpu;
+    bool near = k == IZ_STAGING_QUANT && p->target.gpu;
     p->staging[k] = (struct iz_plan_staging){bytes ? n : 0, bytes};
     p->bytes.b[near ? IZ_TIER_DEVICE : IZ_TIER_CPU][IZ_MEM_STAGING] +=
         p->staging[k].n * bytes;
@@ -110,7 +109,7 @@ static void add_staging(struct iz_plan *p, enum iz_staging_kind k, int n,
 
 static void count_staging(struct iz_plan *p, const struct iz_config *c)
 {
-    int64_t chunk = 0, shard = 0, state = 0, nf4 = 0;
+    int64_t chunk = 0, shard = 0, state = 0, quant = 0;
     int64_t size = iz_dtype_bytes(p->param_type);
     for (int u = 0; u < p->n_units; u++) {
         const struct iz_plan_unit *g = &p->unit[u];
@@ -118,8 +117,8 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
             chunk = max64(chunk, g->chunk);
         for (int i = 0; i < g->chunks; i++)
             state = max64(state, iz_plan_chunk_bytes(p, g, i));
-        shard = max64(shard, iz_plan_filed(g) * size + iz_plan_nf4_filed(g));
-        nf4 = max64(nf4, iz_plan_nf4_whole(p, g));
+        shard = max64(shard, iz_plan_filed(g) * size + iz_plan_quant_filed(g));
+        quant = max64(quant, iz_plan_quant_whole(p, g));
     }
     bool states = p->zero.state_home == IZ_HOME_NVME;
     bool params = p->zero.param_home == IZ_HOME_NVME;
@@ -128,8 +127,8 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
     add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count,
                 params ? shard : 0);
     bool up = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
-    add_staging(p, IZ_STAGING_NF4, NF4_STAGING,
-                up || (p->ranks > 1 && !p->zero.params_full) ? nf4 : 0);
+    add_staging(p, IZ_STAGING_QUANT, QUANT_STAGING,
+                up || (p->ranks > 1 && !p->zero.params_full) ? quant : 0);
 }
 
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
@@ -152,7 +151,7 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
         int64_t frozen = p->unit[u].frozen.shard;
         elems = max64(elems, round_up(p->unit[u].shard, IZ_CHUNK_ALIGN));
         elems = max64(elems, round_up(frozen, IZ_CHUNK_ALIGN));
-        elems = max64(elems, iz_plan_nf4_filed(&p->unit[u]) / 4);
+        elems = max64(elems, iz_plan_quant_filed(&p->unit[u]) / 4);
     }
     add_staging(p, IZ_STAGING_SAVE, c->run.save_buffers,
                 4 * min64(elems, IZ_CKPT_BLOCK));
@@ -170,14 +169,14 @@ static int64_t staged_elems(const struct iz_plan *p,
 
 static void count_copies(struct iz_plan *p)
 {
-    int64_t unit = 0, whole = 0, chunk = 0, down = 0, nf4 = 0;
+    int64_t unit = 0, whole = 0, chunk = 0, down = 0, quant = 0;
     int64_t size = iz_dtype_bytes(p->param_type);
     bool many = p->ranks > 1;
     for (int u = 0; u < p->n_units; u++) {
         unit = max64(unit, p->unit[u].padded);
         down = max64(down, staged_elems(p, &p->unit[u]));
         whole = max64(whole, p->unit[u].frozen.padded);
-        nf4 = max64(nf4, iz_plan_nf4_whole(p, &p->unit[u]));
+        quant = max64(quant, iz_plan_quant_whole(p, &p->unit[u]));
         if (p->unit[u].n && p->unit[u].host_chunks)
             chunk = max64(chunk, p->unit[u].chunk);
     }
@@ -194,7 +193,7 @@ static void count_copies(struct iz_plan *p)
         p->comm.exchange_bytes = unit * size;
     else if (many)
         p->comm.staging_bytes =
-            max64(max64(whole * size, nf4),
+            max64(max64(whole * size, quant),
                   unit * max64(size, iz_dtype_bytes(p->grad_type)) +
                       (p->zero.grads_down ? 0 : unit / p->ranks * 4));
     p->bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] +=
@@ -391,32 +390,35 @@ bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l)
 
 bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return p->zero.fetch || g->nf4.n;
+    return p->zero.fetch || g->quant.n;
 }
 
 int64_t iz_plan_gathered(const struct iz_plan_unit *g)
 {
-    return g->rows ? g->packed : g->padded + g->frozen.padded + g->nf4.n;
+    return g->rows ? g->packed : g->padded + g->frozen.padded + g->quant.n;
 }
 
-int64_t iz_plan_nf4_shard(const struct iz_plan_unit *g)
+int64_t iz_plan_quant_shard(const struct iz_plan_unit *g)
 {
-    return g->nf4.shard * (int64_t)sizeof(struct iz_nf4_group);
+    return g->quant.shard * iz_quant_bytes(g->quant.format);
 }
 
-int64_t iz_plan_nf4_whole(const struct iz_plan *p, const struct iz_plan_unit *g)
+int64_t iz_plan_quant_whole(const struct iz_plan *p,
+                            const struct iz_plan_unit *g)
 {
-    return iz_plan_nf4_shard(g) * p->ranks;
+    return iz_plan_quant_shard(g) * p->ranks;
 }
 
-int64_t iz_plan_nf4_held(const struct iz_plan *p, const struct iz_plan_unit *g)
+int64_t iz_plan_quant_held(const struct iz_plan *p,
+                           const struct iz_plan_unit *g)
 {
-    return p->zero.params_full ? iz_plan_nf4_whole(p, g) : iz_plan_nf4_shard(g);
+    return p->zero.params_full ? iz_plan_quant_whole(p, g)
+                               : iz_plan_quant_shard(g);
 }
 
-int64_t iz_plan_nf4_filed(const struct iz_plan_unit *g)
+int64_t iz_plan_quant_filed(const struct iz_plan_unit *g)
 {
-    return round_up(iz_plan_nf4_shard(g), PAGE_BYTES);
+    return round_up(iz_plan_quant_shard(g), PAGE_BYTES);
 }
 
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)

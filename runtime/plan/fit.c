@@ -564,7 +564,7 @@ static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
         fit = fits_either_way(&q, c, &grown, limit);
         for (int u = 0; u < q.n_units; u++)
             *params +=
-                (double)(q.unit[u].n + q.unit[u].frozen.n + q.unit[u].nf4.n);
+                (double)(q.unit[u].n + q.unit[u].frozen.n + q.unit[u].quant.n);
         iz_plan_clear(&q);
     }
     free(grown.unit);

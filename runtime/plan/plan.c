@@ -79,11 +79,12 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->chunk = part[0].chunk;
     g->chunks = part[0].chunks;
     g->frozen = part[1];
-    struct iz_nf4_matrix all = {0};
-    while (iz_unit_next_nf4(&m->unit[u], &all))
+    struct iz_quant_matrix all = {0};
+    while (iz_unit_next_quant(&m->unit[u], &all))
         ;
-    g->nf4 = (struct iz_plan_nf4){all.first, all.group,
-                                  (all.group + p->ranks - 1) / p->ranks};
+    g->quant = (struct iz_plan_quant){all.first, all.group,
+                                      (all.group + p->ranks - 1) / p->ranks,
+                                      iz_unit_quant(&m->unit[u])};
     plan_rows(p, m, u);
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
@@ -504,12 +505,15 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         [IZ_HOME_NONE] = "",
         [IZ_HOME_CPU] = ", boundaries on the host",
         [IZ_HOME_NVME] = ", boundaries on nvme"};
-    int64_t n = 0, frozen = 0, nf4 = 0, nf4_bytes = 0;
+    int64_t n = 0, frozen = 0, quant = 0, quant_bytes = 0;
+    enum iz_quant format = IZ_QUANT_NONE;
     for (int u = 0; u < p->n_units; u++) {
         n += p->unit[u].n;
-        frozen += p->unit[u].frozen.n + p->unit[u].nf4.n;
-        nf4 += p->unit[u].nf4.n;
-        nf4_bytes += iz_plan_nf4_whole(p, &p->unit[u]);
+        frozen += p->unit[u].frozen.n + p->unit[u].quant.n;
+        quant += p->unit[u].quant.n;
+        if (p->unit[u].quant.n)
+            format = p->unit[u].quant.format;
+        quant_bytes += iz_plan_quant_whole(p, &p->unit[u]);
     }
     fprintf(out, "plan: %s, %.2fM parameters", m->name,
             (double)(n + frozen) / 1e6);
@@ -528,12 +532,12 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
             p->slices, p->slices > 1 ? "s" : "", p->samples,
             p->samples > 1 ? "s" : "", p->target.workers,
             p->target.workers > 1 ? "s" : "", p->ring[0].params);
-    if (nf4)
+    if (quant)
         fprintf(out,
-                "      %.2fM of the parameters are in 4 bits: %.2f MiB on all "
+                "      %.2fM of the parameters are in %s: %.2f MiB on all "
                 "ranks together, %.2f bits each\n",
-                (double)nf4 / 1e6, iz_mib(nf4_bytes),
-                8 * (double)nf4_bytes / (double)nf4);
+                (double)quant / 1e6, iz_quant_name(format), iz_mib(quant_bytes),
+                8 * (double)quant_bytes / (double)quant);
     iz_plan_repeat_print(p, m, out);
     if (p->ranks > 1 &&
         (p->micro_batches > 1 || iz_sum_group(&p->sum) < p->ranks)) {

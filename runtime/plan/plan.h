@@ -17,17 +17,18 @@ struct iz_plan_frozen {
     int chunks;
 };
 
-/* Frozen parameters in 4 bits: elements, end to end, and groups of them; a
- * rank's shard is whole groups (codelets/flat/nf4.h). */
-struct iz_plan_nf4 {
+/* Quantised parameters: elements, end to end, and groups of them; a rank's
+ * shard is whole groups (codelets/flat/quant.h). */
+struct iz_plan_quant {
     int64_t n, groups, shard;
+    enum iz_quant format;
 };
 
 /* The flat parameters of one unit: those that are trained, then the frozen
  * ones, each padded so that every rank's shard has the same length; padding is
  * zero everywhere and stays zero.  Gradients and states are of the trained ones
- * alone.  Those in 4 bits have an array of their own; where the unit is
- * gathered, their values come last. */
+ * alone.  Those that are quantised have an array of their own; where the unit
+ * is gathered, their values come last. */
 struct iz_plan_unit {
     int64_t n;      /* real elements */
     int64_t shard;  /* elements per rank */
@@ -43,7 +44,7 @@ struct iz_plan_unit {
     int pieces;
     int64_t piece;
     struct iz_plan_frozen frozen;
-    struct iz_plan_nf4 nf4;
+    struct iz_plan_quant quant;
     int ring;          /* which ring of gathered units and of unit gradients */
     int ties;          /* other units that use one of its parameters too */
     bool split_accum;  /* ... and has an accumulator of its own */
@@ -130,8 +131,8 @@ struct iz_target {
 enum iz_staging_kind {
     IZ_STAGING_STATE,    /* a chunk's states, from and to disk */
     IZ_STAGING_PARAM,    /* a shard of parameters, from disk */
-    IZ_STAGING_NF4,      /* a unit's parameters in 4 bits, of all ranks; on a
-                            GPU, if there is one */
+    IZ_STAGING_QUANT,    /* a unit's quantised parameters, of all ranks; on a
+                          GPU, if there is one */
     IZ_STAGING_GRAD,     /* gradients, from a GPU to their accumulator */
     IZ_STAGING_UPDATE,   /* updated chunks, to a GPU */
     IZ_STAGING_BOUNDARY, /* boundaries, between a GPU and their file */
@@ -334,17 +335,18 @@ int64_t iz_plan_device_bytes(const struct iz_plan *p);
 /* Whether the unit is copied or gathered into a ring. */
 bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Elements of a unit's parameters: gathered; where a rank keeps them; in whole
- * chunks, as on disk.  Those in 4 bits are only among the gathered ones. */
+ * chunks, as on disk.  Quantised ones are only among the gathered ones. */
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
 int64_t iz_plan_filed(const struct iz_plan_unit *g);
-/* Bytes of those in 4 bits: a rank's shard; of all ranks; where a rank keeps
+/* Bytes of the quantised: a rank's shard; of all ranks; where a rank keeps
  * them; in whole pages, as on disk. */
-int64_t iz_plan_nf4_shard(const struct iz_plan_unit *g);
-int64_t iz_plan_nf4_whole(const struct iz_plan *p,
-                          const struct iz_plan_unit *g);
-int64_t iz_plan_nf4_held(const struct iz_plan *p, const struct iz_plan_unit *g);
-int64_t iz_plan_nf4_filed(const struct iz_plan_unit *g);
+int64_t iz_plan_quant_shard(const struct iz_plan_unit *g);
+int64_t iz_plan_quant_whole(const struct iz_plan *p,
+                            const struct iz_plan_unit *g);
+int64_t iz_plan_quant_held(const struct iz_plan *p,
+                           const struct iz_plan_unit *g);
+int64_t iz_plan_quant_filed(const struct iz_plan_unit *g);
 /* Of a rank's part of its group's copy; 0: there are none. */
 int64_t iz_plan_copied(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Elements of a whole gradient of its, as it is sent. */

@@ -95,8 +95,8 @@ static char *model_text(const struct run *r)
                 r->c.lora.alpha);
     if (has_copies(r->model))
         fputs(", \"reference\": true", f);
-    if (r->c.base_dtype == IZ_BASE_NF4)
-        fputs(", \"base_dtype\": \"nf4\"", f);
+    if (r->c.base_dtype)
+        fprintf(f, ", \"base_dtype\": \"%s\"", iz_quant_name(r->c.base_dtype));
     fputc('}', f);
     return iz_text_close(&text);
 }

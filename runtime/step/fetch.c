@@ -139,18 +139,18 @@ static void load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
     }
 }
 
-/* Parameters in 4 bits follow the others in the buffer. */
-static void load_nf4(struct iz_engine *e, int unit, struct iz_staging *s)
+/* Quantised parameters follow the others in the buffer. */
+static void load_quant(struct iz_engine *e, int unit, struct iz_staging *s)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
-    int64_t filed = iz_plan_nf4_filed(g->plan), n;
+    int64_t filed = iz_plan_quant_filed(g->plan), n;
     for (int64_t i = 0; i < filed; i += n) {
-        n = min64(filed - i, IZ_NF4_PIECE);
+        n = min64(filed - i, IZ_QUANT_PIECE);
         struct iz_io a = {.file = e->file.param,
-                          .offset = g->nf4_at + i,
+                          .offset = g->quant_at + i,
                           .bytes = n,
                           .at = iz_param_bytes(e, iz_plan_filed(g->plan)) + i};
-        iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->nf4_handle, a);
+        iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->quant_handle, a);
     }
 }
 
@@ -162,7 +162,7 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
     load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks,
                 g->plan->chunk * g->plan->chunks);
-    load_nf4(e, unit, s);
+    load_quant(e, unit, s);
     return s->handle;
 }
 
@@ -223,36 +223,39 @@ struct weigh_arg {
     int64_t from; /* bytes before the groups in their buffer */
     int64_t at;   /* and before the values in the slot */
     enum iz_dtype type;
+    enum iz_quant format;
 };
 
 /* buf: slot, groups. */
 static void run_weigh(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct weigh_arg *a = arg;
-    const struct iz_nf4_group *g = (void *)((char *)buf[1] + a->from);
-    struct iz_nf4_matrix m = {0};
-    while (iz_unit_next_nf4(a->unit, &m))
-        iz_buffer_nf4(
-            x, (char *)buf[0] + a->at + m.first * iz_dtype_bytes(a->type),
-            a->type, g + m.group, m.n);
+    const char *g = (char *)buf[1] + a->from;
+    struct iz_quant_matrix m = {0};
+    while (iz_unit_next_quant(a->unit, &m))
+        iz_buffer_quant(x, a->format,
+                        (char *)buf[0] + a->at +
+                            m.first * iz_dtype_bytes(a->type),
+                        a->type, g + m.group * iz_quant_bytes(a->format), m.n);
 }
 
 /* Brings all groups of a unit into a buffer, from this rank's shard of them:
  * from the other ranks, and to the GPU. */
-static starpu_data_handle_t gather_nf4(struct iz_engine *e, int unit,
-                                       starpu_data_handle_t shard, int64_t from)
+static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
+                                         starpu_data_handle_t shard,
+                                         int64_t from)
 {
     const struct iz_plan *p = &e->plan;
     bool many = p->ranks > 1 && !p->zero.params_full, gpu = p->target.gpu;
     bool up = gpu && p->zero.param_home != IZ_HOME_NONE;
     bool nccl = p->target.nccl && many;
-    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_NF4);
+    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_QUANT);
     struct fetch_arg a = {.coll = e->coll,
                           .rank = p->rank,
                           .group = p->ranks,
                           .gpu = gpu,
                           .unit = iz_unit_name(e, unit)};
-    add_fetched(&a, iz_plan_nf4_shard(e->unit[unit].plan), from, 0);
+    add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
     submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
                  unit, s->handle, shard, &a);
     if (up && nccl)
@@ -260,7 +263,7 @@ static starpu_data_handle_t gather_nf4(struct iz_engine *e, int unit,
     return s->handle;
 }
 
-/* Makes weights of what is in 4 bits, in the slot behind the other parameters,
+/* Makes weights of what is quantised, in the slot behind the other parameters,
  * from where it lives, or from where it was loaded or gathered to. */
 static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
                          starpu_data_handle_t loaded)
@@ -271,23 +274,25 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
     struct iz_task t =
         iz_task_of(e, IZ_FETCH, p->target.gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
                    run_weigh, unit);
-    starpu_data_handle_t from = loaded ? loaded : g->nf4_handle;
+    starpu_data_handle_t from = loaded ? loaded : g->quant_handle;
     struct weigh_arg a = {.unit = &e->model->unit[unit],
                           .from =
                               loaded ? iz_param_bytes(e, iz_plan_filed(u)) : 0,
                           .at = iz_param_bytes(e, u->padded + u->frozen.padded),
-                          .type = p->param_type};
-    if (!u->nf4.n)
+                          .type = p->param_type,
+                          .format = u->quant.format};
+    if (!u->quant.n)
         return;
-    if (p->staging[IZ_STAGING_NF4].n) {
-        from = gather_nf4(e, unit, from, a.from);
+    if (p->staging[IZ_STAGING_QUANT].n) {
+        from = gather_quant(e, unit, from, a.from);
         a.from = 0;
     }
-    t.bytes = (double)(iz_plan_nf4_whole(p, u) + iz_param_bytes(e, u->nf4.n));
+    t.bytes =
+        (double)(iz_plan_quant_whole(p, u) + iz_param_bytes(e, u->quant.n));
     iz_task_add(&t, slot->handle, STARPU_RW);
     iz_task_add(&t, from, STARPU_R);
     iz_submit_with(e, &t, &a, sizeof(a));
-    e->counts.fetched_bytes += iz_plan_nf4_whole(p, u);
+    e->counts.fetched_bytes += iz_plan_quant_whole(p, u);
 }
 
 /* To a GPU, a shard of the host goes up on a mover of its own: beside the
@@ -328,7 +333,7 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     g->slot = slot;
     if (!g->plan->rows)
         e->counts.fetched_bytes +=
-            iz_param_bytes(e, iz_plan_gathered(g->plan) - g->plan->nf4.n);
+            iz_param_bytes(e, iz_plan_gathered(g->plan) - g->plan->quant.n);
 }
 
 static struct iz_slot *find_slot(struct iz_engine *e, int unit)
@@ -418,7 +423,7 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
 }
 
 /* Each rank has made those of its shard alone. */
-static void publish_nf4(struct iz_engine *e, int unit)
+static void publish_quant(struct iz_engine *e, int unit)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan *p = &e->plan;
@@ -427,9 +432,9 @@ static void publish_nf4(struct iz_engine *e, int unit)
                           .group = p->ranks,
                           .gpu = p->target.gpu,
                           .unit = iz_unit_name(e, unit)};
-    add_fetched(&a, iz_plan_nf4_shard(g->plan), 0, 0);
-    if (p->zero.params_full && p->ranks > 1 && g->nf4)
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->nf4_handle, NULL, &a);
+    add_fetched(&a, iz_plan_quant_shard(g->plan), 0, 0);
+    if (p->zero.params_full && p->ranks > 1 && g->quant)
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL, &a);
 }
 
 /* Padding past a short last chunk is never touched: the pieces cover the owned
@@ -440,7 +445,7 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
     struct fetch_arg a =
         fetch_arg(e, unit, e->plan.zero.group, iz_param_bytes(e, 1), frozen);
     if (frozen)
-        publish_nf4(e, unit);
+        publish_quant(e, unit);
     if (!e->plan.zero.params_full || e->plan.zero.states_full ||
         e->plan.ranks == 1)
         return;

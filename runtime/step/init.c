@@ -240,17 +240,17 @@ static void init_all(struct iz_engine *e)
 static int initial_values(void *arg, int unit, int64_t from, float *out,
                           int64_t n)
 {
-    step_init_fill(arg, unit, IZ_PART_NF4, out, from, n);
+    step_init_fill(arg, unit, IZ_PART_QUANT, out, from, n);
     return 0;
 }
 
 int iz_train_init(struct iz_engine *e)
 {
-    struct iz_nf4_source initial = {.read = initial_values, .arg = e};
+    struct iz_quant_source initial = {.read = initial_values, .arg = e};
     int err = 0;
     init_all(e);
     for (int u = 0; u < e->plan.n_units && !err; u++)
-        err = iz_param_nf4_fill(e, u, &initial);
+        err = iz_param_quant_fill(e, u, &initial);
     if (err)
         no_memory(e);
     return iz_train_publish(e, err);

@@ -59,7 +59,7 @@ def test_the_commands_fine_tune_a_small_one(tmp_path):
     (tmp_path / "build").symlink_to(BUILD)
     out = [check("bash", "-c", line, cwd=tmp_path, STARPU_HOME=str(tmp_path),
                  STARPU_SILENT="1") for line in rest]
-    assert "are in 4 bits" in out[2] and "step 3/3" in out[3]
+    assert "are in nf4" in out[2] and "step 3/3" in out[3]
     adapter = json.loads((tmp_path / "models/mine-adapter/adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == "models/llama-3-70b"
     mine = tmp_path / "models/mine"

@@ -97,6 +97,7 @@ TUNED = {
     "nf4": {"lora": {"rank": 3, "targets": "*"}, "model.base_dtype": "nf4",
             "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
+TUNED["int8"] = {**TUNED["nf4"], "model.base_dtype": "int8"}
 # bf16_products: products of bf16 too.  The scale of fp16 grows within a few steps.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
             for t in ("fp32", "bf16", "fp16")},
@@ -133,12 +134,13 @@ def valid(row):
         return False
     if row.get("group", 1) > 1 and (  # so many that a fetch leaves some out
             stage != 3 or param == "nvme" or row.get("ranks", 4) != 4 or
-            row.get("model") == "sparse" or row.get("tuned") == "nf4"):
+            row.get("model") == "sparse" or row.get("tuned") in ("nf4", "int8")):
         return False
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
         return False
-    if row.get("update") == "muon" and row.get("tuned") in ("lora", "dropout", "nf4"):
+    if row.get("update") == "muon" and row.get("tuned") in (
+            "lora", "dropout", "nf4", "int8"):
         return False  # which leaves it no matrix
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):

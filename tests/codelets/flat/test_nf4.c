@@ -8,7 +8,7 @@
 #include "tests/codelets/flat/flat_test.h"
 #include "tests/codelets/flat/nf4_reference.h"
 
-enum { N = IZ_NF4_GROUP, SCALES = IZ_NF4_SCALES };
+enum { N = IZ_QUANT_GROUP, SCALES = IZ_QUANT_SCALES };
 
 static struct iz_nf4_group g;
 static float x[N], scale[SCALES];
@@ -31,7 +31,7 @@ static float of_bits(uint32_t u)
 static void quantise(const float *w, int64_t n)
 {
     double sum = iz_nf4_codes(&g, scale, w, n);
-    iz_nf4_scales(&g, scale, n, iz_nf4_mean(&sum, n));
+    iz_nf4_scales(&g, scale, n, iz_quant_mean(&sum, n));
 }
 
 static void a_group_is_that_of_bitsandbytes(void **state)
@@ -71,7 +71,7 @@ static void every_code_of_a_scale_is_known(void **state)
         g.scale[i] = (uint8_t)i;
     iz_nf4_load(x, IZ_F32, &g, N);
     for (int i = 0; i < SCALES; i++)
-        assert_memory_equal(&x[i * IZ_NF4_BLOCK], &reference_dynamic[i], 4);
+        assert_memory_equal(&x[i * IZ_QUANT_BLOCK], &reference_dynamic[i], 4);
 }
 
 /* Of all 256 codes none is nearer to a scale than its own. */

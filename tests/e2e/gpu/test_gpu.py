@@ -104,14 +104,18 @@ NF4 = [(1, "mpi", 0, "none", "none"), (1, "mpi", 3, "cpu", "none"),
        (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme")]
 
 
-@pytest.mark.parametrize("ranks, comm, stage, optimizer, param", NF4)
-def test_a_base_in_4_bits_has_the_same_bits(ranks, comm, stage, optimizer, param,
+# 8 bits in some of them.
+QUANT = [(form, *x) for form, cases in (("nf4", NF4), ("int8", NF4[::3])) for x in cases]
+
+
+@pytest.mark.parametrize("form, ranks, comm, stage, optimizer, param", QUANT)
+def test_a_quantised_base_has_the_same_bits(form, ranks, comm, stage, optimizer, param,
                                             start, references):
     if REAL and comm == "nccl":
         pytest.skip("one GPU")
-    row = {**ROW, "ranks": ranks, "tuned": "nf4", "micro": 4, "delay_us": 300,
+    row = {**ROW, "ranks": ranks, "tuned": form, "micro": 4, "delay_us": 300,
            "jitter_us": 0 if REAL else 500}
-    key = "nf4", ranks
+    key = form, ranks
     more = {"run.save": True, "run.save_interval": 2, "run.eval_batches": 1}
     if key not in references:
         r = start({**row, **ON_CPU}, more)
@@ -302,29 +306,31 @@ def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, 
 
 
 @standin
-@pytest.mark.parametrize("ranks, comm, stage, optimizer, param", NF4)
-def test_codes_cross_the_bus_in_4_bits(ranks, comm, stage, optimizer, param, start,
-                                       traffic):
+@pytest.mark.parametrize("form, ranks, comm, stage, optimizer, param", QUANT)
+def test_codes_cross_the_bus(form, ranks, comm, stage, optimizer, param, start,
+                             traffic):
     row = {**ROW, "ranks": ranks, "comm": comm, "stage": stage, "optimizer": optimizer,
            "param": param}
     if ranks > 1:
         start(row)  # StarPU measures the bus of the GPUs
-    bits, planned = traffic({**row, "tuned": "nf4"})
+    bits, planned = traffic({**row, "tuned": form})
     assert bits["h2d_bytes"] == ranks * planned["up_bytes"]
     assert bits["d2h_bytes"] == ranks * planned["down_bytes"]
 
 
 @standin
-@pytest.mark.parametrize("param", ("cpu", "nvme"))
-def test_a_unit_in_4_bits_crosses_as_its_groups(param, traffic):
+@pytest.mark.parametrize("form, group, param", (
+    ("nf4", 8192 + 256 + 8, "cpu"), ("nf4", 8192 + 256 + 8, "nvme"),
+    ("int8", 16384 + 4 * 256, "cpu")))
+def test_a_quantised_unit_crosses_as_its_groups(form, group, param, traffic):
     """Of 16384 weights or fewer, the end of a matrix; not as its weights."""
-    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "tuned": "nf4"}
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "tuned": form}
     c = 264
     more = {"model.width": c, "model.layers": 2, "parameters": []}
     bits, _ = traffic(row, **more)
     whole, _ = traffic(row, **more, **{"model.base_dtype": None})
     groups = sum(-(-k * c * c // 16384) for k in (3, 1, 4, 4))
-    unit = 2 * 12 * c * c - groups * (8192 + 256 + 8)
+    unit = 2 * 12 * c * c - groups * group
     less = whole["h2d_bytes"] - bits["h2d_bytes"]
     # Two steps, two blocks, in the forward and mostly in the backward.
     assert less % unit == 0 and 4 <= less // unit <= 8

@@ -184,17 +184,19 @@ def test_what_is_not_trained(tuned, go):
 
 
 # Two matrices of a block have two groups.
-NF4 = {"model.width": 72, "model.base_dtype": "nf4", "lora": {"rank": 3, "targets": "*"}}
+QUANT = {"model.width": 72, "lora": {"rank": 3, "targets": "*"}}
 
 
+@pytest.mark.parametrize("form", ("nf4", "int8"))
 @pytest.mark.parametrize("dtype", SUMS["dtype"])
-def test_a_base_in_4_bits(dtype, go):
+def test_a_quantised_base(dtype, form, go):
     row = {"model": "gpt2", "dtype": dtype, "split": "ranks"}
-    plain = go(row, NF4)
-    close(plain, go(row, {**NF4, "run.device": "cpu"}), dtype)
+    base = {**QUANT, "model.base_dtype": form}
+    plain = go(row, base)
+    close(plain, go(row, {**base, "run.device": "cpu"}), dtype)
     for more in (FAR, {"stage": 3, "optimizer": "nvme", "param": "nvme"}):
         for comm in ("mpi", "nccl"):
-            r = go({**row, **more, "comm": comm}, NF4)
+            r = go({**row, **more, "comm": comm}, base)
             assert r.numbers == plain.numbers, str(r)
 
 

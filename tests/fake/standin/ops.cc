@@ -255,16 +255,18 @@ static void call(decltype(&iz_flat_squares) squares, struct iz_exec *x,
     });
 }
 
-static void call(decltype(&iz_nf4_load) load, struct iz_exec *x, void *out,
-                 enum iz_dtype type, const struct iz_nf4_group *g, int64_t n)
+static void call(decltype(&iz_quant_load) load, struct iz_exec *x,
+                 enum iz_quant q, void *out, enum iz_dtype type,
+                 const void *groups, int64_t n)
 {
     enqueue(x, [=] {
+        const int64_t most = IZ_QUANT_GROUP, bytes = iz_quant_bytes(q);
         char *to = (char *)reach(out, n * iz_dtype_bytes(type));
-        const struct iz_nf4_group *from =
-            reach(g, iz_nf4_groups(n) * (int64_t)sizeof(*g));
-        for (int64_t i = 0; i < n; i += IZ_NF4_GROUP)
-            load(to + i * iz_dtype_bytes(type), type, from + i / IZ_NF4_GROUP,
-                 n - i < (int64_t)IZ_NF4_GROUP ? n - i : (int64_t)IZ_NF4_GROUP);
+        const char *from =
+            (const char *)reach(groups, iz_quant_groups(n) * bytes);
+        for (int64_t i = 0; i < n; i += most, from += bytes)
+            load(q, to + i * iz_dtype_bytes(type), type, from,
+                 n - i < most ? n - i : most);
     });
 }
 
