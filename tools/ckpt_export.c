@@ -22,6 +22,8 @@
 
 #include "programs.h" /* of all models; the build writes it */
 
+#define BASE ".base" /* of a unit's array of quantised parameters */
+
 enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
 
 /* The weights of a unit on their way out: those of an array, which in the
@@ -34,6 +36,9 @@ struct stream {
     enum iz_unit_part part;
     int64_t at;
     float *adapters, *buf;
+    enum iz_dtype type; /* of the run: what quantised weights are rounded to */
+    float *group;       /* words of the group that is coming in; so many: */
+    int64_t words;
 };
 
 static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
@@ -47,6 +52,32 @@ static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
     iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
+/* Group g of a unit, as the run computes with it. */
+static void pass_group(const struct stream *s, int64_t g)
+{
+    const struct iz_unit *u = &s->m->unit[s->unit];
+    float values[IZ_QUANT_GROUP], out[IZ_QUANT_GROUP];
+    int64_t first, n = iz_unit_quant_group(u, g, &first);
+    iz_quant_load(iz_unit_quant(u), values, s->type, s->group, n);
+    iz_cast(out, IZ_F32, values, s->type, n);
+    pass_on((void *)(uintptr_t)s, first, out, n);
+}
+
+/* Words of groups come in any pieces. */
+static void pass_words(void *arg, int64_t from, const float *in, int64_t n)
+{
+    struct stream *s = arg;
+    int64_t size =
+        iz_quant_bytes(iz_unit_quant(&s->m->unit[s->unit])) / sizeof(*in);
+    for (int64_t k; n > 0; from += k, in += k, n -= k) {
+        k = min64(size - s->words, n);
+        memcpy(s->group + s->words, in, (size_t)k * sizeof(*in));
+        s->words = (s->words + k) % size;
+        if (!s->words)
+            pass_group(s, from / size);
+    }
+}
+
 static void keep_adapters(void *arg, int64_t from, const float *in, int64_t n)
 {
     const struct stream *s = arg;
@@ -58,22 +89,34 @@ static void keep_adapters(void *arg, int64_t from, const float *in, int64_t n)
                (size_t)(end - at) * sizeof(*in));
 }
 
-/* Only master weights are read, of what is trained or, `all`, also of what is
- * frozen: `put` gets those of array n for s[n], n < 2 * units. */
+static void array_name(char *out, size_t size, const struct iz_unit *u,
+                       enum iz_unit_part part)
+{
+    snprintf(out, size, "%s%s/%s", u->name,
+             part == IZ_PART_TRAINED  ? ""
+             : part == IZ_PART_FROZEN ? ".frozen"
+                                      : BASE,
+             part == IZ_PART_QUANT && iz_unit_quant(u)
+                 ? iz_quant_name(iz_unit_quant(u))
+                 : "master");
+}
+
+/* Only weights are read, of what is trained or, `all`, also of what is frozen:
+ * `put` gets those of array n for s[n], n < IZ_PARTS * units. */
 static void set_streams(struct checkpoint *c, const struct iz_model *m,
                         void (*put)(void *, int64_t, const float *, int64_t),
                         bool all, struct stream *s)
 {
     for (int i = 0; i < c->k.n_parts; i++)
         c->k.part[i].count = 0;
-    for (int n = 0; n < 2 * m->n_units; n += all ? 1 : 2) {
+    for (int n = 0; n < IZ_PARTS * m->n_units; n += all ? 1 : IZ_PARTS) {
         char name[64];
-        snprintf(name, sizeof(name), "%s%s/master", m->unit[n / 2].name,
-                 n % 2 ? ".frozen" : "");
+        enum iz_unit_part part = (enum iz_unit_part)(n % IZ_PARTS);
+        array_name(name, sizeof(name), &m->unit[n / IZ_PARTS], part);
         for (int i = 0; i < c->k.n_parts; i++)
             if (strcmp(c->k.part[i].name, name) == 0) {
                 c->k.part[i].count = c->k.part[i].total;
-                c->k.part[i].put = put;
+                c->k.part[i].put = part == IZ_PART_QUANT ? pass_words : put;
                 c->k.part[i].arg = &s[n];
             }
     }
@@ -81,8 +124,11 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
 
 static void streams_close(struct stream *s, const struct iz_model *m)
 {
-    for (int n = 0; s && n < 2 * m->n_units; n += 2)
-        free(s[n].adapters);
+    for (int n = 0; s && n < IZ_PARTS * m->n_units; n++) {
+        if (n % IZ_PARTS == 0)
+            free(s[n].adapters);
+        free(s[n].group);
+    }
     free(s ? s->buf : NULL);
     free(s);
 }
@@ -91,29 +137,36 @@ static void streams_close(struct stream *s, const struct iz_model *m)
  * merged. */
 static int streams_open(struct stream **out, struct checkpoint *c,
                         const struct iz_model *m, bool merge,
-                        struct iz_coll *coll)
+                        enum iz_dtype type, struct iz_coll *coll)
 {
-    struct stream *s = *out = calloc(2 * (size_t)m->n_units, sizeof(*s));
+    struct stream *s = *out = calloc(IZ_PARTS * (size_t)m->n_units, sizeof(*s));
     float *buf = malloc(IZ_CKPT_BLOCK * sizeof(*buf));
     bool ok = s && buf, any = false;
     if (!s) {
         free(buf);
         return -ENOMEM;
     }
-    for (int n = 0; n < 2 * m->n_units; n++) {
-        const struct iz_unit *u = &m->unit[n / 2];
+    for (int n = 0; n < IZ_PARTS * m->n_units; n++) {
+        const struct iz_unit *u = &m->unit[n / IZ_PARTS];
         int64_t trained = iz_unit_elems(u, IZ_PART_TRAINED);
+        int part = n % IZ_PARTS;
         s[n] = (struct stream){.m = m,
-                               .unit = n / 2,
-                               .part = n % 2 ? IZ_PART_FROZEN : IZ_PART_TRAINED,
-                               .at = n % 2 ? trained : 0,
-                               .buf = buf};
+                               .unit = n / IZ_PARTS,
+                               .part = (enum iz_unit_part)part,
+                               .buf = buf,
+                               .type = type};
+        for (int i = 0; i < part; i++)
+            s[n].at += iz_unit_elems(u, (enum iz_unit_part)i);
+        if (part == IZ_PART_QUANT && iz_unit_quant(u)) {
+            s[n].group = malloc((size_t)iz_quant_bytes(iz_unit_quant(u)));
+            ok = ok && s[n].group;
+        }
         if (!merge || !u->n_adapters)
             continue;
         any = true;
         s[n].adapters =
-            n % 2 ? s[n - 1].adapters
-                  : malloc((size_t)(trained - iz_lora_first(u)) * sizeof(*buf));
+            part ? s[n - 1].adapters
+                 : malloc((size_t)(trained - iz_lora_first(u)) * sizeof(*buf));
         ok = ok && s[n].adapters;
     }
     if (!ok)
@@ -122,26 +175,41 @@ static int streams_open(struct stream **out, struct checkpoint *c,
     return any ? iz_ckpt_load(&c->k, c->step, coll) : 0;
 }
 
-/* What the index says of a parameter: whether it was frozen. */
-static bool was_frozen(const struct iz_ckpt *k, const char *unit,
-                       const char *param)
+/* What the index says of a parameter: the end of its array's name, "" of one
+ * that was trained. */
+static const char *suffix_of(const struct iz_ckpt *k, const char *unit,
+                             const char *param)
 {
-    int i = 0;
-    while (i < k->n_names && strcmp(k->names[i].name, param) != 0)
-        i++;
-    return i < k->n_names && strcmp(k->names[i].array, unit) != 0;
+    size_t n = strlen(unit);
+    for (int i = 0; i < k->n_names; i++)
+        if (strcmp(k->names[i].name, param) == 0 &&
+            strncmp(k->names[i].array, unit, n) == 0)
+            return k->names[i].array + n;
+    return "";
+}
+
+static enum iz_quant base_format(const json_t *model)
+{
+    const char *name = iz_json_text_of(model, "base_dtype");
+    int q = IZ_QUANTS - 1;
+    while (q > IZ_QUANT_NONE && strcmp(name, iz_quant_name((enum iz_quant)q)))
+        q--;
+    return (enum iz_quant)q;
 }
 
 /* The parameters that the model has, in place of those of the index: the load
  * compares them. */
 static int set_names(struct checkpoint *c, struct iz_model *m)
 {
+    const json_t *model = json_object_get(c->index->root, "model");
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
-            p->frozen = was_frozen(&c->k, m->unit[u].name, p->name);
+            const char *end = suffix_of(&c->k, m->unit[u].name, p->name);
+            p->frozen = *end != '\0';
+            if (strcmp(end, BASE) == 0)
+                p->quant = base_format(model);
         }
-    const json_t *model = json_object_get(c->index->root, "model");
     int err = json_is_true(json_object_get(model, "reference"))
                   ? iz_rules_add_reference(m, stderr)
                   : 0;
@@ -156,14 +224,6 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name =
         iz_json_text_of(json_object_get(c->index->root, "model"), "name");
-    if (json_object_get(json_object_get(c->index->root, "model"),
-                        "base_dtype")) {
-        fprintf(stderr,
-                "ckpt: %s has quantised parameters: export it with run.export "
-                "of a run with --resume\n",
-                c->path);
-        return NULL;
-    }
     for (int i = 0; i < PROGRAMS; i++)
         if (strcmp(programs[i]->name, name) == 0 && programs[i]->section.hf)
             return programs[i];
@@ -294,11 +354,11 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     if (!err)
         err = open_order(&order, &map, &text, o, p, m, &run);
     if (!err)
-        err = streams_open(&s, c, m, !o->adapter, coll);
+        err = streams_open(&s, c, m, !o->adapter, run_dtype(config), coll);
     if (!err)
         err = iz_hf_write_open(&w, &order, coll);
     if (!err) {
-        for (int n = 0; n < 2 * m->n_units; n++)
+        for (int n = 0; n < IZ_PARTS * m->n_units; n++)
             s[n].w = w;
         set_streams(c, m, pass_on, !o->adapter, s);
         err = iz_ckpt_load(&c->k, c->step, coll);

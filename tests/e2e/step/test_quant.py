@@ -228,12 +228,36 @@ def test_what_is_not_built_is_refused_by_name(place, base):
     run.refused(r, "model.base_dtype", "zero_hpz_partition_size")
 
 
-def test_a_checkpoint_is_exported_by_its_run(place, base):
-    """Without adapters too."""
-    r = place.good(1, {**base, **NF4, "lora": {}, "run.save": True, "parameters": [
-        {"match": "*", "frozen": True}, {"match": "ln_f.*", "frozen": False}]})
-    x = run.ckpt("export", r.output, "--out", place.folder / "no", rc=1)
-    assert "quantised" in x.err, str(x)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("ranks, dtype, more", (
+    (1, "fp32", {}), (2, "bf16", {"zero_optimization.stage": 3}),
+    (3, "fp16", {"lora": {}, "parameters": [
+        {"match": "*", "frozen": True}, {"match": "ln_f.*", "frozen": False}]})))
+def test_ckpt_exports_what_the_run_does(ranks, dtype, more, form, place, base):
+    """Merged and as an adapter, or without adapters; of whole and cut blocks."""
+    out = place.folder / "run"
+    r = place.good(ranks, {**base, "model.base_dtype": form, **run.typed(dtype), **more,
+                           "run.save": True, "run.export": str(out)})
+    run.ckpt("export", r.output, "--out", place.folder / "tool")
+    assert hf.read(place.folder / "tool") == hf.read(out)
+    if "lora" not in more:
+        alone = place.folder / "alone"
+        place.good(ranks, {**base, "model.base_dtype": form, **run.typed(dtype), **more,
+                           **ADAPTER, "run.export": str(alone)}, ["--resume"], r.output)
+        run.ckpt("export", r.output, "--adapter", "--out", place.folder / "adapter")
+        a, b = ((place.folder / x / "adapter_model.safetensors").read_bytes()
+                for x in ("alone", "adapter"))
+        assert a == b
+
+
+def test_ckpt_exports_blocks_that_are_cut(place):
+    """A group that begins in one block of a checkpoint and ends in the next."""
+    c = {**LORA, **NF4, "model": {"width": 1024, "heads": 8, "layers": 1},
+         "bf16.enabled": True, "run.steps": 1, "run.save": True, "train_batch_size": 2}
+    out = place.folder / "run"
+    r = place.good(1, {**c, "run.export": str(out)})
+    run.ckpt("export", r.output, "--out", place.folder / "tool")
+    assert hf.read(place.folder / "tool") == hf.read(out)
 
 
 @pytest.mark.parametrize("had, has", (({}, NF4), (NF4, INT8), (INT8, {})))
