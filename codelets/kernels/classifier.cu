@@ -93,6 +93,12 @@ row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale)
     iz_store_row(d + j, v);
 }
 
+/* By what gradients are scaled, row by row; scale NULL: all alike. */
+struct of_samples {
+    const float *scale;  /* of each sample */
+    int64_t rows, first; /* of a sample; of these rows among all */
+};
+
 /* The same and the gradient of every row, d [gridDim.x, ld], which may be s.
  * Must move 4 + sizeof(T) bytes per logit.  The second reading goes backwards,
  * so that it finds in the L2 cache what the first read last; of two blocks per
@@ -101,13 +107,15 @@ row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale)
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     rows_bwd(T *d, double *loss, const float *s, const int32_t *target,
-             int64_t n, int64_t ld, float scale)
+             int64_t n, int64_t ld, float scale, struct of_samples by)
 {
     int64_t i = blockIdx.x, whole = n / WIDTH * WIDTH, last = n / STEP * STEP;
     int32_t t = target[i];
     soft all;
     d += i * ld;
     s += i * ld;
+    if (by.scale)
+        scale = by.scale[(by.first + i) / by.rows];
     if (t < 0) {
         for (int64_t j = threadIdx.x; j < n; j += THREADS)
             iz_store(d + j, 0);
@@ -137,6 +145,25 @@ static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
     sum = iz_block_sum(sum);
     if (threadIdx.x == 0)
         *mean = count ? sum / (double)count : 0;
+}
+
+/* The sum of each sample's losses and the number of its targets, `rows` of
+ * each; a block has a sample. */
+static __global__ void sample_losses(struct iz_sample_loss *each,
+                                     const double *loss, const int32_t *target,
+                                     int64_t rows)
+{
+    double sum = 0, n = 0;
+    loss += blockIdx.x * rows;
+    target += blockIdx.x * rows;
+    for (int64_t i = threadIdx.x; i < rows; i += blockDim.x) {
+        sum += loss[i];
+        n += target[i] >= 0;
+    }
+    sum = iz_block_sum(sum);
+    n = iz_block_sum(n);
+    if (threadIdx.x == 0)
+        each[blockIdx.x] = {sum, n};
 }
 
 /* Targets lie in host memory, which is slow to read: once is enough. */
@@ -181,6 +208,11 @@ static void classifier_product(struct iz_exec *x,
     iz_product_cuda(x, &q, p.product);
 }
 
+static struct of_samples by(const struct iz_classifier *c, int64_t first)
+{
+    return {c->scales, c->scales ? c->a.rows / c->samples : 1, first};
+}
+
 /* A chunk of rows after the other.  T: type of the activations, of the
  * gradients of the logits, and of dw where it has to be rounded. */
 template <class T>
@@ -202,7 +234,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
             continue;
         }
         IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,
-                  p.loss + at, s, p.target + at, vocab, ld, scale);
+                  p.loss + at, s, p.target + at, vocab, ld, scale, by(c, at));
         if (p.dw.rows) /* reads a, which da may replace */
             classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
         classifier_product(
@@ -221,6 +253,11 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);
     iz_by_type(x->act,
                [&](auto zero) { run_chunks<decltype(zero)>(x, c, p, scale); });
-    IZ_LAUNCH(mean_loss, 1, THREADS, 0, x->stream, c->loss,
-              (const double *)p.loss, c->a.rows, count);
+    if (c->each)
+        IZ_LAUNCH(sample_losses, (unsigned)c->samples, THREADS, 0, x->stream,
+                  c->each, (const double *)p.loss, (const int32_t *)p.target,
+                  c->a.rows / c->samples);
+    if (c->loss)
+        IZ_LAUNCH(mean_loss, 1, THREADS, 0, x->stream, c->loss,
+                  (const double *)p.loss, c->a.rows, count);
 }

@@ -81,7 +81,7 @@ IZ_SIMD static double rows_fwd(struct iz_view logits,
                                const struct iz_classifier *c, int64_t at)
 {
     const int32_t *target = c->target + at;
-    int64_t rows = c->sums ? c->a.rows / c->samples : 0; /* of a sample */
+    int64_t rows = c->each ? c->a.rows / c->samples : 0; /* of a sample */
     double sum = 0;
     for (int64_t i = 0; i < logits.rows; i++) {
         float *s = (float *)logits.p + i * logits.cols, m;
@@ -92,8 +92,10 @@ IZ_SIMD static double rows_fwd(struct iz_view logits,
         m = iz_row_max(s, logits.cols);
         here = log((double)iz_row_exp(s, m, logits.cols)) + ((double)m - hit);
         sum += here;
-        if (rows)
-            c->sums[(at + i) / rows] += here;
+        if (!rows)
+            continue;
+        c->each[(at + i) / rows].sum += here;
+        c->each[(at + i) / rows].targets++;
     }
     return sum;
 }
@@ -211,8 +213,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
     float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
-    for (int i = 0; c->sums && !x->dry && i < c->samples; i++)
-        c->sums[i] = 0;
+    for (int i = 0; c->each && !x->dry && i < c->samples; i++)
+        c->each[i] = (struct iz_sample_loss){0};
     for (int64_t at = 0; at < c->a.rows; at += rows) {
         int64_t n = c->a.rows - at < rows ? c->a.rows - at : rows;
         struct iz_view chunk = iz_view_rows(logits, 0, n);

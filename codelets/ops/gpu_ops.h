@@ -108,6 +108,11 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
                           struct iz_view de, struct iz_view dy,
                           struct iz_view z, struct iz_view e);
 
+/* preference.cu.  The loss and what is told are in pinned memory. */
+void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
+                       const struct iz_pairs *p,
+                       const struct iz_sample_loss *each, float *scales);
+
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */
 void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,

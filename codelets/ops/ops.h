@@ -303,17 +303,22 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
  * time, so that the logits are never whole.  The loss is the mean over the rows
  * whose target is not -1 (0 where there is none).  Without da: the loss alone.
  */
+/* Of a sample: the sum of the losses of its targets, and their number. */
+struct iz_sample_loss {
+    double sum, targets;
+};
+
 struct iz_classifier {
     struct iz_view a, w;   /* [M,C], [V,C] */
     const int32_t *target; /* [M], -1 = ignored */
     struct iz_view da, dw; /* of loss * loss_scale; da may be a */
     float loss_scale;
     double *loss;
-    /* On a CPU, of samples with equally many rows.  sums: the loss alone writes
-     * that of each sample here.  scales: the gradient is that of the sum of
-     * each sample's losses times its scale.  Either may be NULL, and so may
-     * `loss` with them. */
-    double *sums;
+    /* Of samples with equally many rows.  each: the loss alone writes those of
+     * each sample here.  scales: the gradient is that of the sum of each
+     * sample's losses times its scale.  Either may be NULL, and so may `loss`
+     * with them.  They are where units are computed. */
+    struct iz_sample_loss *each;
     const float *scales;
     int samples;
 };
@@ -346,8 +351,14 @@ struct iz_pairs {
                            */
 };
 
-/* c: of the policy, with an even number of samples.  On a CPU. */
+/* c: of the policy, with an even number of samples. */
 void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
                    const struct iz_pairs *p);
+/* The part of it that has the losses of all samples, first by the policy, then
+ * by the reference: writes the loss, the figures and by what each sample's sum
+ * is scaled in the gradient. */
+void iz_pair_loss(struct iz_exec *x, const struct iz_classifier *c,
+                  const struct iz_pairs *p, const struct iz_sample_loss *each,
+                  float *scales);
 
 IZ_C_END

@@ -108,9 +108,6 @@ int iz_rules_check_gpu(const struct iz_model *m, FILE *err)
                   "run.device: a GPU, but mixtures of experts (%s) run on the "
                   "CPU alone: use run.device: cpu",
                   m->name);
-    else if (m->preference)
-        iz_refuse(err, "loss.type: pairs of texts are learnt on the CPU alone: "
-                       "use run.device: cpu");
     else if (m->adapter_dropout > 0)
         iz_refuse(err,
                   "lora.dropout: %.15g, but units are computed on a GPU, which "

@@ -150,9 +150,13 @@ static int open_track(struct iz_engine *e, int b)
     t->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
-    if (iz_model_tells(e->model))
+    if (iz_model_tells(e->model)) {
+        t->told = (struct iz_told *)(e->scalar.sums + p->n_units +
+                                     2 * (int64_t)p->tracks) +
+                  b;
         t->told_handle =
-            iz_handle_open(e, &t->told, sizeof(t->told), IZ_DATUM_SCALAR, b);
+            iz_handle_open(e, t->told, sizeof(*t->told), IZ_DATUM_SCALAR, b);
+    }
     for (int i = 0; i < 2 && e->model->preference; i++)
         if (!iz_handle_take(e, &t->reference_handle[i], IZ_DATUM_REFERENCE, i,
                             d))
@@ -237,7 +241,7 @@ int iz_alloc_open(struct iz_engine *e)
     bool real = p->target.gpu && !e->simulated;
     int r = 0;
     e->scalar.sums = iz_memory_take(e->memory, iz_handle_tier(e), IZ_MEM_BATCH,
-                                    8 * ((int64_t)p->n_units + 2 * p->tracks));
+                                    iz_plan_sums_bytes(p, e->model));
     if (p->target.gpu)
         e->bounce.buffer = iz_memory_take(e->memory, IZ_TIER_CPU,
                                           IZ_MEM_STAGING, IZ_BOUNCE_BYTES);

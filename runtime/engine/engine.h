@@ -143,8 +143,8 @@ struct iz_track {
         d_handle;
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
-    int64_t first;       /* of its samples, as in iz_units_first_sample */
-    struct iz_told told; /* of its samples */
+    int64_t first;        /* of its samples, as in iz_units_first_sample */
+    struct iz_told *told; /* of its samples; beside the losses */
     starpu_data_handle_t told_handle; /* NULL: nobody tells */
     /* Of pairs: boundaries of the reference, which take turns. */
     starpu_data_handle_t reference_handle[2];

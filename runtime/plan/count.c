@@ -274,6 +274,12 @@ int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
                : 0;
 }
 
+int64_t iz_plan_sums_bytes(const struct iz_plan *p, const struct iz_model *m)
+{
+    int64_t told = iz_model_tells(m) ? (int64_t)sizeof(struct iz_told) : 0;
+    return 8 * (int64_t)p->n_units + p->tracks * (2 * 8 + told);
+}
+
 void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m)
 {
     int64_t saved = 0;
@@ -285,8 +291,7 @@ void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m)
     enum iz_tier near = p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
     b[IZ_TIER_DEVICE][IZ_MEM_SAVED] = saved * p->tracks;
     b[near][IZ_MEM_BATCH] = p->tracks * p->samples * iz_model_sample_bytes(m) +
-                            4 * (int64_t)m->vocab +
-                            8 * ((int64_t)p->n_units + 2 * p->tracks) +
+                            4 * (int64_t)m->vocab + iz_plan_sums_bytes(p, m) +
                             square_bytes(p) + 2 * iz_plan_list_bytes(p) +
                             iz_plan_list_scratch_bytes(p, m);
     b[IZ_TIER_DEVICE][IZ_MEM_SCRATCH] = p->act.scratch_bytes * p->tasks_at_once;

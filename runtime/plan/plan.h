@@ -367,6 +367,9 @@ int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
 /* Elements whose squares are added block by block, piece by piece, before the
  * blocks are: all or none. */
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g);
+/* Bytes of the units' sums of squares, and of the tracks' losses, weights and
+ * what they tell. */
+int64_t iz_plan_sums_bytes(const struct iz_plan *p, const struct iz_model *m);
 /* Bytes of what lists the touched rows: a list (there are two), and scratch to
  * make one. */
 int64_t iz_plan_list_bytes(const struct iz_plan *p);

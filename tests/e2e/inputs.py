@@ -3,11 +3,13 @@
 import array
 import itertools
 import json
+import random
 import struct
 
 import run
 
 MAGIC16, MAGIC32 = (20240520, 1), (20240801, 7)
+MASK = int.from_bytes(b"mask", "little"), 1
 TOKENS = [i * 7 % 256 for i in range(5000)]
 
 
@@ -17,6 +19,37 @@ def shard(path, tokens, magic=MAGIC16):
     path.write_bytes(struct.pack("<256i", *magic, len(tokens), *[0] * 253) +
                      array.array(kind, tokens).tobytes())
     return path
+
+
+def pair_texts(pairs, seq, fill=0):
+    """(tokens, mask) of all texts of pairs, of seq tokens each."""
+    tokens, mask = [], []
+    for prompt, *answers in pairs:
+        for a in answers:
+            rest = seq - len(prompt) - len(a)
+            tokens += [*prompt, *a, *[fill] * rest]
+            mask += [0] * len(prompt) + [1] * len(a) + [0] * rest
+    return tokens, mask
+
+
+def pairs_shard(path, tokens, mask, text):
+    """A shard of pairs whose texts have so many tokens, and its mask unless None."""
+    head = struct.pack("<256i", *MAGIC16, len(tokens), text, *[0] * 252)
+    path.write_bytes(head + array.array("H", tokens).tobytes())
+    if mask is not None:
+        head = struct.pack("<256i", *MASK, len(mask), *[0] * 253)
+        path.with_suffix(".mask").write_bytes(head + bytes(mask))
+    return path
+
+
+def some_pairs(n=40, seq=run.MODEL["seq"], vocab=256):
+    rng = random.Random(5)
+
+    def tokens(most):
+        return [rng.randrange(vocab) for _ in range(rng.randrange(1, most))]
+    for _ in range(n):
+        prompt = tokens(seq // 2)
+        yield prompt, *(tokens(seq - len(prompt) + 1) for _ in range(2))
 
 
 def described(place):

@@ -357,10 +357,10 @@ static const struct group {
     const char *name;
     int (*run)(void);
 } groups[] = {
-    {"matmul", ops_matmul}, {"rows", ops_rows},
-    {"llama", ops_llama},   {"attention", ops_attention},
-    {"tokens", ops_tokens}, {"tables", ops_tables},
-    {"flat", ops_flat},
+    {"matmul", ops_matmul},         {"rows", ops_rows},
+    {"llama", ops_llama},           {"attention", ops_attention},
+    {"tokens", ops_tokens},         {"tables", ops_tables},
+    {"preference", ops_preference}, {"flat", ops_flat},
 };
 
 static const struct group *find(const char *name)

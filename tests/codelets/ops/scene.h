@@ -113,6 +113,7 @@ int ops_llama(void);
 int ops_attention(void);
 int ops_tokens(void);
 int ops_tables(void);
+int ops_preference(void);
 int ops_flat(void);
 int ops_cpu(void); /* of the CPU alone */
 

@@ -10,6 +10,7 @@ import random
 import pytest
 
 import cover
+import inputs
 import rows
 import run
 from rows import PLAIN, REAL, TUNED, standin, valid_on_gpu
@@ -25,7 +26,7 @@ SUMS = {
     "dtype": ("fp32", "bf16", "fp16"),
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
-    "tuned": tuple(t for t in TUNED if t != "dropout"),
+    "tuned": tuple(t for t in TUNED if t not in ("dropout", "int8")),
     "sums": ("ranks_first", "local_first"),
 }
 FREE = {
@@ -102,6 +103,38 @@ NF4 = [(1, "mpi", 0, "none", "none"), (1, "mpi", 3, "cpu", "none"),
        (2, "nccl", 3, "none", "none"), (3, "mpi", 3, "cpu", "none"),
        (3, "nccl", 3, "cpu", "cpu"), (3, "mpi", 3, "cpu", "cpu"),
        (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme")]
+
+
+# What is trained, and where the copies of it live that the reference is.
+PAIRS = [("lora", 1, "mpi", 3, "cpu", "cpu", "near"), ("lora", 2, "nccl", 3, "none", "none", "host"),
+         ("all", 1, "mpi", 0, "none", "none", "near"), ("all", 1, "mpi", 3, "cpu", "nvme", "disk"),
+         ("all", 2, "mpi", 3, "cpu", "cpu", "host"), ("all", 3, "nccl", 2, "cpu", "none", "near"),
+         ("top", 2, "nccl", 3, "cpu", "cpu", "near"), ("nf4", 2, "mpi", 3, "cpu", "cpu", "host")]
+
+
+@pytest.mark.parametrize("tuned, ranks, comm, stage, optimizer, param, boundaries", PAIRS)
+def test_pairs_of_texts_have_the_same_bits(tuned, ranks, comm, stage, optimizer, param,
+                                           boundaries, place, start, references):
+    if REAL and comm == "nccl":
+        pytest.skip("one GPU")
+    seq = run.MODEL["seq"]
+    place.bytes, place.data = False, inputs.pairs_shard(
+        place.folder / "pairs.bin", *inputs.pair_texts(inputs.some_pairs(), seq), seq)
+    row = {**ROW, "ranks": ranks, "tuned": tuned, "micro": 4, "delay_us": 300,
+           "jitter_us": 0 if REAL else 500}
+    more = {"loss": {"type": "dpo", "beta": 0.2, "sft": 0.1}, "run.eval_batches": 1,
+            "run.slices": 1, "data.val_fraction": 0.2}
+
+    def numbers(r):
+        return r.numbers, r.validation, [
+            {k: v for k, v in x.items() if "/" in k} for x in r.steps]
+    key = "pairs", tuned, ranks
+    if key not in references:
+        references[key] = numbers(start({**row, **ON_CPU}, more))
+    r = start({**row, "comm": comm, "stage": stage, "optimizer": optimizer,
+               "param": param, "boundaries": boundaries}, more)
+    assert numbers(r) == references[key], str(r)
+    assert len(references[key][2][0]) == 6
 
 
 # 8 bits in some of them.

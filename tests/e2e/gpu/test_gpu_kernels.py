@@ -12,6 +12,7 @@ import zlib
 import pytest
 
 import cover
+import inputs
 import rows
 import run
 from rows import PLAIN, RECORD, valid_on_gpu
@@ -198,6 +199,27 @@ def test_a_quantised_base(dtype, form, go):
         for comm in ("mpi", "nccl"):
             r = go({**row, **more, "comm": comm}, base)
             assert r.numbers == plain.numbers, str(r)
+
+
+@pytest.mark.parametrize("dtype", SUMS["dtype"])
+def test_pairs_of_texts(dtype, go, place):
+    """With copies of what is trained; a sample's rows are in two chunks of logits."""
+    data = inputs.pairs_shard(place.folder / "pairs.bin", *inputs.pair_texts(
+        inputs.some_pairs(12, SEQ), SEQ), SEQ)
+    row = {"model": "llama", "dtype": dtype, "split": "whole"}
+    # A large rate for the margin, a term of many targets beside it.
+    more = {"loss": {"type": "dpo", "beta": 0.5, "sft": 0.2}, "data.path": str(data),
+            "data.bytes": False, "data.val_fraction": 0, "run.slices": 1,
+            "run.eval_batches": 0}
+    plain = go(row, more)
+    cpu = go(row, {**more, "run.device": "cpu"})
+    for a, b in zip(plain.steps, cpu.steps):
+        for k in ("loss", "rewards/margins", "logps/chosen"):
+            error = abs(a[k] - b[k]) / ROUNDS[dtype]
+            assert error < (8 if "logps" not in k else 100), (k, a[k], b[k])
+    for where in (FAR, {"stage": 3, "optimizer": "nvme", "param": "nvme"}):
+        r = go({**row, **where}, more)
+        assert r.numbers == plain.numbers, str(r)
 
 
 @pytest.mark.parametrize("dtype", ("fp32", "fp16"))

@@ -23,7 +23,7 @@ SUMS = {
     "dtype": tuple(TYPES),
     "shape": tuple(SHAPES),
     "clip": (0.0, 0.5),
-    "tuned": tuple(TUNED),
+    "tuned": tuple(t for t in TUNED if t != "int8"),
     "update": tuple(UPDATES),
     "moments": ("fp32", "bf16", "fp8"),
     "sums": ("ranks_first", "local_first"),

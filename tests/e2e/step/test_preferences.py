@@ -1,58 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of texts: DPO and IPO against TRL, the same bits wherever the reference
 lives, and what is refused."""
-import array
 import json
 import pathlib
-import random
 import re
-import struct
 
 import pytest
 
 import preferences
 import rows
 import run
-from inputs import MAGIC16
+from inputs import pair_texts, pairs_shard, some_pairs
 from preferences import NAMES
 from run import ckpt, hf
 
-MASK = int.from_bytes(b"mask", "little"), 1
 LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*"}}
 SOME = {"parameters": [{"match": "*", "frozen": True},
                        {"match": "h.[23].*", "frozen": False}]}
 BOTH = {**LORA, "parameters": [{"match": "h.[13].*.bias", "frozen": False}]}
 TUNED = {"lora": LORA, "all": {}, "some": SOME, "both": BOTH}
-
-
-def texts(pairs, seq, fill=0):
-    """(tokens, mask) of all texts, of seq tokens each."""
-    tokens, mask = [], []
-    for prompt, *answers in pairs:
-        for a in answers:
-            rest = seq - len(prompt) - len(a)
-            tokens += [*prompt, *a, *[fill] * rest]
-            mask += [0] * len(prompt) + [1] * len(a) + [0] * rest
-    return tokens, mask
-
-
-def write(path, tokens, mask, text):
-    head = struct.pack("<256i", *MAGIC16, len(tokens), text, *[0] * 252)
-    path.write_bytes(head + array.array("H", tokens).tobytes())
-    if mask is not None:
-        head = struct.pack("<256i", *MASK, len(mask), *[0] * 253)
-        path.with_suffix(".mask").write_bytes(head + bytes(mask))
-    return path
-
-
-def some_pairs(n=40, seq=run.MODEL["seq"], vocab=256):
-    rng = random.Random(5)
-
-    def tokens(most):
-        return [rng.randrange(vocab) for _ in range(rng.randrange(1, most))]
-    for _ in range(n):
-        prompt = tokens(seq // 2)
-        yield prompt, *(tokens(seq - len(prompt) + 1) for _ in range(2))
 
 
 def on(place, path, **loss):
@@ -64,7 +30,7 @@ def on(place, path, **loss):
 @pytest.fixture
 def dpo(place):
     seq = run.MODEL["seq"]
-    path = write(place.folder / "pairs.bin", *texts(some_pairs(), seq), seq)
+    path = pairs_shard(place.folder / "pairs.bin", *pair_texts(some_pairs(), seq), seq)
     return {**on(place, path, sft=0.2), "train_batch_size": 24, "run.steps": 4,
             "optimizer.params.lr": 0.01, "data.val_fraction": 0.2,
             "run.eval_batches": 1, "run.eval_interval": 2, "run.slices": 1}
@@ -80,7 +46,7 @@ def test_steps_are_those_of_trl(name, place):
     folder = hf.write(place.folder / "in", preferences.tensors(),
                       hf.gpt2_config(preferences.GPT2))
     seq, place.model = preferences.SEQ, {}
-    path = write(place.folder / "pairs.bin", *texts(preferences.pairs(), seq), seq)
+    path = pairs_shard(place.folder / "pairs.bin", *pair_texts(preferences.pairs(), seq), seq)
     r = place.good(1, {
         **on(place, path, **preferences.LOSSES[name]), "data.val_fraction": 0,
         "model": {"import": str(folder), "seq": seq},
@@ -148,6 +114,18 @@ def test_the_bits_are_those_of_the_plain_run(tuned, ranks, stage, optimizer, par
     assert [{k: x[k] for k in NAMES} for x in r.steps] == figures(plain)
 
 
+def test_the_base_is_fetched_once_for_both(place, dpo, nvme):
+    c = {**LORA, **run.offload(3, "none", "nvme", nvme), "train_batch_size": 24,
+         "run.steps": 4, "run.slices": 1, "run.eval_batches": 1, "run.eval_interval": 2}
+    pairs = place.good(2, {**dpo, **c})
+    place.data, place.bytes = place.folder / "text", True
+    place.data.write_bytes(bytes(range(1, 200)) * 100)
+    plain = place.good(2, c)
+    for key in ("fetched_bytes", "up_bytes", "down_bytes"):
+        assert pairs.summary[key] == plain.summary[key], key
+    assert pairs.summary["fetched_bytes"] > 0
+
+
 @pytest.mark.single
 def test_the_first_loss_is_that_of_no_difference(place, dpo):
     """Exactly: in every type the reference has the policy's bits."""
@@ -187,14 +165,14 @@ def test_more_micro_batches_are_the_same_step(place, dpo):
 def test_what_stands_behind_a_text_plays_no_part(place, dpo):
     r = place.good(1, {**dpo, **LORA})
     seq = run.MODEL["seq"]
-    path = write(place.folder / "other.bin", *texts(some_pairs(), seq, 7), seq)
+    path = pairs_shard(place.folder / "other.bin", *pair_texts(some_pairs(), seq, 7), seq)
     assert place.good(1, {**dpo, **LORA, "data.path": str(path)}).losses == r.losses
 
 
 @pytest.mark.single
 def test_preferences_are_learnt(place, dpo):
     """Of few pairs, by heart; what differs in the loss differs in the weights."""
-    few = write(place.folder / "few.bin", *texts(list(some_pairs())[:6],
+    few = pairs_shard(place.folder / "few.bin", *pair_texts(list(some_pairs())[:6],
                                                  run.MODEL["seq"]), run.MODEL["seq"])
     c = {**dpo, "data.path": str(few), "data.val_fraction": 0, "run.eval_batches": 0,
          "run.eval_interval": 0, "train_batch_size": 12, "run.steps": 30,
@@ -253,7 +231,7 @@ def test_what_cannot_be_is_refused(change, words, place, dpo):
 @pytest.mark.single
 def test_data_that_are_no_pairs_are_refused(place, dpo):
     seq = run.MODEL["seq"]
-    tokens, mask = texts(some_pairs(), seq)
+    tokens, mask = pair_texts(some_pairs(), seq)
     n, none = 4 * seq, [0] * seq
     for text, end, marks, words in (
             (0, n, mask[:n], ("no pairs of texts", "--preferences")),
@@ -263,18 +241,29 @@ def test_data_that_are_no_pairs_are_refused(place, dpo):
              ("text 1 has nothing to be learnt",))):
         path = place.folder / "odd.bin"
         path.with_suffix(".mask").unlink(missing_ok=True)
-        write(path, tokens[:end], marks, text)
+        pairs_shard(path, tokens[:end], marks, text)
         run.refused(place.launch(1, {**dpo, "data.path": str(path)}), *words)
 
 
 @pytest.mark.single
-def test_other_models_and_gpus_are_refused(place, dpo):
-    machine = run.ROOT / "configs/machines/h100-80-dgx.json"
-    r = place.launch(1, {**dpo, **LORA}, ["--plan", "--machine", str(machine)])
-    run.refused(r, "loss.type", "on the CPU alone")
+def test_other_models_are_refused(place):
     rows.use(place, "vit")
     r = place.launch(1, {"loss.type": "dpo", "train_batch_size": 4})
     run.refused(r, "loss.type", "vit has no loss of such")
+
+
+@pytest.mark.single
+def test_a_gpu_is_planned(place, dpo):
+    """With two more boundaries, and a copy of what is trained."""
+    machine = run.ROOT / "configs/machines/h100-80-dgx.json"
+    plain, lora, full = (place.launch(1, {**c, "run.eval_batches": 0, "run.eval_interval": 0}, [
+        "--plan", "--machine", str(machine)]) for c in (
+            {**dpo, "loss.type": "cross_entropy", "loss.sft": 0, **LORA},
+            {**dpo, **LORA}, dpo))
+    assert plain.rc == lora.rc == full.rc == 0, f"{plain}{lora}{full}"
+    more = 2 * 24 * 16 * 24 * 4
+    assert run.planned(lora.out, ["boundaries"]) - run.planned(
+        plain.out, ["boundaries"]) == pytest.approx(more, abs=0.02 * 2**20)
 
 
 # ---- from records to a run ----

@@ -99,8 +99,11 @@ struct reacher {
 
     void one(struct iz_classifier &k)
     {
+        int64_t samples = k.samples;
         all(k.w, k.dw, k.da, k.a, k.target);
         k.loss = reach(k.loss, sizeof(*k.loss));
+        k.each = reach(k.each, samples * (int64_t)sizeof(*k.each));
+        k.scales = reach(k.scales, samples * (int64_t)sizeof(*k.scales));
     }
 
     void one(struct iz_orthogonal &m)
@@ -219,6 +222,23 @@ static void call(decltype(&iz_classifier) op, struct iz_exec *x,
                    (long long)n, (long long)count);
     });
     call(op, x, c, scratch);
+}
+
+static void call(decltype(&iz_pair_loss) op, struct iz_exec *x,
+                 const struct iz_classifier *given,
+                 const struct iz_pairs *pairs,
+                 const struct iz_sample_loss *each, float *scales)
+{
+    struct iz_classifier c = *given;
+    struct iz_pairs p = *pairs;
+    enqueue(x, [=]() mutable {
+        struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
+        cpu.dry = false;
+        c.loss = reach(c.loss, sizeof(*c.loss));
+        p.told = reach(p.told, sizeof(*p.told));
+        op(&cpu, &c, &p, reach(each, 2 * c.samples * (int64_t)sizeof(*each)),
+           reach(scales, c.samples * (int64_t)sizeof(*scales)));
+    });
 }
 
 static void call(decltype(&iz_flat_sum) sum, struct iz_exec *x, void *out,

@@ -5,19 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/ops/blas.h"
 #include "tests/codelets/ops/reference.h"
 #include "tests/codelets/ops/scene.h"
-
-static enum iz_dtype act_of(enum iz_dtype param)
-{
-    return IZ_F32;
-}
-
-struct backend backend = {.x = {.backend = IZ_CPU},
-                          .act = act_of,
-                          .refuses = true,
-                          .piece = INT64_MAX};
 
 enum { A, REF, W, REF_W, TARGET, DA, DW, LOSS, TOLD, TENSORS };
 enum { SAMPLES = 6, ROWS = 5, COLS = 7, VOCAB = 11 };
@@ -192,12 +181,21 @@ static void ipo_agrees_with_central_differences(void **state)
     check_pairs((struct iz_preference){IZ_LOSS_IPO, 3, 0.5});
 }
 
-int main(void)
+/* On a GPU: a sample begins in one chunk of rows and ends in another. */
+static void chunks_of_rows_make_no_difference(void **state)
+{
+    int64_t bytes = backend.x.logits_bytes;
+    backend.x.logits_bytes = 7 * 4 * (int64_t)VOCAB;
+    check_pairs((struct iz_preference){IZ_LOSS_DPO, 0.3, 0.5});
+    backend.x.logits_bytes = bytes;
+}
+
+int ops_preference(void)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(dpo_agrees_with_central_differences),
         SEEDED(ipo_agrees_with_central_differences),
+        SEEDED(chunks_of_rows_make_no_difference),
     };
-    iz_blas_open();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("preference", tests, NULL, NULL);
 }
