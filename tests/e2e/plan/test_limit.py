@@ -116,6 +116,23 @@ def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
 
 
 @pytest.mark.single
+def test_experts_four_times_the_memory_train_from_disk(place, nvme):
+    """A step's tokens may miss some; all of them have an update."""
+    model = {"layers": 40, "heads": 4, "kv_heads": 2, "width": 64, "seq": 16, "vocab": 256,
+             "qk_norm": True, "num_experts": 24, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 64}
+    place.use(run.built("models/moe"), model)
+    c = {k: v for k, v in CONFIG.items() if k != "model"}
+    state = 12 * 3 * 24 * 64 * 64 * model["layers"]  # of the experts' matrices alone
+    tight = limited(state // 4)
+    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
+    r = place.good(1, {**c, **disk(nvme), **tight})
+    assert r.bytes_in("nvme") >= state
+    assert r.bytes_in("device", "cpu") <= state // 4
+    assert r.numbers == place.good(1, c).numbers
+
+
+@pytest.mark.single
 def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     """Of four micro-batches side by side, several times as many bytes as all else.
     One more of each, before the last unit, and six slots are no file's."""
