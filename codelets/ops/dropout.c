@@ -8,6 +8,7 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/mix.h"
+#include "codelets/ops/gpu_ops.h"
 
 /* y = c + a, as far as a's elements from `at` on are kept. */
 IZ_SIMD static void drop_row(float *y, const float *c, const float *a,
@@ -26,10 +27,12 @@ void iz_dropout(struct iz_exec *x, struct iz_view y, struct iz_view c,
                 struct iz_view a, const struct iz_drop *d)
 {
     int64_t n = a.cols;
-    assert(x->backend == IZ_CPU && d->samples > 0);
+    assert(d->samples > 0);
     assert(y.rows == a.rows && y.cols == n && a.rows % d->samples == 0);
     iz_count(x, 0,
              (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
+    if (iz_runs(x, IZ_CUDA))
+        iz_dropout_cuda(x, y, c, a, d);
     if (!iz_runs(x, IZ_CPU))
         return;
     uint64_t first = (uint64_t)(d->sample * (a.rows / d->samples));

@@ -108,6 +108,10 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
                           struct iz_view de, struct iz_view dy,
                           struct iz_view z, struct iz_view e);
 
+/* dropout.cu */
+void iz_dropout_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                     struct iz_view a, const struct iz_drop *d);
+
 /* preference.cu.  The loss and what is told are in pinned memory. */
 void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_pairs *p,

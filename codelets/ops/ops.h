@@ -59,7 +59,7 @@ struct iz_drop {
     int samples;
 };
 
-/* y = c + a with dropout; c may be absent or y itself.  On the CPU alone. */
+/* y = c + a with dropout; c may be absent or y itself. */
 void iz_dropout(struct iz_exec *x, struct iz_view y, struct iz_view c,
                 struct iz_view a, const struct iz_drop *d);
 

@@ -103,18 +103,12 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
 
 int iz_rules_check_gpu(const struct iz_model *m, FILE *err)
 {
-    if (m->experts)
-        iz_refuse(err,
-                  "run.device: a GPU, but mixtures of experts (%s) run on the "
-                  "CPU alone: use run.device: cpu",
-                  m->name);
-    else if (m->adapter_dropout > 0)
-        iz_refuse(err,
-                  "lora.dropout: %.15g, but units are computed on a GPU, which "
-                  "has no dropout: use 0, or run.device: cpu",
-                  m->adapter_dropout);
-    else
+    if (!m->experts)
         return 0;
+    iz_refuse(err,
+              "run.device: a GPU, but mixtures of experts (%s) run on the CPU "
+              "alone: use run.device: cpu",
+              m->name);
     return -ENOTSUP;
 }
 

@@ -123,8 +123,6 @@ static void check_dropped(struct product *p)
 static void an_adapter_reads_with_dropout(void **state)
 {
     static const int64_t size[][3] = {{5, 7, 3}, {17, 4, 33}, {4, 16, 16}};
-    if (backend.x.backend != IZ_CPU)
-        skip();
     product_each(check_dropped, size, 3, false);
 }
 

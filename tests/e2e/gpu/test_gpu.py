@@ -105,6 +105,18 @@ NF4 = [(1, "mpi", 0, "none", "none"), (1, "mpi", 3, "cpu", "none"),
        (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme")]
 
 
+@pytest.mark.parametrize("ranks, comm, stage, home", (
+    (1, "mpi", 3, "cpu"), (2, "nccl", 3, "none"), (3, "mpi", 2, "none")))
+def test_dropout_leaves_out_the_same(ranks, comm, stage, home, start):
+    if REAL and comm == "nccl":
+        pytest.skip("one GPU")
+    row = {**ROW, "ranks": ranks, "tuned": "dropout", "micro": 2}
+    plain = start({**row, **ON_CPU})
+    r = start({**row, "comm": comm, "stage": stage, "optimizer": home, "param": home})
+    assert r.numbers == plain.numbers, str(r)
+    assert r.numbers != start({**row, "tuned": "dropout"}, {"lora.dropout": 0.0}).numbers
+
+
 # What is trained, and where the copies of it live that the reference is.
 PAIRS = [("lora", 1, "mpi", 3, "cpu", "cpu", "near"), ("lora", 2, "nccl", 3, "none", "none", "host"),
          ("all", 1, "mpi", 0, "none", "none", "near"), ("all", 1, "mpi", 3, "cpu", "nvme", "disk"),

@@ -116,6 +116,10 @@ struct reacher {
     {
     }
 
+    void one(struct iz_drop &)
+    {
+    }
+
     void one(int64_t &)
     {
     }
