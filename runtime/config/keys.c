@@ -269,8 +269,8 @@ const struct iz_key iz_config_keys[] = {
         "loss.type", c.loss.type, "cross_entropy|dpo|ipo", "\"cross_entropy\"",
         "cross_entropy: the mean over the targets. dpo (arXiv 2305.18290), ipo "
         "(arXiv 2310.12036): samples are pairs of texts, of which one is to "
-        "be preferred; the reference is the model without its adapters. See "
-        "docs/finetune.md."),
+        "be preferred; the reference is the model as the training began, "
+        "without adapters. See docs/finetune.md."),
     NUMBER("loss.beta", DOUBLE, c.loss.beta, 1e-6, 1e6, "0.1",
            "Of dpo and ipo: how much a deviation from the reference costs."),
     NUMBER("loss.sft", DOUBLE, c.loss.sft, 0, 1e6, "0.0",
