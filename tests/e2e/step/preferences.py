@@ -4,7 +4,11 @@
 in double precision, for several losses, with a frozen copy as the reference.  The
 tests need neither TRL nor PyTorch.
 
-usage: PYTHON-WITH-TRL tests/e2e/step/preferences.py [OTHER-FILE]"""
+usage: PYTHON-WITH-TRL tests/e2e/step/preferences.py [OTHER-FILE]
+       PYTHON-WITH-TRL tests/e2e/step/preferences.py OTHER-FILE MODEL ADAPTER
+
+The second one trains PEFT's adapter of a folder, in whose place the reference has
+none, with the first of the losses."""
 import json
 import pathlib
 import random
@@ -79,7 +83,7 @@ def text(tokens):
     return "".join(f" t{i}" for i in tokens)
 
 
-def train(folder, loss):
+def train(folder, loss, adapter=None):
     import datasets
     import torch
     import transformers
@@ -105,11 +109,16 @@ def train(folder, loss):
         loss_weights=[1.0, sft][:len(types)], bf16=False, use_cpu=True,
         gradient_checkpointing=False, disable_dropout=True, max_length=SEQ)
     own = model()
+    if adapter:
+        import peft
+        own = peft.PeftModel.from_pretrained(own, adapter, is_trainable=True,
+                                             autocast_adapter_dtype=False).double()
     # Weight decay of every parameter, as izar has it.
-    optimizer = torch.optim.AdamW(own.parameters(), lr=ADAM["lr"], betas=ADAM["betas"],
-                                  eps=ADAM["eps"], weight_decay=ADAM["weight_decay"])
+    optimizer = torch.optim.AdamW(
+        [p for p in own.parameters() if p.requires_grad], lr=ADAM["lr"],
+        betas=ADAM["betas"], eps=ADAM["eps"], weight_decay=ADAM["weight_decay"])
     t = trl.DPOTrainer(
-        model=own, ref_model=model(), args=args,
+        model=own, ref_model=None if adapter else model(), args=args,
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer(transformers),
         optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1, 0)))
@@ -131,7 +140,11 @@ def train(folder, loss):
     return [{"loss": e, **x} for e, x in zip(exact, figures)]
 
 
-def main(file=FILE):
+def main(file=FILE, model=None, adapter=None):
+    if adapter:
+        out = train(pathlib.Path(model), next(iter(LOSSES.values())), adapter)
+        pathlib.Path(file).write_text(json.dumps(out))
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = hf.write(pathlib.Path(place) / "in", tensors(), hf.gpt2_config(GPT2))
         out = {name: train(folder, loss) for name, loss in LOSSES.items()}

@@ -2,6 +2,7 @@
 """Pairs of texts: DPO and IPO against TRL, the same bits wherever the reference
 lives, and what is refused."""
 import json
+import os
 import pathlib
 import re
 
@@ -290,17 +291,48 @@ def test_tokenize_writes_what_a_run_reads(place):
     run.refused(place.launch(1, {**c, "model.seq": 32}), "texts of 64 tokens")
 
 
-@pytest.mark.single
-def test_the_golden_file_has_trls_numbers(place):
-    """Where IZ_TEST_PYTHON names a Python with TRL, they are computed anew."""
-    python = run.os.environ.get("IZ_TEST_PYTHON")
-    there = python and run.call(python, "-c", "import trl").rc == 0
-    if not there:
+@pytest.fixture
+def python_with_trl():
+    python = os.environ.get("IZ_TEST_PYTHON")
+    if not python or run.call(python, "-c", "import trl").rc:
         pytest.skip("IZ_TEST_PYTHON: a Python with trl")
-    again = place.folder / "again.json"
-    r = run.call(python, pathlib.Path(preferences.__file__), again, timeout_s=900)
+    return python
+
+
+def theirs(python, file, *words):
+    r = run.call(python, pathlib.Path(preferences.__file__), file, *words, timeout_s=900)
     assert r.rc == 0, str(r)
-    have, want = (json.loads(f.read_text()) for f in (again, preferences.FILE))
+    return json.loads(file.read_text())
+
+
+@pytest.mark.single
+def test_an_adapter_learns_as_in_trl(place, python_with_trl):
+    """From the same initial one, without which TRL's reference is the base, too."""
+    base = hf.write(place.folder / "in", preferences.tensors(),
+                    hf.gpt2_config(preferences.GPT2))
+    seq, place.model = preferences.SEQ, {}
+    path = pairs_shard(place.folder / "pairs.bin",
+                       *pair_texts(preferences.pairs(), seq), seq)
+    c = {**on(place, path, **preferences.LOSSES["dpo"]), "data.val_fraction": 0,
+         "model": {"import": str(base), "seq": seq}, **LORA,
+         "train_batch_size": 2 * preferences.PAIRS, "gradient_clipping": preferences.CLIP,
+         "optimizer": {"type": "AdamW", "params": preferences.ADAM}}
+    first = place.folder / "first"
+    place.good(1, {**c, "run.steps": 1, "run.export": str(first), "lora.export": "adapter",
+                   "optimizer.params.lr": 0.0})
+    want = theirs(python_with_trl, place.folder / "theirs.json", base, first)
+    r = place.good(1, {**c, "run.steps": preferences.STEPS})
+    for got, ref in zip(r.steps, want):
+        for k in ("loss", *NAMES):
+            assert got[k] == pytest.approx(ref[k], rel=1e-5, abs=1e-5), k
+    assert r.losses[-1] < 0.99 * r.losses[0]
+
+
+@pytest.mark.single
+def test_the_golden_file_has_trls_numbers(place, python_with_trl):
+    """They are computed anew."""
+    have = theirs(python_with_trl, place.folder / "again.json")
+    want = json.loads(preferences.FILE.read_text())
     for name in want:
         for a, b in zip(have[name], want[name]):
             assert a == pytest.approx(b, rel=1e-6, abs=1e-7)
