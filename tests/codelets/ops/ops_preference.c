@@ -117,6 +117,7 @@ static struct pairs pairs_new(struct iz_preference p)
 {
     struct pairs k = {
         .s = {.n = TENSORS,
+              .pinned = BIT(TARGET) | BIT(LOSS) | BIT(TOLD),
               .t = {[A] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
                     [REF] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
                     [W] = tensor_new(IZ_F32, VOCAB, COLS, 1),
