@@ -9,7 +9,6 @@
 
 #include "codelets/flat/flat.h"
 #include "codelets/flat/half.h"
-#include "codelets/flat/nf4.h"
 #include "codelets/gpu/flat_buffer.h"
 #include "codelets/ops/gpu_ops.h"
 
@@ -506,79 +505,6 @@ static void an_odd_address_is_refused(void **state)
     scene_dies(odd_address, NULL, "no multiple of 16");
 }
 
-/* ---- quantised weights --------------------------------------------------- */
-
-struct quant {
-    enum iz_quant format;
-    int64_t n;
-    enum iz_dtype type;
-    int shift;
-};
-
-/* v[0]: the weights; v[1]: the groups. */
-static void quant_load(struct iz_exec *x, const struct iz_view *v,
-                       const void *arg)
-{
-    const struct quant *k = arg;
-    if (!x->dry)
-        iz_buffer_quant(x, k->format, at(v[0], k->shift), k->type, v[1].p,
-                        k->n);
-}
-
-/* Any bytes are codes; a block of the first group has each code of a scale. */
-static void nf4_fill(struct iz_nf4_group *g, int64_t groups)
-{
-    for (int64_t i = 0; i < groups; i++) {
-        for (int c = 0; c < IZ_QUANT_GROUP / 2; c++)
-            g[i].code[c] = (uint8_t)fixture_below(256);
-        for (int b = 0; b < IZ_QUANT_SCALES; b++)
-            g[i].scale[b] = (uint8_t)(i ? fixture_below(256) : b);
-        g[i].most = (float)(i + 1) * 0.013f;
-        g[i].mean = 0.07f / (float)(i + 1);
-    }
-}
-
-static void int8_fill(struct iz_int8_group *g, int64_t groups)
-{
-    for (int64_t i = 0; i < groups; i++) {
-        for (int c = 0; c < IZ_QUANT_GROUP; c++)
-            g[i].code[c] = (int8_t)(fixture_below(256) - 128);
-        for (int b = 0; b < IZ_QUANT_SCALES; b++)
-            g[i].scale[b] = (float)fixture_below(1000) * 0.0007f;
-    }
-}
-
-static void check_quant(struct quant k)
-{
-    int64_t groups = iz_quant_groups(k.n);
-    struct scene s = {.n = 2,
-                      .t = {flat_new(k.type, k.n, k.shift),
-                            bytes_new(groups * iz_quant_bytes(k.format))},
-                      .exact = true};
-    if (k.format == IZ_QUANT_NF4)
-        nf4_fill(s.t[1].v.p, groups);
-    else
-        int8_fill(s.t[1].v.p, groups);
-    scene_run(&s, &(struct pass){quant_load, 2, 1}, &k);
-    scene_free(&s);
-}
-
-static void quantised_weights_have_the_bits_of_the_cpu(void **state)
-{
-    static const int64_t n[] = {1,
-                                7,
-                                64,
-                                200,
-                                4099,
-                                IZ_QUANT_GROUP,
-                                IZ_QUANT_GROUP + 8,
-                                3 * IZ_QUANT_GROUP - 5};
-    for (int k = 0; k < 2 * 3 * 2; k++)
-        for (int i = 0; i < COUNT(n); i++)
-            check_quant((struct quant){k % 2 ? IZ_QUANT_NF4 : IZ_QUANT_INT8,
-                                       n[i], fixture_types[k / 2 % 3], k / 6});
-}
-
 int ops_flat(void)
 {
     const struct CMUnitTest tests[] = {
@@ -595,7 +521,6 @@ int ops_flat(void)
         SEEDED(coded_updates_have_them_at_every_exponent),
         SEEDED(what_is_not_finite_shows),
         SEEDED(an_odd_address_is_refused),
-        SEEDED(quantised_weights_have_the_bits_of_the_cpu),
     };
     if (backend.x.backend == IZ_CPU)
         return 0;

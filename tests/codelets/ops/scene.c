@@ -361,6 +361,7 @@ static const struct group {
     {"llama", ops_llama},           {"attention", ops_attention},
     {"tokens", ops_tokens},         {"tables", ops_tables},
     {"preference", ops_preference}, {"flat", ops_flat},
+    {"quant", ops_quant},
 };
 
 static const struct group *find(const char *name)

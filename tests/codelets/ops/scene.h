@@ -115,6 +115,7 @@ int ops_tokens(void);
 int ops_tables(void);
 int ops_preference(void);
 int ops_flat(void);
+int ops_quant(void);
 int ops_cpu(void); /* of the CPU alone */
 
 /* Runs the groups whose names are given, or all. */
