@@ -115,7 +115,7 @@ static bool in_params(const struct range *r, const struct iz_chunk *k)
 
 static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
 {
-    return in_params(r, k) ? r->e->plan.zero.param_home : k->home;
+    return in_params(r, k) ? k->param_home : k->home;
 }
 
 /* Byte at which the array begins in a chunk of states, or of parameters. */
@@ -229,16 +229,17 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_unit_memory *g = &r->e->unit[r->unit];
     int64_t size = iz_dtype_bytes(r->e->plan.param_type);
-    struct raw_arg a = {.from = (char *)g->param +
-                                (g->frozen->param_first + r->from) * size,
-                        .at = raw_at(r->e, r->n),
-                        .bytes = r->n * size};
+    struct raw_arg a;
     if (r->array == IZ_QUANT_WORDS)
         a = (struct raw_arg){
             .from = g->quant + iz_param_quant_own(r->e, r->unit) + 4 * r->from,
             .bytes = 4 * r->n};
+    else
+        a = (struct raw_arg){.from = g->frozen->param + r->from * size,
+                             .at = raw_at(r->e, r->n),
+                             .bytes = r->n * size};
     struct iz_task t =
-        snapshot_task(r, r->e->plan.zero.param_home, run_raw, buffer, true);
+        snapshot_task(r, r->e->plan.zero.frozen_home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
     iz_submit_with(r->e, &t, &a, sizeof(a));
 }
@@ -283,7 +284,7 @@ static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array < IZ_MASTER;
-    enum iz_home home = frozen ? r->e->plan.zero.param_home
+    enum iz_home home = frozen ? r->e->plan.zero.frozen_home
                                : home_of(r, r->e->unit[r->unit].chunk);
     if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
         quant_disk(r, buffer);

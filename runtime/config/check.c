@@ -290,8 +290,26 @@ static void check_offload(struct iz_config_file *file, struct iz_faults *f,
 {
     char key[IZ_CONFIG_NAME_MAX];
     snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
-    if (o->home == IZ_HOME_NVME && !o->nvme_path[0] && !is_bad(file, key))
-        iz_fault(f, key, "missing, and %s.device is nvme", section);
+    bool all = o->home == IZ_HOME_NVME, frozen = o->frozen - 1 == IZ_HOME_NVME;
+    if ((all || frozen) && !o->nvme_path[0] && !is_bad(file, key))
+        iz_fault(f, key, "missing, and %s.%sdevice is nvme", section,
+                 all ? "" : "frozen_");
+}
+
+static void check_frozen(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_zero_config *z = &file->c.zero;
+    static const char key[] = "zero_optimization.offload_param.frozen_device";
+    if (!z->param.frozen || is_bad(file, "zero_optimization.stage"))
+        return;
+    if (z->stage != 3)
+        iz_fault(f, key, "needs zero_optimization.stage 3, found %d", z->stage);
+    else if (z->hpz_partition > 1)
+        iz_fault(f, key,
+                 "zero_optimization.zero_hpz_partition_size is %d: a group's "
+                 "copy holds what is trained and what is frozen together; set "
+                 "null, or groups of 1",
+                 z->hpz_partition);
 }
 
 /* What a GPU and the host can share between them. */
@@ -361,6 +379,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
                  "needs zero_optimization.stage 1, 2 or 3, found 0");
     check_offload(file, f, "offload_optimizer", &z->optimizer);
     check_offload(file, f, "offload_param", &z->param);
+    check_frozen(file, f);
     check_copies(file, f);
     check_base(file, f);
     if (z->optimizer.ratio < 1)
@@ -386,7 +405,8 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
         run->log_interval = file->steps_per_print;
     if (run->save_mode == IZ_SAVE_ASYNC && run->nvme_checksum &&
         (file->c.zero.optimizer.home == IZ_HOME_NVME ||
-         file->c.zero.param.home == IZ_HOME_NVME))
+         file->c.zero.param.home == IZ_HOME_NVME ||
+         file->c.zero.param.frozen - 1 == IZ_HOME_NVME))
         iz_fault(f, "run.save_mode",
                  "async reads parts of what run.nvme_checksum checks as a "
                  "whole; use auto or sync");

@@ -68,6 +68,8 @@ struct iz_fp16_config {
 
 struct iz_offload_config {
     enum iz_home home;
+    int frozen; /* offload_param only: 1 + the home of what is frozen; 0: it is
+                   home, too */
     char nvme_path[IZ_PATH_MAX];
     bool pin_memory;
     int buffer_count; /* staging buffers of the nvme tier */

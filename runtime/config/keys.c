@@ -193,6 +193,11 @@ const struct iz_key iz_config_keys[] = {
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),
+    WORD("zero_optimization.offload_param.frozen_device", c.zero.param.frozen,
+         "null|none|cpu|nvme", "null",
+         "Home of the frozen ones apart from what is trained: the base of "
+         "adapters, the reference of pairs. Needs stage 3 and no groups with "
+         "copies. null: the same as device."),
     LIST("zero_optimization.offload_param.nvme_path", c.zero.param.nvme_path,
          "null", "Folder of the files when device is nvme, or several."),
     BOOL("zero_optimization.offload_param.pin_memory", c.zero.param.pin_memory,

@@ -212,6 +212,23 @@ int iz_rules_add_reference(struct iz_model *m, FILE *err)
     return status;
 }
 
+/* Settings of what is frozen need something that is. */
+static int check_frozen(const struct iz_model *m, const struct iz_config *c,
+                        FILE *err)
+{
+    static const char *home[] = {"none", "cpu", "nvme"};
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < m->unit[u].n_params; i++)
+            if (m->unit[u].param[i].frozen)
+                return 0;
+    return c->zero.param.frozen
+               ? iz_refuse(err,
+                           "zero_optimization.offload_param.frozen_device: %s, "
+                           "and no tensor is frozen: set null",
+                           home[c->zero.param.frozen - 1])
+               : 0;
+}
+
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     int status = 0;
@@ -238,7 +255,7 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     m->preference = c->data.pairs ? &c->loss : NULL;
     if (!status && m->preference)
         status = iz_rules_add_reference(m, err);
-    return status;
+    return status ? status : check_frozen(m, c, err);
 }
 
 void iz_rules_print(const struct iz_model *m, FILE *out)

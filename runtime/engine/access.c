@@ -14,18 +14,16 @@
 
 /* A chunk's states or its parameters in memory.  What is on disk is read into a
  * buffer, or written back from there. */
-static char *chunk_bytes(struct iz_engine *e, int unit, struct iz_chunk *k,
+static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
                          enum iz_staging_kind what, bool store)
 {
-    const struct iz_unit_memory *g = &e->unit[unit];
     bool state = what == IZ_STAGING_STATE;
     int64_t size = iz_dtype_bytes(e->plan.param_type);
     struct iz_nvme *file = state ? e->file.state : e->file.param;
     int64_t at = state ? k->state_at : k->param_at;
     int64_t bytes = state ? k->state_bytes : k->filed * size;
-    if (state ? k->state != NULL : g->param != NULL)
-        return state ? (char *)k->state
-                     : (char *)g->param + k->param_first * size;
+    if (state ? k->state != NULL : k->param != NULL)
+        return state ? (char *)k->state : k->param;
     char *buffer = e->staging[what].buffer[0].p;
     if (store)
         iz_nvme_write(file, buffer, at, bytes);
@@ -39,7 +37,7 @@ static struct iz_moments chunk_moments(struct iz_engine *e, int unit,
                                        struct iz_chunk *k, enum iz_array a)
 {
     struct iz_state_layout l = iz_chunk_states(e, unit, k);
-    return iz_state_array(&l, chunk_bytes(e, unit, k, IZ_STAGING_STATE, false),
+    return iz_state_array(&l, chunk_bytes(e, k, IZ_STAGING_STATE, false),
                           (int)a - IZ_STATE);
 }
 
@@ -113,10 +111,10 @@ void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
 static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
                         int64_t at, float *host, int64_t n, bool put)
 {
-    enum iz_home h = e->plan.zero.param_home;
+    enum iz_home h = k->param_home;
     enum iz_dtype type = e->plan.param_type;
     int64_t size = iz_dtype_bytes(type);
-    char *param = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
+    char *param = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, IZ_BOUNCE_BYTES / size);
         char *place = param + i * size, *way = iz_access_way(e, h, 0, place);
@@ -135,12 +133,12 @@ static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
                         int64_t at, float *host, int64_t n, bool put)
 {
     const int64_t size = sizeof(uint16_t), half = IZ_BOUNCE_BYTES / 2;
-    char *low = chunk_bytes(e, unit, k, IZ_STAGING_STATE, false) + at * size;
-    char *high = chunk_bytes(e, unit, k, IZ_STAGING_PARAM, false) + at * size;
+    char *low = chunk_bytes(e, k, IZ_STAGING_STATE, false) + at * size;
+    char *high = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         char *place[2] = {low + i * size, high + i * size};
         char *way[2] = {iz_access_way(e, k->home, 0, place[0]),
-                        iz_access_way(e, e->plan.zero.param_home, 1, place[1])};
+                        iz_access_way(e, k->param_home, 1, place[1])};
         m = min64(n - i, half / size);
         if (put)
             iz_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
@@ -238,18 +236,18 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
             move_moments(e, k->home, &x, at, host, left, put);
         } else {
             char *p = chunk_bytes(
-                e, unit, k, state ? IZ_STAGING_STATE : IZ_STAGING_PARAM, false);
+                e, k, state ? IZ_STAGING_STATE : IZ_STAGING_PARAM, false);
             if (a >= IZ_STATE)
                 p += l.at[a - IZ_STATE];
-            iz_bounce_move(e, state ? k->home : e->plan.zero.param_home,
-                           p + at * 4, (char *)host, left * 4, put);
+            iz_bounce_move(e, state ? k->home : k->param_home, p + at * 4,
+                           (char *)host, left * 4, put);
         }
         if (put && state)
-            chunk_bytes(e, unit, k, IZ_STAGING_STATE, true);
+            chunk_bytes(e, k, IZ_STAGING_STATE, true);
         if (put && state && a == IZ_MASTER && !halves)
             move_params(e, unit, k, at, host, left, true);
         if (put && a < IZ_STATE)
-            chunk_bytes(e, unit, k, IZ_STAGING_PARAM, true);
+            chunk_bytes(e, k, IZ_STAGING_PARAM, true);
     }
 }
 

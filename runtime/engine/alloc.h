@@ -35,8 +35,9 @@ void iz_unit_memory_close(struct iz_engine *e);
  * the place in its ring. */
 enum iz_datum {
     IZ_DATUM_PARAM,
-    IZ_DATUM_QUANT, /* quantised parameters */
-    IZ_DATUM_COPY,  /* this rank's part of its group's copy */
+    IZ_DATUM_FROZEN, /* frozen parameters that are apart */
+    IZ_DATUM_QUANT,  /* quantised parameters */
+    IZ_DATUM_COPY,   /* this rank's part of its group's copy */
     IZ_DATUM_GRAD,
     IZ_DATUM_STATE,
     IZ_DATUM_GATHERED,

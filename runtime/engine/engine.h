@@ -22,10 +22,12 @@
  */
 struct iz_chunk {
     enum iz_home home;          /* of its states */
+    enum iz_home param_home;    /* of its parameters */
     int64_t first, count;       /* in the owned elements of the unit */
     int64_t lacks;              /* see iz_plan_chunk_lacks */
     int64_t state_bytes;        /* in a file */
     int64_t param_first;        /* in its parameters in memory */
+    char *param;                /* they there; NULL when on disk */
     int64_t filed;              /* elements between two chunks of a file */
     float *state;               /* see iz_chunk_states; NULL when on disk */
     int64_t state_at, param_at; /* file offsets, bytes */
@@ -40,8 +42,9 @@ struct iz_unit_memory {
     struct iz_unit_layout layout;
     int64_t *offset;
     struct iz_segment *segment; /* of parameters that are updated alike */
-    void *param;                /* full or shard; NULL when on disk */
-    starpu_data_handle_t param_handle;
+    /* Parameters in memory, full or shard: those that are frozen may have a
+     * buffer of their own. */
+    starpu_data_handle_t param_handle, frozen_handle;
     starpu_data_handle_t copy_handle; /* of a group's copy; NULL: none */
     int64_t copied; /* version that it is of; -1: of none, frozen or not */
     /* Accumulators, of its own unit and of the tied use: the pieces, which

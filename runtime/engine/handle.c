@@ -8,6 +8,7 @@
 
 const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM},
+    [IZ_DATUM_FROZEN] = {"param frozen", IZ_MEM_PARAM},
     [IZ_DATUM_QUANT] = {"param quant", IZ_MEM_PARAM},
     [IZ_DATUM_COPY] = {"param copy", IZ_MEM_COPY},
     [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD},
@@ -40,9 +41,11 @@ enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
 {
     switch (d) {
     case IZ_DATUM_PARAM:
-    case IZ_DATUM_QUANT:
     case IZ_DATUM_COPY:
         return iz_plan_tier(p->zero.param_home);
+    case IZ_DATUM_FROZEN:
+    case IZ_DATUM_QUANT:
+        return iz_plan_tier(p->zero.frozen_home);
     case IZ_DATUM_STATE:
         return iz_plan_tier(p->zero.state_home);
     case IZ_DATUM_GRAD:

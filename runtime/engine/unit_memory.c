@@ -50,34 +50,64 @@ static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return 0;
 }
 
-static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
+/* A buffer of so many parameters; NULL with what is wrong in *err, or where
+ * there are none. */
+static char *open_buffer(struct iz_engine *e, starpu_data_handle_t *h,
+                         enum iz_datum d, int u, int64_t held, int *err)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    int64_t held = iz_plan_held(&e->plan, g->plan);
-    if (e->plan.zero.param_home == IZ_HOME_NVME) {
-        for (int i = 0; i < g->plan->chunks; i++)
-            g->chunk[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
-        for (int i = 0; i < g->plan->frozen.chunks; i++)
-            g->frozen[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
-        return 0;
-    }
     if (held > UINT32_MAX) {
         fprintf(stderr,
                 "izar: %s: a rank would hold %lld of its parameters, StarPU "
                 "counts to %u: use smaller units or more ranks\n",
                 e->model->unit[u].name, (long long)held, UINT32_MAX);
-        return -EINVAL;
+        *err = -EINVAL;
+        return NULL;
     }
-    g->param =
-        iz_memory_take(e->memory, iz_datum_tier(&e->plan, IZ_DATUM_PARAM),
-                       IZ_MEM_PARAM, held * size);
-    if (!g->param)
-        return -ENOMEM;
-    starpu_vector_data_register(&g->param_handle, STARPU_MAIN_RAM,
-                                iz_handle_address(e, g->param), (uint32_t)held,
-                                (size_t)size);
-    iz_handle_keep(e, g->param_handle, IZ_DATUM_PARAM, u);
-    return register_pieces(e, g, u);
+    if (!held)
+        return NULL;
+    char *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+                             IZ_MEM_PARAM, held * size);
+    if (!p) {
+        *err = -ENOMEM;
+        return NULL;
+    }
+    starpu_vector_data_register(h, STARPU_MAIN_RAM, iz_handle_address(e, p),
+                                (uint32_t)held, (size_t)size);
+    iz_handle_keep(e, *h, d, u);
+    return p;
+}
+
+/* Where chunks of parameters are, in a buffer or in the file. */
+static void place_chunks(struct iz_engine *e, int u, struct iz_chunk *k, int n,
+                         enum iz_home home, char *buffer)
+{
+    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    for (int i = 0; i < n; i++) {
+        k[i].param_home = home;
+        if (home == IZ_HOME_NVME)
+            k[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
+        else
+            k[i].param = buffer + k[i].param_first * size;
+    }
+}
+
+static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
+{
+    const struct iz_plan_zero *z = &e->plan.zero;
+    int err = 0;
+    char *all = open_buffer(e, &g->param_handle, IZ_DATUM_PARAM, u,
+                            iz_plan_held(&e->plan, g->plan), &err);
+    char *frozen = all;
+    if (!err && z->frozen_apart)
+        frozen = open_buffer(e, &g->frozen_handle, IZ_DATUM_FROZEN, u,
+                             iz_plan_held_apart(&e->plan, g->plan), &err);
+    if (err)
+        return err;
+    place_chunks(e, u, g->chunk, g->plan->chunks, z->param_home, all);
+    place_chunks(e, u, g->frozen, g->plan->frozen.chunks, z->frozen_home,
+                 frozen);
+    return z->param_home == IZ_HOME_NVME ? 0 : register_pieces(e, g, u);
 }
 
 static int open_quant(struct iz_engine *e, struct iz_unit_memory *g, int u)
@@ -85,7 +115,7 @@ static int open_quant(struct iz_engine *e, struct iz_unit_memory *g, int u)
     int64_t bytes = iz_plan_quant_held(&e->plan, g->plan);
     if (!bytes)
         return 0;
-    if (e->plan.zero.param_home == IZ_HOME_NVME) {
+    if (e->plan.zero.frozen_home == IZ_HOME_NVME) {
         g->quant_handle = iz_handle_token(e, IZ_DATUM_QUANT, u);
         return 0;
     }
@@ -196,9 +226,11 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     int rank = z->params_full && !z->states_full ? e->plan.rank : 0;
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
     g->chunk = open_chunks(p->chunk, p->owned, p->shard * rank);
-    g->frozen = open_chunks(p->frozen.chunk, p->frozen.owned,
-                            p->frozen.shard * rank +
-                                (z->params_full ? p->padded : p->shard));
+    g->frozen =
+        open_chunks(p->frozen.chunk, p->frozen.owned,
+                    p->frozen.shard * rank + (z->frozen_apart  ? 0
+                                              : z->params_full ? p->padded
+                                                               : p->shard));
     g->segment = iz_rules_segments(unit);
     if (!g->offset || !g->chunk || !g->frozen || !g->segment)
         return -ENOMEM;
@@ -280,19 +312,18 @@ static int open_files(struct iz_engine *e)
             k->state_at = state;
             k->param_at = param;
             state += k->state_bytes;
-            param += g->chunk * size;
+            param += k->param ? 0 : g->chunk * size;
         }
         for (int i = 0; i < g->frozen.chunks; i++) {
-            e->unit[u].frozen[i].param_at = param;
-            param += g->frozen.chunk * size;
+            struct iz_chunk *k = &e->unit[u].frozen[i];
+            k->param_at = param;
+            param += k->param ? 0 : g->frozen.chunk * size;
         }
         e->unit[u].quant_at = param;
-        param += iz_plan_quant_filed(g);
+        param += e->unit[u].quant ? 0 : iz_plan_quant_filed(g);
     }
     if (z->optimizer.home != IZ_HOME_NVME)
         state = 0;
-    if (z->param.home != IZ_HOME_NVME)
-        param = 0;
     int r = open_tier_file(e, &e->file.state, "state", z->optimizer.nvme_path,
                            IZ_MEM_STATE, state);
     if (!r)

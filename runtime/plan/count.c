@@ -81,11 +81,13 @@ static void count_units(struct iz_plan *p)
         int64_t grads = iz_plan_grads(p, g) * grad;
         int accumulators = g->split_accum ? 2 : 1;
         int below = p->zero.sums_near ? 1 : accumulators;
-        bool file = p->zero.param_home == IZ_HOME_NVME;
+        bool file = p->zero.frozen_home == IZ_HOME_NVME;
+        b[IZ_TIER_NVME][IZ_MEM_PARAM] += iz_plan_filed(p, g) * param;
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
-            (file ? iz_plan_filed(g) : iz_plan_held(p, g)) * param;
-        b[iz_plan_tier(p->zero.param_home)][IZ_MEM_PARAM] +=
-            file ? iz_plan_quant_filed(g) : iz_plan_quant_held(p, g);
+            iz_plan_held(p, g) * param;
+        b[iz_plan_tier(p->zero.frozen_home)][IZ_MEM_PARAM] +=
+            iz_plan_held_apart(p, g) * param +
+            (file ? iz_plan_quant_filed(g) : iz_plan_quant_held(p, g));
         b[iz_plan_tier(p->zero.param_home)][IZ_MEM_COPY] +=
             iz_plan_copied(p, g) * param;
         int64_t apart = iz_plan_grads_apart(p, g) * grad;
@@ -117,16 +119,18 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
             chunk = max64(chunk, g->chunk);
         for (int i = 0; i < g->chunks; i++)
             state = max64(state, iz_plan_chunk_bytes(p, g, i));
-        shard = max64(shard, iz_plan_filed(g) * size + iz_plan_quant_filed(g));
+        shard = max64(shard, iz_plan_filed(p, g) * size +
+                                 (p->zero.frozen_home == IZ_HOME_NVME
+                                      ? iz_plan_quant_filed(g)
+                                      : 0));
         quant = max64(quant, iz_plan_quant_whole(p, g));
     }
     bool states = p->zero.state_home == IZ_HOME_NVME;
     bool params = p->zero.param_home == IZ_HOME_NVME;
     add_staging(p, IZ_STAGING_STATE, c->zero.optimizer.buffer_count,
                 (states ? state : 0) + (params ? chunk * size : 0));
-    add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count,
-                params ? shard : 0);
-    bool up = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
+    add_staging(p, IZ_STAGING_PARAM, c->zero.param.buffer_count, shard);
+    bool up = p->target.gpu && p->zero.frozen_home != IZ_HOME_NONE;
     add_staging(p, IZ_STAGING_QUANT, QUANT_STAGING,
                 up || (p->ranks > 1 && !p->zero.params_full) ? quant : 0);
 }
@@ -134,7 +138,8 @@ static void count_staging(struct iz_plan *p, const struct iz_config *c)
 static void count_saves(struct iz_plan *p, const struct iz_config *c)
 {
     bool disk = p->zero.state_home == IZ_HOME_NVME ||
-                p->zero.param_home == IZ_HOME_NVME;
+                p->zero.param_home == IZ_HOME_NVME ||
+                p->zero.frozen_home == IZ_HOME_NVME;
     /* Parts of what a checksum covers cannot be checked, and states in fewer
      * bytes are read as a whole, or are widened on the host. */
     bool far = p->zero.state_home == IZ_HOME_NVME || p->zero.split ||
@@ -428,8 +433,17 @@ int64_t iz_plan_quant_filed(const struct iz_plan_unit *g)
 
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return p->zero.params_full ? g->padded + g->frozen.padded
-                               : g->shard + g->frozen.shard;
+    int64_t frozen = p->zero.frozen_apart ? 0 : g->frozen.shard;
+    return p->zero.param_home == IZ_HOME_NVME ? 0
+           : p->zero.params_full              ? (g->shard + frozen) * p->ranks
+                                              : g->shard + frozen;
+}
+
+int64_t iz_plan_held_apart(const struct iz_plan *p,
+                           const struct iz_plan_unit *g)
+{
+    bool memory = p->zero.frozen_home != IZ_HOME_NVME;
+    return p->zero.frozen_apart && memory ? g->frozen.shard : 0;
 }
 
 int64_t iz_plan_copied(const struct iz_plan *p, const struct iz_plan_unit *g)
@@ -506,9 +520,12 @@ int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
                : 0;
 }
 
-int64_t iz_plan_filed(const struct iz_plan_unit *g)
+int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return g->chunk * g->chunks + g->frozen.chunk * g->frozen.chunks;
+    return (p->zero.param_home == IZ_HOME_NVME ? g->chunk * g->chunks : 0) +
+           (p->zero.frozen_home == IZ_HOME_NVME
+                ? g->frozen.chunk * g->frozen.chunks
+                : 0);
 }
 
 enum iz_tier iz_plan_grad_tier(const struct iz_plan *p)

@@ -254,7 +254,9 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     bool gpu = p->target.gpu;
     p->zero.params_full = stage < 3;
     p->zero.states_full = stage < 1;
-    p->zero.param_home = c->zero.param.home;
+    p->zero.param_home = p->zero.frozen_home = c->zero.param.home;
+    if (c->zero.param.frozen)
+        p->zero.frozen_home = (enum iz_home)(c->zero.param.frozen - 1);
     p->zero.group =
         c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
     p->zero.state_home = c->zero.optimizer.home;
@@ -276,13 +278,20 @@ static void plan_stage(struct iz_plan *p, const struct iz_config *c)
     /* On a CPU the cpu tier is the memory that units are computed in: one rank
      * reads its parameters where they are. */
     enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
-    p->zero.fetch = stage == 3 && (p->ranks > 1 || p->zero.param_home > near);
+    enum iz_home far = p->zero.param_home > p->zero.frozen_home
+                           ? p->zero.param_home
+                           : p->zero.frozen_home;
+    p->zero.fetch = stage == 3 && (p->ranks > 1 || far > near);
+    p->zero.frozen_apart =
+        p->zero.fetch && p->zero.frozen_home != p->zero.param_home;
+    if (!p->zero.frozen_apart)
+        p->zero.frozen_home = p->zero.param_home;
     p->optimizer.type = c->optimizer.type;
     p->optimizer.moments = c->run.state_dtype;
     p->optimizer.remainder = c->run.master == IZ_MASTER_REMAINDER;
     p->zero.pin_cpu =
         (p->zero.state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
-        (p->zero.param_home != IZ_HOME_NONE && c->zero.param.pin_memory);
+        (far != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
 
 /* ---- costs ---- */

@@ -176,8 +176,9 @@ struct iz_plan_zero {
      * and sends each sum to the host once per step.  The bits are the same, so
      * memory alone decides (fit.c). */
     bool sums_near;
-    enum iz_home state_home, param_home;
-    bool pin_cpu; /* lock the cpu tier into memory */
+    enum iz_home state_home, param_home, frozen_home;
+    bool frozen_apart; /* frozen parameters have a buffer of their own */
+    bool pin_cpu;      /* lock the cpu tier into memory */
     /* Updates need neither the norm nor a loss scale: they may follow their
      * gradients at once. */
     bool early;
@@ -334,11 +335,15 @@ int64_t iz_plan_host_bytes(const struct iz_plan *p);
 int64_t iz_plan_device_bytes(const struct iz_plan *p);
 /* Whether the unit is copied or gathered into a ring. */
 bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Elements of a unit's parameters: gathered; where a rank keeps them; in whole
- * chunks, as on disk.  Quantised ones are only among the gathered ones. */
+/* Elements of a unit's parameters: gathered; where a rank keeps them in memory,
+ * in one buffer with the trained ones, if those are there, or in the frozen
+ * ones' own; in whole chunks, on disk.  Quantised ones are only among the
+ * gathered ones. */
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);
 int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
-int64_t iz_plan_filed(const struct iz_plan_unit *g);
+int64_t iz_plan_held_apart(const struct iz_plan *p,
+                           const struct iz_plan_unit *g);
+int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Bytes of the quantised: a rank's shard; of all ranks; where a rank keeps
  * them; in whole pages, as on disk. */
 int64_t iz_plan_quant_shard(const struct iz_plan_unit *g);

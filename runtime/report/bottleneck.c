@@ -135,6 +135,9 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
     case IZ_BOTTLENECK_DISK:
         return s->param_on_disk ? "offload_param.device=cpu would take "
                                   "parameters off the disk"
+               : s->frozen_on_disk
+                   ? "offload_param.frozen_device=cpu would take frozen "
+                     "parameters off the disk"
                : s->state_on_disk
                    ? "offload_optimizer.device=cpu, or more samples a step, "
                      "would relieve it"

@@ -91,6 +91,7 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
         .rings = p->zero.fetch,
         .half = c->dtype != IZ_F32,
         .param_on_disk = p->zero.param_home == IZ_HOME_NVME,
+        .frozen_on_disk = p->zero.frozen_home == IZ_HOME_NVME,
         .state_on_disk = p->zero.state_home == IZ_HOME_NVME,
         .boundary_on_disk = p->act.boundary_home == IZ_HOME_NVME,
         .divisible = p->target.gpu && p->zero.state_home == IZ_HOME_CPU &&

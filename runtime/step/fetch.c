@@ -23,7 +23,8 @@ struct fetch_arg {
     int parts, rank, group; /* rank: in its group */
     int64_t shard_bytes;    /* of all parts */
     bool gpu, gathers;
-    bool apart; /* the shard is not in its place in the whole */
+    bool apart;     /* the shard is not in its place in the whole */
+    bool from_host; /* and its home is no GPU */
     const char *unit;
 };
 
@@ -57,21 +58,23 @@ static void add_fetched(struct fetch_arg *a, int64_t shard_bytes, int64_t from,
     a->shard_bytes += shard_bytes;
 }
 
-/* Of the trained elements, of elem_bytes each, and the frozen ones; in groups
- * of one rank all of them are there. */
+/* Of the trained elements, of elem_bytes each, and the frozen ones, from one
+ * buffer; in groups of one rank all of them are there. */
 static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
-                                  int group, int64_t elem_bytes, bool frozen)
+                                  int group, int64_t elem_bytes, bool trained,
+                                  bool frozen)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     bool file = e->plan.zero.param_home == IZ_HOME_NVME;
     int64_t shard = p->padded / group;
-    int64_t before = file ? p->chunk * p->chunks : shard;
+    int64_t before = !trained ? 0 : file ? p->chunk * p->chunks : shard;
     struct fetch_arg a = {.coll = e->coll,
                           .rank = e->plan.rank % group,
                           .group = group,
                           .gpu = e->plan.target.gpu,
                           .unit = iz_unit_name(e, unit)};
-    add_fetched(&a, shard * elem_bytes, 0, 0);
+    if (trained)
+        add_fetched(&a, shard * elem_bytes, 0, 0);
     if (frozen)
         add_fetched(&a, p->frozen.padded / group * elem_bytes,
                     before * elem_bytes, p->padded * elem_bytes);
@@ -88,7 +91,7 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
 {
     const struct iz_plan *p = &e->plan;
     bool many = p->ranks > 1, through_host = many && !p->target.nccl;
-    bool from_host = shard && p->zero.param_home != IZ_HOME_NONE;
+    bool from_host = shard && a->from_host;
     a->gathers = a->group > 1 && where == IZ_ON_COMM;
     through_host &= a->gathers;
     struct iz_task t = iz_task_of(e, kind, where, run_fetch, unit);
@@ -101,7 +104,7 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     t.bytes = (double)(a->shard_bytes * (where == IZ_ON_UP ? 1
                                          : a->gathers      ? a->group - 1
                                                            : 2));
-    iz_task_add(&t, whole, shard ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, whole, shard && !a->part[0].at ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
     iz_submit_with(e, &t, a, sizeof(*a));
     if (p->target.gpu && (through_host || from_host))
@@ -114,7 +117,7 @@ void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
                      starpu_data_handle_t whole, int64_t elem_bytes)
 {
     struct fetch_arg a =
-        fetch_arg(e, unit, e->plan.zero.group, elem_bytes, false);
+        fetch_arg(e, unit, e->plan.zero.group, elem_bytes, true, false);
     if (e->unit[unit].plan->rows)
         iz_touched_gather(e, kind, unit, whole, NULL, elem_bytes);
     else
@@ -146,23 +149,34 @@ static void load_quant(struct iz_engine *e, int unit, struct iz_staging *s)
     int64_t filed = iz_plan_quant_filed(g->plan), n;
     for (int64_t i = 0; i < filed; i += n) {
         n = min64(filed - i, IZ_QUANT_PIECE);
-        struct iz_io a = {.file = e->file.param,
-                          .offset = g->quant_at + i,
-                          .bytes = n,
-                          .at = iz_param_bytes(e, iz_plan_filed(g->plan)) + i};
+        struct iz_io a = {
+            .file = e->file.param,
+            .offset = g->quant_at + i,
+            .bytes = n,
+            .at = iz_param_bytes(e, iz_plan_filed(&e->plan, g->plan)) + i};
         iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->quant_handle, a);
     }
 }
 
-/* Shards on disk first come into a staging buffer, chunk by chunk. */
+/* What is on disk first comes into a staging buffer, chunk by chunk; NULL:
+ * nothing is. */
 static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
 {
+    const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
+    bool frozen = z->frozen_home == IZ_HOME_NVME;
+    int64_t at = 0;
+    if (!iz_plan_filed(&e->plan, g->plan) && !(frozen && g->plan->quant.n))
+        return NULL;
     struct iz_staging *s = iz_next_staging(e, IZ_STAGING_PARAM);
-    load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
-    load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks,
-                g->plan->chunk * g->plan->chunks);
-    load_quant(e, unit, s);
+    if (z->param_home == IZ_HOME_NVME) {
+        load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
+        at = g->plan->chunk * g->plan->chunks;
+    }
+    if (frozen) {
+        load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks, at);
+        load_quant(e, unit, s);
+    }
     return s->handle;
 }
 
@@ -247,13 +261,14 @@ static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
 {
     const struct iz_plan *p = &e->plan;
     bool many = p->ranks > 1 && !p->zero.params_full, gpu = p->target.gpu;
-    bool up = gpu && p->zero.param_home != IZ_HOME_NONE;
+    bool up = gpu && p->zero.frozen_home != IZ_HOME_NONE;
     bool nccl = p->target.nccl && many;
     struct iz_staging *s = iz_next_staging(e, IZ_STAGING_QUANT);
     struct fetch_arg a = {.coll = e->coll,
                           .rank = p->rank,
                           .group = p->ranks,
                           .gpu = gpu,
+                          .from_host = p->zero.frozen_home != IZ_HOME_NONE,
                           .unit = iz_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
     submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
@@ -275,12 +290,12 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
         iz_task_of(e, IZ_FETCH, p->target.gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
                    run_weigh, unit);
     starpu_data_handle_t from = loaded ? loaded : g->quant_handle;
-    struct weigh_arg a = {.unit = &e->model->unit[unit],
-                          .from =
-                              loaded ? iz_param_bytes(e, iz_plan_filed(u)) : 0,
-                          .at = iz_param_bytes(e, u->padded + u->frozen.padded),
-                          .type = p->param_type,
-                          .format = u->quant.format};
+    struct weigh_arg a = {
+        .unit = &e->model->unit[unit],
+        .from = loaded ? iz_param_bytes(e, iz_plan_filed(p, u)) : 0,
+        .at = iz_param_bytes(e, u->padded + u->frozen.padded),
+        .type = p->param_type,
+        .format = u->quant.format};
     if (!u->quant.n)
         return;
     if (p->staging[IZ_STAGING_QUANT].n) {
@@ -295,38 +310,57 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
     e->counts.fetched_bytes += iz_plan_quant_whole(p, u);
 }
 
-/* To a GPU, a shard of the host goes up on a mover of its own: beside the
- * collectives of other units, if those are the GPUs' own.  What is whole on the
- * GPU is copied there. */
-static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
+/* Brings what lives together from its home into a slot.  To a GPU, a shard of
+ * the host goes up on a mover of its own: beside the collectives of other
+ * units, if those are the GPUs' own.  What is whole on the GPU is copied there.
+ */
+static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
+                  enum iz_home home, starpu_data_handle_t shard,
+                  struct fetch_arg *a)
 {
     const struct iz_plan *p = &e->plan;
+    bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
+    a->from_host = home != IZ_HOME_NONE;
+    bool up = p->target.gpu && a->from_host && (alone || nccl);
+    bool near =
+        p->target.gpu && !a->from_host && (alone || p->zero.params_full);
+    if (!a->parts)
+        return;
+    submit_parts(e, IZ_FETCH,
+                 up     ? IZ_ON_UP
+                 : near ? IZ_ON_COMPUTE
+                        : IZ_ON_COMM,
+                 unit, slot, shard, a);
+    if (up && nccl)
+        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot, NULL, a);
+}
+
+static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
+{
+    const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
-    starpu_data_handle_t shard = p->zero.param_home == IZ_HOME_NVME
-                                     ? load_shard(e, unit)
+    int group = z->params_full ? 1 : z->group;
+    int64_t size = iz_param_bytes(e, 1);
+    bool disk[2] = {z->param_home == IZ_HOME_NVME,
+                    z->frozen_home == IZ_HOME_NVME};
+    starpu_data_handle_t loaded =
+        disk[0] || disk[1] ? load_shard(e, unit) : NULL;
+    starpu_data_handle_t shard = disk[0]          ? loaded
                                  : g->copy_handle ? g->copy_handle
                                                   : g->param_handle;
-    bool from_host = p->target.gpu && p->zero.param_home != IZ_HOME_NONE;
-    bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
-    bool up = from_host && (alone || nccl);
-    bool near = p->target.gpu && !from_host && (alone || p->zero.params_full);
     struct fetch_arg a =
-        fetch_arg(e, unit, p->zero.params_full ? 1 : p->zero.group,
-                  iz_param_bytes(e, 1), true);
+        fetch_arg(e, unit, group, size, true, !z->frozen_apart);
     renew_copy(e, unit);
     if (g->plan->rows)
-        iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard,
-                          iz_param_bytes(e, 1));
+        iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard, size);
     else
-        submit_parts(e, IZ_FETCH,
-                     up     ? IZ_ON_UP
-                     : near ? IZ_ON_COMPUTE
-                            : IZ_ON_COMM,
-                     unit, slot->handle, shard, &a);
-    if (from_host && nccl)
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot->handle, NULL, &a);
-    submit_weigh(e, unit, slot,
-                 p->zero.param_home == IZ_HOME_NVME ? shard : NULL);
+        bring(e, unit, slot->handle, z->param_home, shard, &a);
+    if (z->frozen_apart) {
+        a = fetch_arg(e, unit, group, size, false, true);
+        bring(e, unit, slot->handle, z->frozen_home,
+              disk[1] ? loaded : g->frozen_handle, &a);
+    }
+    submit_weigh(e, unit, slot, disk[1] ? loaded : NULL);
     slot->unit = unit;
     slot->version = g->version;
     slot->waiting = true;
@@ -442,8 +476,8 @@ static void publish_quant(struct iz_engine *e, int unit)
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    struct fetch_arg a =
-        fetch_arg(e, unit, e->plan.zero.group, iz_param_bytes(e, 1), frozen);
+    struct fetch_arg a = fetch_arg(e, unit, e->plan.zero.group,
+                                   iz_param_bytes(e, 1), true, frozen);
     if (frozen)
         publish_quant(e, unit);
     if (!e->plan.zero.params_full || e->plan.zero.states_full ||

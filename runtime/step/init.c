@@ -127,7 +127,7 @@ static void fill_chunk(const struct init *a, int u, bool frozen,
             .frozen = frozen,
             .at = at,
             .n = n,
-            .param = iz_access_way(e, e->plan.zero.param_home, 0, place[0]),
+            .param = iz_access_way(e, k->param_home, 0, place[0]),
             .state = own ? iz_access_way(e, k->home, 1, place[1]) : NULL};
         if (a->gpu && n > FEW)
             iz_graph_on_workers(e->graph, fill_blocks, &w);
@@ -144,10 +144,10 @@ static void init_chunk(const struct init *a, int u, bool frozen,
 {
     struct iz_engine *e = a->e;
     int64_t size = iz_param_bytes(e, 1);
-    bool state_file = !frozen && !k->state, param_file = !e->unit[u].param;
+    bool state_file = !frozen && !k->state, param_file = !k->param;
     void *state = k->state;
-    char *param = param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p
-                             : (char *)e->unit[u].param + k->param_first * size;
+    char *param =
+        param_file ? e->staging[IZ_STAGING_PARAM].buffer[i].p : k->param;
     if (state_file) {
         state = e->staging[IZ_STAGING_STATE].buffer[i].p;
         memset(state, 0, (size_t)k->state_bytes);
@@ -225,6 +225,7 @@ static void init_all(struct iz_engine *e)
     struct init a = {.e = e, .most = workers_for_init(e)};
     a.gpu =
         p->target.gpu && (p->zero.param_home == IZ_HOME_NONE ||
+                          p->zero.frozen_home == IZ_HOME_NONE ||
                           p->zero.state_home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
     for (int u = 0; u < p->n_units; u++)

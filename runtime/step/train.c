@@ -227,9 +227,9 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .logits_bytes = iz_plan_logits_bytes(c),
         .comm = p->ranks > 1,
         .comm_alone = !c->zero.overlap_comm,
-        .io_workers = iz_on_disk(e) || c->boundary_path[0] ? 2
-                      : p->staging[IZ_STAGING_SAVE].n      ? 1
-                                                           : 0,
+        .io_workers = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) ? 2
+                      : p->staging[IZ_STAGING_SAVE].n        ? 1
+                                                             : 0,
         .scheduler = c->run.scheduler,
         .rank = p->rank,
         .simulated = t->simulated,

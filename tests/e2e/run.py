@@ -498,13 +498,17 @@ class Place:
 
 
 def offload(stage, optimizer, param, nvme):
-    """The zero section; homes as in DeepSpeed's config, nvme a folder."""
+    """The zero section; homes as in DeepSpeed's config, nvme a folder.  Of parameters
+    it may be "trained/frozen"."""
     zero = {"stage": stage}
-    for name, home in (("offload_optimizer", optimizer),
-                       ("offload_param", param)):
-        if home != "none":
+    for name, homes in (("offload_optimizer", optimizer),
+                        ("offload_param", param)):
+        home, *frozen = homes.split("/")
+        if homes != "none":
             zero[name] = {"device": home}
-        if home == "nvme":
+        if frozen:
+            zero[name]["frozen_device"] = frozen[0]
+        if "nvme" in homes:
             zero[name]["nvme_path"] = str(nvme)
     return {"zero_optimization": zero}
 

@@ -103,7 +103,7 @@ def test_what_is_trained_has_the_gradient_of_full_training(case, place):
 
 # ---- work ----
 
-@pytest.mark.parametrize("home", ("none", "cpu", "nvme"))
+@pytest.mark.parametrize("home", ("none", "cpu", "nvme", "none/nvme"))
 def test_no_task_for_what_is_frozen(home, place, nvme):
     """Units 0 to 3 are frozen: no backward, no reduce, norm or adam of them."""
     c = {**CASES["bottom"], **run.offload(3, "cpu", home, nvme),
@@ -168,3 +168,10 @@ def test_another_set_is_refused(place):
 def test_nothing_to_train_is_refused(place):
     r = place.launch(1, but("*"))
     run.refused(r, "parameters", "every tensor", "frozen")
+
+
+@pytest.mark.single
+def test_a_home_for_nothing_is_refused(place):
+    r = place.launch(1, {"zero_optimization": {
+        "stage": 3, "offload_param": {"frozen_device": "cpu"}}})
+    run.refused(r, "frozen_device: cpu", "no tensor is frozen")

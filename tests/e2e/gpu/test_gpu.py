@@ -102,7 +102,9 @@ NF4 = [(1, "mpi", 0, "none", "none"), (1, "mpi", 3, "cpu", "none"),
        (2, "mpi", 1, "none", "none"), (2, "nccl", 2, "cpu", "none"),
        (2, "nccl", 3, "none", "none"), (3, "mpi", 3, "cpu", "none"),
        (3, "nccl", 3, "cpu", "cpu"), (3, "mpi", 3, "cpu", "cpu"),
-       (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme")]
+       (2, "nccl", 3, "nvme", "nvme"), (2, "mpi", 3, "nvme", "nvme"),
+       (1, "mpi", 3, "none", "none/cpu"), (2, "nccl", 3, "none", "none/nvme"),
+       (3, "nccl", 3, "none", "none/cpu"), (2, "mpi", 3, "cpu", "cpu/none")]
 
 
 @pytest.mark.parametrize("ranks, comm, stage, home", (
@@ -121,7 +123,10 @@ def test_dropout_leaves_out_the_same(ranks, comm, stage, home, start):
 PAIRS = [("lora", 1, "mpi", 3, "cpu", "cpu", "near"), ("lora", 2, "nccl", 3, "none", "none", "host"),
          ("all", 1, "mpi", 0, "none", "none", "near"), ("all", 1, "mpi", 3, "cpu", "nvme", "disk"),
          ("all", 2, "mpi", 3, "cpu", "cpu", "host"), ("all", 3, "nccl", 2, "cpu", "none", "near"),
-         ("top", 2, "nccl", 3, "cpu", "cpu", "near"), ("nf4", 2, "mpi", 3, "cpu", "cpu", "host")]
+         ("top", 2, "nccl", 3, "cpu", "cpu", "near"), ("nf4", 2, "mpi", 3, "cpu", "cpu", "host"),
+         ("all", 1, "mpi", 3, "none", "none/cpu", "near"), ("all", 2, "nccl", 3, "none", "none/nvme", "near"),
+         ("all", 2, "mpi", 3, "cpu", "cpu/none", "host"), ("all", 3, "nccl", 3, "cpu", "cpu/nvme", "near"),
+         ("top", 2, "mpi", 3, "none", "none/cpu", "near"), ("lora", 1, "mpi", 3, "cpu", "nvme/none", "near")]
 
 
 @pytest.mark.parametrize("tuned, ranks, comm, stage, optimizer, param, boundaries", PAIRS)

@@ -93,6 +93,13 @@ CASES = [
     ("some", 2, 3, "none", "cpu", "bf16", {"run.wave": 2}),
     ("both", 3, 3, "cpu", "nvme", "fp32", {"run.schedule": "breadth_first"}),
     ("both", 2, 1, "none", "none", "bf16", {}),
+    # What is frozen has a home of its own.
+    ("all", 1, 3, "none", "none/nvme", "fp32", {}),
+    ("all", 2, 3, "cpu", "nvme/cpu", "bf16", {"train_micro_batch_size_per_gpu": 2}),
+    ("all", 3, 3, "nvme", "cpu/none", "fp16", {"run.schedule": "breadth_first"}),
+    ("lora", 2, 3, "none", "none/nvme", "fp16", {"run.ring": 1}),
+    ("some", 1, 3, "cpu", "nvme/none", "bf16", {}),
+    ("both", 4, 3, "cpu", "cpu/nvme", "fp32", {"train_micro_batch_size_per_gpu": 2}),
 ]
 
 
@@ -125,6 +132,32 @@ def test_the_base_is_fetched_once_for_both(place, dpo, nvme):
     for key in ("fetched_bytes", "up_bytes", "down_bytes"):
         assert pairs.summary[key] == plain.summary[key], key
     assert pairs.summary["fetched_bytes"] > 0
+
+
+@pytest.mark.single
+@pytest.mark.parametrize("homes, tiers", (
+    ("cpu", "cpu cpu"), ("cpu/none", "cpu device"), ("cpu/nvme", "cpu nvme"),
+    ("nvme/cpu", "nvme cpu"), ("none/nvme", "device nvme")))
+def test_copies_have_a_home_of_their_own(homes, tiers, place, dpo, nvme):
+    """The plan counts them there, the run allocates it, and the disk is read for them
+    and not written."""
+    c = {**dpo, **run.offload(3, "none", homes, nvme), "run.eval_batches": 0,
+         "run.eval_interval": 0}
+    r = place.good(2, c)
+    have = {tier: r.memory.get(("parameters", tier), (0, 0))[1]
+            for tier in ("device", "cpu", "nvme")}
+    each = place.good(2, {**dpo, **run.offload(3, "none", "none", nvme)}).memory[
+        "parameters", "device"][1] // 2
+    for tier in have:
+        n = tiers.split().count(tier) * each
+        # In a file they are whole chunks.
+        assert n <= have[tier] <= (n if tier != "nvme" else n + 4 * 2048 * 7)
+        assert bool(n) == bool(have[tier]), tier
+    assert all(planned == got for planned, got in r.memory.values())
+    tasks, links = r.last("tasks"), r.last("links")
+    assert ("disk" in links) == ("load" in tasks) == ("nvme" in homes)
+    assert ("store" in tasks) == homes.startswith("nvme")
+
 
 
 @pytest.mark.single
@@ -189,14 +222,16 @@ def test_preferences_are_learnt(place, dpo):
     assert re.search(r"last step:  margin [\d.]+ in favour of 100% of its pairs", r.out)
 
 
-@pytest.mark.parametrize("tuned", ("lora", "all", "both"))
-def test_a_run_goes_on_elsewhere(tuned, place, dpo, nvme):
+@pytest.mark.parametrize("tuned, param", (
+    ("lora", "nvme"), ("all", "nvme"), ("both", "nvme"), ("all", "none/nvme"),
+    ("both", "nvme/cpu")))
+def test_a_run_goes_on_elsewhere(tuned, param, place, dpo, nvme):
     """The copies are in the checkpoint, and in no export."""
     c = {**dpo, **TUNED[tuned], "run.save": True}
     whole = place.good(2, {**c, "run.export": str(place.folder / "whole")})
     out = place.folder / "halves"
     r = place.halves(2, {**c, **run.offload(1, "none", "none", nvme), "run.steps": 2},
-                     {**c, **run.offload(3, "cpu", "nvme", nvme)}, output=out)
+                     {**c, **run.offload(3, "cpu", param, nvme)}, output=out)
     assert r.numbers[-2:] == whole.numbers[-2:] or r.bits == whole.bits[-2:]
     assert r.hash == whole.hash
     ckpt("export", out, "--out", place.folder / "later")

@@ -64,6 +64,11 @@ CASES = [
                                     "run.save_interval": 2}),
     (2, 3, "none", "nvme", "fp32", {"run.save_interval": 1,
                                     "run.save_mode": "async"}),
+    # What is frozen has a home of its own.
+    (1, 3, "none", "none/nvme", "bf16", {"run.save_interval": 1,
+                                         "run.save_mode": "async"}),
+    (2, 3, "cpu", "nvme/none", "fp32", {"run.save_interval": 2}),
+    (3, 3, "none", "cpu/nvme", "fp16", {"run.nvme_checksum": True}),
 ]
 
 

@@ -113,6 +113,23 @@ static const char *const refusals[][2] = {
      "fp16.min_loss_scale: 4 is above the first scale"},
     {"'zero_optimization': {'stage': 2, 'offload_param': {'device': 'cpu'}}",
      "offload_param.device: needs zero_optimization.stage 3, found 2"},
+    {"'zero_optimization': {'stage': 2, 'offload_param': {'frozen_device': "
+     "'cpu'}}",
+     "offload_param.frozen_device: needs zero_optimization.stage 3, found 2"},
+    {"'zero_optimization': {'stage': 3, 'offload_param': {'frozen_device': "
+     "'nvme'}}",
+     "offload_param.nvme_path: missing, and offload_param.frozen_device is "
+     "nvme"},
+    {"'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 2, "
+     "'offload_param': {'frozen_device': 'cpu'}}",
+     "frozen_device: zero_optimization.zero_hpz_partition_size is 2"},
+    {"'zero_optimization': {'stage': 3, 'offload_param': {'frozen_device': "
+     "'disk'}}",
+     "'disk' is not one of null|none|cpu|nvme"},
+    {"'run': {'save_mode': 'async', 'nvme_checksum': true}, "
+     "'zero_optimization': {'stage': 3, 'offload_param': {'frozen_device': "
+     "'nvme', 'nvme_path': '/x'}}",
+     "run.save_mode: async reads parts"},
     {"'zero_optimization': {'offload_optimizer': {'device': 'cpu'}}",
      "offload_optimizer.device: needs zero_optimization.stage 1, 2 or 3, found "
      "0"},

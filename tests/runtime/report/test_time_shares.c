@@ -360,6 +360,9 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     assert_text(&m, &s, "activation_checkpointing.nvme_path");
     s.state_on_disk = true;
     assert_text(&m, &s, "offload_optimizer.device=cpu");
+    s.state_on_disk = false;
+    s.frozen_on_disk = true;
+    assert_text(&m, &s, "offload_param.frozen_device=cpu");
     s.param_on_disk = true;
     assert_text(&m, &s, "offload_param.device=cpu");
     m = measured(IZ_USE_NOTHING, 0.25);
