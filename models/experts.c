@@ -89,7 +89,7 @@ void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_experts *c,
 {
     int64_t mark = iz_work_mark(x);
     double by_block = (double)loss_scale / c->blocks;
-    struct iz_view dlogits = iz_work(x, IZ_F32, h.rows, c->n); /* [M,E] */
+    struct iz_view dlogits = iz_work(x, x->act, h.rows, c->n); /* [M,E] */
     iz_dispatch(x, by, h, &b->r);
     iz_experts_dw(x, b->u, by, &w->fc, &b->r);
     iz_experts_da(x, by, b->u, &w->fc, &b->r);

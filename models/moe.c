@@ -140,7 +140,7 @@ static const struct iz_preset presets[] = {
 
 const struct iz_program iz_program = {
     .name = "moe",
-    .about = "trains mixtures of experts, on the CPU",
+    .about = "trains mixtures of experts",
     .section = {.keys = moe_keys,
                 .target = &config,
                 .presets = presets,

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "codelets/gpu/attention_cudnn.h"
+#include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
 
 int iz_cuda_open(struct iz_cuda **out)
@@ -28,6 +29,8 @@ void iz_cuda_close(struct iz_cuda **c)
     if (*c) {
         iz_cudnn_close(&(*c)->dnn);
         iz_cublas_close(&(*c)->blas);
+        if ((*c)->ends_pinned)
+            iz_device_unpin((*c)->ends);
     }
     free(*c);
     *c = NULL;

@@ -85,6 +85,16 @@ static const void *added_to(const struct iz_product *p)
     return p->add ? p->d.p : p->c.rows ? p->c.p : NULL;
 }
 
+/* The least power of two from n on: what a number of rows that varies is looked
+ * up as. */
+static int64_t rounded_rows(int64_t n)
+{
+    int64_t r = 16;
+    while (r < n)
+        r *= 2;
+    return r;
+}
+
 static struct iz_product_key key_of(const struct iz_exec *x,
                                     const struct iz_product *p)
 {
@@ -170,6 +180,16 @@ static void set_layout(struct iz_product_plan *q,
 
 /* d = op(a) op(b) by rows is d' = op(b)' op(a)' by columns, so the operands
  * change places and nothing is copied. */
+static void set_layouts(struct iz_product_plan *q)
+{
+    const struct iz_product_key *k = &q->key;
+    set_layout(q, &q->a, k->in, k->ta ? k->k : k->m, k->ta ? k->m : k->k,
+               k->lda);
+    set_layout(q, &q->b, k->in, k->tb ? k->n : k->k, k->tb ? k->k : k->n,
+               k->ldb);
+    set_layout(q, &q->d, k->out, k->m, k->n, k->ldd);
+}
+
 static void matmul_cuda_describe(struct iz_product_plan *q)
 {
     const struct iz_product_key *k = &q->key;
@@ -179,11 +199,7 @@ static void matmul_cuda_describe(struct iz_product_plan *q)
     set_operation(q, k->tb, CUBLASLT_MATMUL_DESC_TRANSA);
     set_operation(q, k->ta, CUBLASLT_MATMUL_DESC_TRANSB);
     set_bias(q);
-    set_layout(q, &q->a, k->in, k->ta ? k->k : k->m, k->ta ? k->m : k->k,
-               k->lda);
-    set_layout(q, &q->b, k->in, k->tb ? k->n : k->k, k->tb ? k->k : k->n,
-               k->ldb);
-    set_layout(q, &q->d, k->out, k->m, k->n, k->ldd);
+    set_layouts(q);
 }
 
 static void prefer(cublasLtMatmulPreferenceOpaque_t *pref,
@@ -311,9 +327,37 @@ cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
                           (cudaStream_t)x->stream);
 }
 
+/* One whose rows are others in each call has the algorithm of the rounded
+ * number, if the library says that it can do this one, else one of its own: no
+ * table could hold all numbers, and each search would take longer than a small
+ * product.  Either way the numbers alone decide. */
+static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
+                            struct iz_view scratch)
+{
+    struct iz_product_key k = key_of(x, p), wide = k;
+    struct iz_cublas *b = x->cuda->blas;
+    cublasLtMatmulHeuristicResult_t found;
+    int64_t *rows = p->ta ? &wide.k : &wide.m;
+    *rows = rounded_rows(*rows);
+    struct iz_product_plan q = *plan_of(b, &wide);
+    q.key = k;
+    set_layouts(&q);
+    if (!q.possible ||
+        cublasLtMatmulAlgoCheck(b->lt, &q.op, &q.b, &q.a, &q.d, &q.d, &q.algo,
+                                &found) != CUBLAS_STATUS_SUCCESS ||
+        found.workspaceSize > IZ_PRODUCT_WORKSPACE)
+        iz_product_take_first(b, &q);
+    matmul_cuda_check(iz_product_enqueue(x, &q, p, scratch), "cublasLtMatmul",
+                      &k);
+}
+
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch)
 {
+    if (p->varies) {
+        enqueue_varying(x, p, scratch);
+        return true;
+    }
     struct iz_product_key k = key_of(x, p);
     struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
     if (!q->possible)

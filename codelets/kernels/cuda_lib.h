@@ -15,6 +15,11 @@ struct iz_cudnn;  /* attention_cudnn.h */
 struct iz_cuda {
     struct iz_cublas *blas;
     struct iz_cudnn *dnn; /* NULL until something asks for it */
+    /* Of the routes of a mixture of experts whose `end` is at this address of
+     * the GPU; NULL: of none. */
+    const void *ends_of;
+    bool ends_pinned;
+    int32_t ends[IZ_EXPERTS_MOST];
 };
 
 /* -errno with the reason printed; close accepts NULL. */

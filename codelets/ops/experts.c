@@ -10,12 +10,16 @@
 #include <string.h>
 
 #include "codelets/base/build.h"
+#include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/product.h"
 #include "codelets/ops/row_math.h"
 
-static void check_routes(const struct iz_exec *x, const struct iz_routes *r)
+enum { PARTS = 64 }; /* of what a router on a GPU tells */
+
+static void check_routes(const struct iz_routes *r)
 {
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
-    assert(x->backend == IZ_CPU && e <= IZ_EXPERTS_MOST && k <= e);
+    assert(e <= IZ_EXPERTS_MOST && k <= e);
     assert(r->weight.rows == m && r->place.rows == m && r->chosen.rows == m);
     assert(r->lse.rows == m && r->place.cols == k && r->chosen.cols == k);
     assert(r->end.cols == e && m * k <= INT32_MAX);
@@ -91,8 +95,14 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
     float *p = r->p.p, *weight = r->weight.p;
     int32_t *chosen = r->chosen.p;
-    check_routes(x, r);
+    int64_t mark = iz_work_mark(x);
+    struct iz_view scratch =
+        iz_work(x, IZ_I32, 1, x->backend == IZ_CUDA ? e : 0);
+    check_routes(r);
     iz_count(x, 0, routes_bytes(r));
+    if (iz_runs(x, IZ_CUDA))
+        iz_route_fwd_cuda(x, r, scratch);
+    iz_work_release(x, mark);
     if (!iz_runs(x, IZ_CPU))
         return;
     softmax_rows(p, r->lse.p, m, e);
@@ -145,8 +155,14 @@ void iz_route_tell(struct iz_exec *x, struct iz_told *told,
 {
     int64_t m = r->p.rows, e = r->p.cols, first;
     double even = (double)(m * r->weight.cols) / (double)e, z_sum = 0;
-    check_routes(x, r);
+    int64_t mark = iz_work_mark(x), wide = sizeof(double);
+    struct iz_view scratch =
+        iz_work(x, IZ_U8, wide, x->backend == IZ_CUDA ? 2 * PARTS : 0);
+    check_routes(r);
     iz_count(x, 0, (double)iz_view_bytes(r->p));
+    if (iz_runs(x, IZ_CUDA) && told)
+        iz_route_tell_cuda(x, told, r, balance, z, scratch);
+    iz_work_release(x, mark);
     if (!iz_runs(x, IZ_CPU) || !told)
         return;
     for (int64_t t = 0; t < m; t++)
@@ -195,9 +211,11 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   float balance, float z)
 {
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols, first;
-    check_routes(x, r);
+    check_routes(r);
     assert(dlogits.rows == m && dlogits.cols == e && dweight.cols == k);
     iz_count(x, 0, routes_bytes(r) + (double)iz_view_bytes(dlogits));
+    if (iz_runs(x, IZ_CUDA))
+        iz_route_bwd_cuda(x, dlogits, dweight, r, balance, z);
     if (!iz_runs(x, IZ_CPU))
         return;
     float by = balance * (float)e / ((float)m * (float)m);
@@ -219,9 +237,11 @@ void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
 {
     int64_t m = r->place.rows, k = r->place.cols, c = a.cols;
     const int32_t *place = r->place.p;
-    check_routes(x, r);
+    check_routes(r);
     assert(a.rows == m && y.rows == m * k && y.cols == c);
     iz_count(x, 0, (double)(iz_view_bytes(a) + iz_view_bytes(y)));
+    if (iz_runs(x, IZ_CUDA))
+        iz_dispatch_cuda(x, y, a, r);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++)
         memcpy((float *)y.p + place[i] * c, (float *)a.p + i / k * c,
                (size_t)c * sizeof(float));
@@ -240,11 +260,13 @@ void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
     int64_t m = r->place.rows, k = r->place.cols, n = y.cols;
     const int32_t *place = r->place.p;
     const float *weight = r->weight.p;
-    check_routes(x, r);
+    check_routes(r);
     assert(y.rows == m && c.rows == m && a.rows == m * k);
     assert(c.cols == n && a.cols == n);
     iz_count(x, 0,
              (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
+    if (iz_runs(x, IZ_CUDA))
+        iz_combine_cuda(x, y, c, a, r, weighed);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++) {
         float *to = (float *)y.p + i / k * n;
         const float *from = i % k ? to : (float *)c.p + i / k * n;
@@ -264,36 +286,28 @@ static void forward_of(struct iz_exec *x, struct iz_view y, struct iz_view a,
     iz_matmul_fwd(x, y, IZ_NONE, a, l);
 }
 
-/* The weights of expert i of e. */
-static struct iz_linear expert_of(const struct iz_linear *l, int64_t i,
-                                  int64_t e)
-{
-    int64_t rows = l->w.rows / e;
-    struct iz_linear one = {.w = iz_view_rows(l->w, i * rows, rows),
-                            .out_in = true};
-    one.w.adapter = NULL;
-    if (l->dw.rows)
-        one.dw = iz_view_rows(l->dw, i * rows, rows);
-    return one;
-}
-
 static void clear_gradient(const struct iz_exec *x, struct iz_view dw)
 {
     if (iz_wanted(x, dw))
         memset(dw.p, 0, (size_t)iz_view_bytes(dw));
 }
 
-/* Counts what all rows with one expert cost, and the weights of the others. */
+/* Counts what all rows with one expert cost, and for each of the others a
+ * product that reads its weights. No library is asked for them: on a GPU each
+ * has the first way that it finds. */
 static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
                            struct iz_view from, const struct iz_linear *l,
                            int64_t e)
 {
-    struct iz_linear one = expert_of(l, 0, e);
-    bool dry = x->dry;
+    struct iz_linear one = iz_expert_of(l, 0, e);
+    bool dry = x->dry, asks = x->asks_products;
     x->dry = true;
+    x->asks_products = false;
     f(x, to, from, &one);
     x->dry = dry;
-    iz_count(x, 0, (double)((e - 1) * iz_view_bytes(one.w)));
+    x->asks_products = asks;
+    for (int64_t i = 1; i < e; i++)
+        iz_count(x, 0, (double)iz_view_bytes(one.w));
 }
 
 static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
@@ -302,15 +316,15 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
 {
     int64_t e = r->end.cols, first;
     bool bf16_products = x->bf16_products;
-    check_routes(x, r);
+    check_routes(r);
     assert(l->out_in && !l->b.rows && l->w.rows % e == 0);
     assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
     x->bf16_products = false; /* their scratch may be any for fewer rows */
     count_products(x, f, to, from, l, e);
     struct iz_exec counted = *x;
-    for (int64_t i = 0; !x->dry && i < e; i++) {
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < e; i++) {
         int64_t n = rows_of(r, i, &first);
-        struct iz_linear one = expert_of(l, i, e);
+        struct iz_linear one = iz_expert_of(l, i, e);
         if (n)
             f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
               &one);
@@ -323,22 +337,42 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
     x->bf16_products = bf16_products;
 }
 
+static struct iz_view products_scratch(struct iz_exec *x)
+{
+    return iz_work(x, IZ_U8, 1, x->backend == IZ_CUDA ? IZ_PRODUCT_SCRATCH : 0);
+}
+
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r)
 {
+    int64_t mark = iz_work_mark(x);
     each_expert(x, forward_of, y, a, l, r);
+    struct iz_view scratch = products_scratch(x);
+    if (iz_runs(x, IZ_CUDA))
+        iz_experts_fwd_cuda(x, y, a, l, r, scratch);
+    iz_work_release(x, mark);
 }
 
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r)
 {
+    int64_t mark = iz_work_mark(x);
     each_expert(x, iz_matmul_da, da, dy, l, r);
+    struct iz_view scratch = products_scratch(x);
+    if (iz_runs(x, IZ_CUDA))
+        iz_experts_da_cuda(x, da, dy, l, r, scratch);
+    iz_work_release(x, mark);
 }
 
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r)
 {
+    int64_t mark = iz_work_mark(x);
     each_expert(x, iz_matmul_dw, dy, a, l, r);
+    struct iz_view scratch = products_scratch(x);
+    if (iz_runs(x, IZ_CUDA))
+        iz_experts_dw_cuda(x, dy, a, l, r, scratch);
+    iz_work_release(x, mark);
 }
 
 /* Returns <g, dg>; g and du are multiplied by w. */
@@ -362,10 +396,12 @@ void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
 {
     int64_t f = g.cols;
     const int32_t *place = r->place.p;
-    check_routes(x, r);
+    check_routes(r);
     assert(dg.cols == f && du.cols == 2 * f && g.rows == du.rows);
     assert(g.rows == iz_view_len(r->place) && dg.rows == g.rows);
     iz_count(x, 0, (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
+    if (iz_runs(x, IZ_CUDA))
+        iz_weigh_bwd_cuda(x, dweight, g, du, dg, r);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(r->place); i++)
         ((float *)dweight.p)[i] = weigh_row(
             (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,

@@ -117,6 +117,33 @@ void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_pairs *p,
                        const struct iz_sample_loss *each, float *scales);
 
+/* experts.cu; what routers tell is in pinned memory.  experts_cuda.c: the first
+ * product after a choice waits for the stream. */
+void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *r,
+                       struct iz_view scratch);
+void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
+                        const struct iz_routes *r, double balance, double z,
+                        struct iz_view scratch);
+void iz_route_bwd_cuda(struct iz_exec *x, struct iz_view dlogits,
+                       struct iz_view dweight, const struct iz_routes *r,
+                       float balance, float z);
+void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      const struct iz_routes *r);
+void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                     struct iz_view a, const struct iz_routes *r, bool weighed);
+void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                       struct iz_view g, struct iz_view du, struct iz_view dg,
+                       const struct iz_routes *r);
+void iz_experts_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct iz_linear *l, const struct iz_routes *r,
+                         struct iz_view scratch);
+void iz_experts_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                        const struct iz_linear *l, const struct iz_routes *r,
+                        struct iz_view scratch);
+void iz_experts_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                        const struct iz_linear *l, const struct iz_routes *r,
+                        struct iz_view scratch);
+
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */
 void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,

@@ -197,7 +197,8 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
  * (ST-MoE, arXiv 2202.08906). */
 void iz_route_tell(struct iz_exec *x, struct iz_told *told,
                    const struct iz_routes *r, double balance, double z);
-/* dlogits [M,E] of the gradient dweight fp32 [M,k] of weight, and of balance B
+/* dlogits [M,E], of the type of activations, of the gradient dweight fp32 [M,k]
+ * of weight, and of balance B
  * + z Z. */
 void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   struct iz_view dweight, const struct iz_routes *r,

@@ -2,6 +2,8 @@
 /* The three products of a linear layer; see product.h. */
 #include "codelets/ops/product.h"
 
+#include <stddef.h>
+
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                  struct iz_view a, const struct iz_linear *l)
 {
@@ -29,4 +31,15 @@ struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                .d = l->dw,
                                .ta = true,
                                .add = l->add};
+}
+
+struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e)
+{
+    int64_t rows = l->w.rows / e;
+    struct iz_linear one = {.w = iz_view_rows(l->w, i * rows, rows),
+                            .out_in = true};
+    one.w.adapter = NULL;
+    if (l->dw.rows)
+        one.dw = iz_view_rows(l->dw, i * rows, rows);
+    return one;
 }

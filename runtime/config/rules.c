@@ -101,17 +101,6 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
     return 0;
 }
 
-int iz_rules_check_gpu(const struct iz_model *m, FILE *err)
-{
-    if (!m->experts)
-        return 0;
-    iz_refuse(err,
-              "run.device: a GPU, but mixtures of experts (%s) run on the CPU "
-              "alone: use run.device: cpu",
-              m->name);
-    return -ENOTSUP;
-}
-
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
                             FILE *err)
 {

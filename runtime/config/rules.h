@@ -14,12 +14,9 @@
  * patterns that match nothing, or -ENOMEM. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
-/* Whether a GPU has all that the model needs: 0, or -ENOTSUP with the reason
- * printed on `err`, which may be NULL. */
 /* Gives the model frozen copies of what is trained, for the reference of pairs;
  * adapters need none.  iz_rules_apply does it where loss.type has one. */
 int iz_rules_add_reference(struct iz_model *m, FILE *err);
-int iz_rules_check_gpu(const struct iz_model *m, FILE *err);
 
 /* Whether there is something for an optimizer of matrices: 0, or -ENOTSUP with
  * the reason printed on `err`, which may be NULL. */

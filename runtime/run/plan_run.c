@@ -214,8 +214,6 @@ static int make_plan(struct run *r)
     int f = find_target(r, ranks, &t, &r->limit);
     if (!f)
         f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
-    if (!f && t.gpu)
-        f = iz_rules_check_gpu(r->model, iz_run_err(r));
     if (!f)
         f = iz_rules_check_matrices(r->model, &r->c, iz_run_err(r));
     if (!f)

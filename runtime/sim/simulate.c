@@ -63,8 +63,6 @@ static int prepare(struct simulation *s)
     r = iz_machine_target(&t, &s->machine, &s->c, s->ranks, stderr);
     if (!r)
         r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
-    if (!r && t.gpu)
-        r = iz_rules_check_gpu(s->model, stderr);
     if (!r)
         r = iz_rules_check_matrices(s->model, &s->c, stderr);
     if (!r)

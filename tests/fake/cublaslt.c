@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The few functions of cuBLASLt that the program calls; see the header.  The
  * descriptors live in the library's opaque structs.  An algorithm remembers the
- * problem that it was found for, and refuses any other. */
+ * problem that it was found for, and refuses any other, but for one with fewer
+ * columns of D or shorter sums of which it was asked just before. */
 #include "tests/fake/cublaslt.h"
 
+#include <assert.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,12 +37,15 @@ struct wish {
 };
 
 struct algo {
-    uint64_t problem, workspace;
+    uint64_t problem, kind, workspace;
+    int32_t cols, k;   /* of D; of a sum */
     uint32_t align[5]; /* of A, B, C, D and the bias */
     uint32_t parts;    /* that k is added in, of fp32: other bits for others */
     uint32_t reductions; /* its scheme */
     float ms;
 };
+
+static_assert(sizeof(struct algo) <= sizeof(cublasLtMatmulAlgo_t), "opaque");
 
 /* What a search finds: IZ_CUBLASLT, milliseconds with commas between, "!"
  * after one that adds in no fixed order whatever was wished; after ";" those of
@@ -192,6 +197,26 @@ static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
     return hash(h, out, sizeof(*out));
 }
 
+/* What it has in common with a smaller one. */
+static uint64_t kind(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t out)
+{
+    const struct layout *l[] = {layout_of(a), layout_of(b), layout_of(out)};
+    struct op o = *op_of(d);
+    o.bias = NULL;
+    uint64_t h = hash(2, &o, sizeof(o));
+    for (int i = 0; i < 3; i++) {
+        h = hash(h, &l[i]->type, sizeof(l[i]->type));
+        h = hash(h, &l[i]->ld, sizeof(l[i]->ld));
+    }
+    return hash(h, &l[2]->rows, sizeof(l[2]->rows));
+}
+
+static int64_t terms(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a)
+{
+    return op_of(d)->trans_a ? layout_of(a)->rows : layout_of(a)->cols;
+}
+
 static bool is_sum(const struct op *o)
 {
     return o->epilogue == CUBLASLT_EPILOGUE_BGRADA ||
@@ -253,6 +278,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     for (*n = 1; *n < wanted && *n <= have; (*n)++) {
         struct algo *one = &g[*n - 1];
         one->problem = problem(d, a, b, c, out);
+        one->kind = kind(d, a, b, out);
+        one->cols = (int32_t)layout_of(out)->cols;
+        one->k = (int32_t)terms(d, a);
         one->workspace = w->workspace;
         memcpy(one->align, w->align, sizeof(w->align));
         one->align[4] = align_of(op_of(d)->bias);
@@ -260,6 +288,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     }
     return CUBLAS_STATUS_SUCCESS;
 }
+
+static uint64_t checked; /* the last problem that an algorithm can do */
 
 /* As the header says: of an algorithm, not of addresses. */
 cublasStatus_t
@@ -272,7 +302,11 @@ cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     struct algo g;
     memcpy(&g, algo, sizeof(g));
     result->workspaceSize = (size_t)g.workspace;
-    return h && g.problem == problem(d, a, b, c, out)
+    int64_t cols = layout_of(out)->cols, k = terms(d, a);
+    bool smaller = !fake_cublaslt.fixed && g.kind == kind(d, a, b, out) &&
+                   ((cols < g.cols && k == g.k) || (cols == g.cols && k < g.k));
+    checked = smaller ? problem(d, a, b, c, out) : g.problem;
+    return h && checked == problem(d, a, b, c, out)
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -460,9 +494,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     const void *const address[] = {a, b, c, out, op_of(d)->bias};
     struct algo g;
     memcpy(&g, algo, sizeof(g));
-    if (!h || g.problem != problem(d, la, lb, lc, ld) ||
-        !as_promised(&g, address) || workspace_bytes < g.workspace ||
-        (uintptr_t)workspace % 256 != 0 ||
+    uint64_t asked = problem(d, la, lb, lc, ld);
+    bool may = asked == g.problem ||
+               (asked == checked && g.kind == kind(d, la, lb, ld));
+    if (!h || !may || !as_promised(&g, address) ||
+        workspace_bytes < g.workspace || (uintptr_t)workspace % 256 != 0 ||
         overlap(out, layout_of(ld), a, layout_of(la)) ||
         overlap(out, layout_of(ld), b, layout_of(lb)))
         return CUBLAS_STATUS_INVALID_VALUE;

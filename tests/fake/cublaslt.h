@@ -11,6 +11,7 @@ struct fake_cublaslt {
     bool no_sums;  /* no algorithm for the bias gradients */
     bool no_bias;  /* nor for a bias that is added */
     bool none;     /* no algorithm for anything */
+    bool fixed;    /* an algorithm is for one size alone */
     int fails;     /* status of every search, if not 0 */
     int sums_fail; /* the same of those for bias gradients */
     int searches;  /* calls of cublasLtMatmulAlgoGetHeuristic */

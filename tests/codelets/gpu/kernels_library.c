@@ -10,6 +10,7 @@
 #include <cublasLt.h>
 
 #include "codelets/kernels/cuda_lib.h"
+#include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/gpu/emulated.h"
 #include "tests/codelets/ops/product.h"
 #include "tests/fake/cublaslt.h"
@@ -198,6 +199,51 @@ static void algorithms_are_kept(void **state)
     product_free(&p);
 }
 
+struct varying {
+    int64_t n; /* rows of this call */
+    bool gradient;
+};
+
+static void varying(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const struct varying *k = arg;
+    int64_t mark = iz_work_mark(x);
+    struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
+    struct iz_linear l = {.w = v[W], .dw = v[DW], .out_in = true};
+    struct iz_view a = iz_view_rows(v[A], 0, k->n);
+    struct iz_product p =
+        k->gradient
+            ? iz_product_dw(iz_view_rows(v[DY], 0, k->n), a, &l)
+            : iz_product_fwd(iz_view_rows(v[Y], 0, k->n), IZ_NONE, a, &l);
+    p.varies = true;
+    if (!x->dry)
+        iz_product_cuda(x, &p, scratch);
+    iz_work_release(x, mark);
+}
+
+/* From 17 to 32 rows they have one search, unless the library says that its
+ * algorithm is for 32 alone; then 15 have their own in each of two calls. */
+static void numbers_of_rows_share_a_search(void **state)
+{
+    for (int i = 0; i < 4; i++) {
+        bool gradient = i % 2, fixed = i / 2;
+        fake_cublaslt = (struct fake_cublaslt){.fixed = fixed};
+        backend_renew(state);
+        for (int64_t n = 17; n <= 32; n++) {
+            struct product p = product_new(IZ_BF16, IZ_BF16,
+                                           (const int64_t[]){n, 8, 16}, true);
+            struct varying k = {n, gradient};
+            scene_run(&p.s,
+                      &(struct pass){varying, BIT(A) | BIT(gradient ? DY : W),
+                                     BIT(gradient ? DW : Y)},
+                      &k);
+            product_compare(&p, BIT(gradient ? DW : Y));
+            product_free(&p);
+        }
+        assert_int_equal(fake_cublaslt.searches, fixed ? 1 + 2 * 15 : 1);
+    }
+}
+
 static void tf32_is_for_fp32_alone(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
@@ -280,6 +326,7 @@ int kernels_library(void)
         cmocka_unit_test_setup(sums_of_columns_agree, renew),
         cmocka_unit_test_setup(every_call_has_its_own_bias, renew),
         cmocka_unit_test_setup(algorithms_are_kept, renew),
+        cmocka_unit_test_setup(numbers_of_rows_share_a_search, renew),
         cmocka_unit_test_setup(tf32_is_for_fp32_alone, renew),
         cmocka_unit_test_setup(ends_the_job_with_call_and_shape, renew),
     };

@@ -111,6 +111,7 @@ int ops_matmul(void);
 int ops_rows(void);
 int ops_llama(void);
 int ops_attention(void);
+int ops_experts(void);
 int ops_tokens(void);
 int ops_tables(void);
 int ops_preference(void);

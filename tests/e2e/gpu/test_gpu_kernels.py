@@ -33,6 +33,7 @@ MODELS = {
     "vit": {"layers": 2, "heads": 3, "width": 24, "hidden": 36, "image": 6,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": rows.DLRM,
+    "moe": {**rows.MODELS["moe"], "heads": 4, "head_dim": 8, "width": 20, "seq": SEQ},
 }
 # Ranks, samples of a micro-batch.
 SPLIT = {"whole": (1, 2), "micro": (1, 1), "ranks": (2, 1)}
@@ -158,10 +159,10 @@ def test_same_bits_as_the_plain_run(row, go, references):
     assert r.numbers == plain.numbers, str(r)
 
 
-@pytest.mark.parametrize("model", ("vit", "dlrm"))
+@pytest.mark.parametrize("model", ("vit", "dlrm", "moe"))
 @pytest.mark.parametrize("dtype,stage,optimizer,param", [
     ("bf16", 3, "cpu", "cpu"), ("fp16", 2, "cpu", "none")])
-def test_models_of_records_too(model, dtype, stage, optimizer, param, go, references):
+def test_other_models_too(model, dtype, stage, optimizer, param, go, references):
     row = {"model": model, "dtype": dtype, "split": "micro"}
     plain = reference(references, go, row)
     r = go({**row, "stage": stage, "optimizer": optimizer, "param": param})

@@ -19,12 +19,6 @@ def moe(place):
     return place
 
 
-def test_a_gpu_is_refused_before_step_0(moe):
-    machine = run.ROOT / "configs/machines/h100-80-dgx.json"
-    r = moe.launch(1, {}, ["--plan", "--machine", str(machine)])
-    run.refused(r, "run.device", "mixtures of experts (moe) run on the CPU alone")
-
-
 def test_a_shape_that_nobody_publishes_is_not_exported(moe):
     """Mixtral's has experts in all blocks, whose weights add up to 1."""
     out = moe.folder / "out"

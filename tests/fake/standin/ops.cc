@@ -112,6 +112,11 @@ struct reacher {
                     ((m.rows - 1) * m.stride + m.cols) * (int64_t)sizeof(*m.p));
     }
 
+    void one(struct iz_routes &r)
+    {
+        all(r.p, r.lse, r.weight, r.place, r.chosen, r.end);
+    }
+
     void one(struct iz_rope &)
     {
     }
@@ -125,6 +130,10 @@ struct reacher {
     }
 
     void one(bool &)
+    {
+    }
+
+    void one(float &)
     {
     }
 };
@@ -242,6 +251,21 @@ static void call(decltype(&iz_pair_loss) op, struct iz_exec *x,
         p.told = reach(p.told, sizeof(*p.told));
         op(&cpu, &c, &p, reach(each, 2 * c.samples * (int64_t)sizeof(*each)),
            reach(scales, c.samples * (int64_t)sizeof(*scales)));
+    });
+}
+
+static void call(decltype(&iz_route_tell) op, struct iz_exec *x,
+                 struct iz_told *told, const struct iz_routes *given,
+                 double balance, double z, struct iz_view scratch)
+{
+    struct iz_routes r = *given;
+    enqueue(x, [=]() mutable {
+        struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
+        cpu.dry = false;
+        reacher{0}.all(r);
+        between_poison(scratch, [&] {
+            op(&cpu, reach(told, sizeof(*told)), &r, balance, z);
+        });
     });
 }
 

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A mixture of experts on a GPU: which rows go where, rows there and back.  The
+ * products are in codelets/gpu/experts_cuda.c.  Sums and places depend on the
+ * numbers alone, never on which thread comes first. */
+#include <math.h>
+
+#include "codelets/kernels/launch.cuh"
+
+#include "codelets/kernels/cuda_lib.h"
+#include "codelets/ops/gpu_ops.h"
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    PER_LANE = IZ_EXPERTS_MOST / 32 /* experts: their bits fit into a word */
+};
+static_assert(PER_LANE <= 32, "taken");
+
+/* What the kernels are given of iz_routes. */
+struct routes {
+    float *p, *lse, *weight;
+    int32_t *place, *chosen, *end;
+    int64_t rows;
+    int experts, chosen_of_row;
+    bool normalise;
+};
+
+static struct routes routes_of(const struct iz_routes *r)
+{
+    return {(float *)r->p.p,
+            (float *)r->lse.p,
+            (float *)r->weight.p,
+            (int32_t *)r->place.p,
+            (int32_t *)r->chosen.p,
+            (int32_t *)r->end.p,
+            r->p.rows,
+            (int)r->p.cols,
+            (int)r->weight.cols,
+            r->normalise};
+}
+
+static __device__ int64_t row_of_warp(void)
+{
+    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+}
+
+static __device__ int rows_of(const struct routes &r, int i)
+{
+    return r.end[i] - (i ? r.end[i - 1] : 0);
+}
+
+/* ---- the router ---- */
+
+/* The larger of two probabilities, of equal ones that of the lower number. */
+struct best {
+    float p;
+    int i;
+};
+
+static __device__ struct best better(struct best a, struct best b)
+{
+    return b.p > a.p || (b.p == a.p && b.i < a.i) ? b : a;
+}
+
+/* Of the experts whose bit is not set in `taken`, a bit for each of the lane's;
+ * what is no number is less than any. */
+static __device__ struct best find_best(const float *p, int e, uint32_t taken)
+{
+    struct best b = {-2, 0x7fffffff};
+    int lane = (int)threadIdx.x % 32;
+    for (int s = 0, i = lane; i < e; s++, i += 32)
+        if (!(taken >> s & 1))
+            b = better(b, {p[i] >= 0 ? p[i] : -1, i});
+    for (int step = 16; step > 0; step /= 2) {
+        struct best other = {__shfl_xor_sync(IZ_ALL_LANES, b.p, step),
+                             __shfl_xor_sync(IZ_ALL_LANES, b.i, step)};
+        b = better(b, other);
+    }
+    return b;
+}
+
+/* Of a row, for a warp: softmax; then its choice. */
+static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
+{
+    int64_t t = row_of_warp();
+    int lane = (int)threadIdx.x % 32, e = r.experts, k = r.chosen_of_row;
+    float *p = r.p + t * e, *weight = r.weight + t * k;
+    float most = -INFINITY, sum = 0, of_chosen = 0;
+    uint32_t taken = 0;
+    if (t >= r.rows)
+        return;
+    for (int i = lane; i < e; i += 32)
+        most = fmaxf(most, p[i]);
+    most = iz_lanes_max<32>(most);
+    for (int i = lane; i < e; i += 32) {
+        p[i] = expf(p[i] - most);
+        sum += p[i];
+    }
+    sum = iz_lanes_sum<32>(sum);
+    for (int i = lane; i < e; i += 32)
+        p[i] *= 1 / sum;
+    if (lane == 0)
+        r.lse[t] = most + logf(sum);
+    for (int j = 0; j < k; j++) {
+        struct best b = find_best(p, e, taken);
+        float w = b.p < 0 ? NAN : b.p;
+        if (lane == b.i % 32)
+            taken |= 1u << b.i / 32;
+        of_chosen += w;
+        if (lane == 0) {
+            r.chosen[t * k + j] = b.i;
+            weight[j] = w;
+        }
+    }
+    for (int j = 0; r.normalise && lane == 0 && j < k; j++)
+        weight[j] /= of_chosen;
+}
+
+/* A block for an expert: how many of n choices are its. */
+static __global__ void __launch_bounds__(THREADS)
+    count_chosen(int32_t *count, const int32_t *chosen, int64_t n)
+{
+    int mine = 0;
+    for (int64_t i = threadIdx.x; i < n; i += THREADS)
+        mine += chosen[i] == (int)blockIdx.x;
+    mine = iz_block_sum(mine);
+    if (threadIdx.x == 0)
+        count[blockIdx.x] = mine;
+}
+
+/* A block for an expert: its rows follow those of the experts before it, in
+ * ascending order.  Each thread has neighbours, and begins behind what the
+ * threads before it have. */
+static __global__ void __launch_bounds__(THREADS)
+    place_chosen(struct routes r, const int32_t *count, int64_t n)
+{
+    __shared__ int part[THREADS];
+    int at = 0, expert = (int)blockIdx.x;
+    int64_t each = (n + THREADS - 1) / THREADS, from = threadIdx.x * each;
+    int64_t to = min(from + each, n);
+    for (int i = (int)threadIdx.x; i < expert; i += THREADS)
+        at += count[i];
+    at = iz_block_sum(at);
+    int mine = 0;
+    for (int64_t i = from; i < to; i++)
+        mine += r.chosen[i] == expert;
+    part[threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        r.end[expert] = at + count[expert];
+    for (int i = 0; i < (int)threadIdx.x; i++)
+        at += part[i];
+    for (int64_t i = from; i < to; i++)
+        if (r.chosen[i] == expert)
+            r.place[i] = at++;
+}
+
+void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *given,
+                       struct iz_view scratch)
+{
+    struct routes r = routes_of(given);
+    int64_t n = r.rows * r.chosen_of_row;
+    int32_t *count = (int32_t *)scratch.p;
+    x->cuda->ends_of = NULL;
+    IZ_LAUNCH(route_rows, iz_blocks(r.rows, WARPS), THREADS, 0, x->stream, r);
+    IZ_LAUNCH(count_chosen, r.experts, THREADS, 0, x->stream, count,
+              (const int32_t *)r.chosen, n);
+    IZ_LAUNCH(place_chosen, r.experts, THREADS, 0, x->stream, r,
+              (const int32_t *)count, n);
+}
+
+/* Parts of the sums over all p, each times the rows of its expert, and over the
+ * squares of lse. */
+static __global__ void __launch_bounds__(THREADS)
+    sum_routes(double *part, struct routes r)
+{
+    double balance = 0, z = 0;
+    int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t step = (int64_t)gridDim.x * THREADS, n = r.rows * r.experts;
+    for (int64_t i = first; i < n; i += step)
+        balance += (double)r.p[i] * rows_of(r, (int)(i % r.experts));
+    for (int64_t t = first; t < r.rows; t += step)
+        z += (double)r.lse[t] * (double)r.lse[t];
+    balance = iz_block_sum(balance);
+    z = iz_block_sum(z);
+    if (threadIdx.x == 0) {
+        part[2 * blockIdx.x] = balance;
+        part[2 * blockIdx.x + 1] = z;
+    }
+}
+
+static __global__ void tell_routes(struct iz_told *told, const double *part,
+                                   int parts, struct routes r, double balance,
+                                   double z)
+{
+    double m = (double)r.rows, b_sum = 0, z_sum = 0;
+    double even = m * r.chosen_of_row / r.experts;
+    for (int i = 0; i < parts; i++) {
+        b_sum += part[2 * i];
+        z_sum += part[2 * i + 1];
+    }
+    b_sum *= r.experts / (m * m);
+    told->loss += balance * b_sum + z * z_sum / m;
+    told->balance += b_sum;
+    told->z += z_sum / m;
+    told->routers++;
+    for (int i = 0; i < r.experts; i++) {
+        told->least = fmin(told->least, rows_of(r, i) / even);
+        told->most = fmax(told->most, rows_of(r, i) / even);
+    }
+}
+
+void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
+                        const struct iz_routes *given, double balance, double z,
+                        struct iz_view scratch)
+{
+    struct routes r = routes_of(given);
+    int parts = (int)(scratch.cols / 2);
+    IZ_LAUNCH(sum_routes, parts, THREADS, 0, x->stream, (double *)scratch.p, r);
+    IZ_LAUNCH(tell_routes, 1, 1, 0, x->stream, told, (const double *)scratch.p,
+              parts, r, balance, z);
+}
+
+/* dp of expert i of row t. */
+static __device__ float dp_of(const struct routes &r, const float *dweight,
+                              int64_t t, int i, float by, float dot, float sum)
+{
+    int k = r.chosen_of_row;
+    float d = by != 0 ? by * (float)rows_of(r, i) : 0;
+    for (int j = 0; j < k; j++)
+        if (r.chosen[t * k + j] == i)
+            d += r.normalise ? (dweight[t * k + j] - dot) / sum
+                             : dweight[t * k + j];
+    return d;
+}
+
+/* A row for a warp. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    route_bwd(T *dlogits, const float *dweight, struct routes r, float by,
+              float z)
+{
+    int64_t t = row_of_warp();
+    int lane = (int)threadIdx.x % 32, e = r.experts, k = r.chosen_of_row;
+    const float *p = r.p + t * e;
+    float of_chosen = 0, weighed = 0, dot = 0;
+    if (t >= r.rows)
+        return;
+    for (int64_t j = t * k; j < (t + 1) * k; j++) {
+        of_chosen += p[r.chosen[j]];
+        weighed += dweight[j] * r.weight[j];
+    }
+    for (int i = lane; i < e; i += 32)
+        dot += p[i] * dp_of(r, dweight, t, i, by, weighed, of_chosen);
+    dot = iz_lanes_sum<32>(dot);
+    for (int i = lane; i < e; i += 32) {
+        float d = dp_of(r, dweight, t, i, by, weighed, of_chosen);
+        iz_store(dlogits + t * e + i, p[i] * (d - dot + z * r.lse[t]));
+    }
+}
+
+void iz_route_bwd_cuda(struct iz_exec *x, struct iz_view dlogits,
+                       struct iz_view dweight, const struct iz_routes *given,
+                       float balance, float z)
+{
+    struct routes r = routes_of(given);
+    float by = balance * r.experts / ((float)r.rows * (float)r.rows);
+    iz_by_type(dlogits.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        IZ_LAUNCH(route_bwd<T>, iz_blocks(r.rows, WARPS), THREADS, 0, x->stream,
+                  (T *)dlogits.p, (const float *)dweight.p, r, by,
+                  2 * z / (float)r.rows);
+    });
+}
+
+/* ---- rows to experts and back, a block for each ---- */
+
+/* f(i, N) for pieces of N elements of a row of n, or f(i, 1). */
+template <class T, class F>
+static __device__ void each_piece(int64_t n, bool at_once, const F &f)
+{
+    constexpr int N = 16 / sizeof(T);
+    if (at_once)
+        for (int64_t i = threadIdx.x * N; i < n; i += THREADS * N)
+            f(i, std::integral_constant<int, N>());
+    else
+        for (int64_t i = threadIdx.x; i < n; i += THREADS)
+            f(i, std::integral_constant<int, 1>());
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    dispatch(T *y, const T *a, struct routes r, int64_t c, bool at_once)
+{
+    int64_t row = blockIdx.x;
+    T *to = y + r.place[row] * c;
+    const T *from = a + row / r.chosen_of_row * c;
+    each_piece<T>(c, at_once, [&](int64_t i, auto count) {
+        float v[decltype(count)::value];
+        iz_load_row(v, from + i);
+        iz_store_row(to + i, v);
+    });
+}
+
+void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      const struct iz_routes *given)
+{
+    struct routes r = routes_of(given);
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const T *from = (const T *)a.p;
+        IZ_LAUNCH(dispatch<T>, (unsigned)y.rows, THREADS, 0, x->stream,
+                  (T *)y.p, from, r, a.cols,
+                  iz_pieces_aligned<T>(a.cols, from, (T *)y.p));
+    });
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    combine(T *y, const T *c, const T *a, struct routes r, int64_t n,
+            bool weighed, bool at_once)
+{
+    int64_t row = blockIdx.x;
+    int k = r.chosen_of_row;
+    const int32_t *place = r.place + row * k;
+    const float *weight = r.weight + row * k;
+    each_piece<T>(n, at_once, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float sum[N], v[N];
+        iz_load_row(sum, c + row * n + i);
+        for (int j = 0; j < k; j++) {
+            iz_load_row(v, a + place[j] * n + i);
+            for (int s = 0; s < N; s++)
+                sum[s] += (weighed ? weight[j] : 1) * v[s];
+        }
+        iz_store_row(y + row * n + i, sum);
+    });
+}
+
+void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                     struct iz_view a, const struct iz_routes *given,
+                     bool weighed)
+{
+    struct routes r = routes_of(given);
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const T *add = (const T *)c.p, *from = (const T *)a.p;
+        IZ_LAUNCH(combine<T>, (unsigned)y.rows, THREADS, 0, x->stream, (T *)y.p,
+                  add, from, r, y.cols, weighed,
+                  iz_pieces_aligned<T>(y.cols, add, from, (T *)y.p));
+    });
+}
+
+/* n elements from p on become w times as much. */
+template <class T>
+static __device__ void scale_row(T *p, int64_t n, float w, bool at_once)
+{
+    each_piece<T>(n, at_once, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float v[N];
+        iz_load_row(v, p + i);
+        for (int s = 0; s < N; s++)
+            v[s] *= w;
+        iz_store_row(p + i, v);
+    });
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    weigh_bwd(float *dweight, T *g, T *du, const T *dg, struct routes r,
+              int64_t f, bool at_once)
+{
+    int64_t row = blockIdx.x, at = r.place[row] * f;
+    float dot = 0, w = r.weight[row];
+    each_piece<T>(f, at_once, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float v[N], d[N];
+        iz_load_row(v, g + at + i);
+        iz_load_row(d, dg + at + i);
+        for (int s = 0; s < N; s++)
+            dot += v[s] * d[s];
+    });
+    dot = iz_block_sum(dot);
+    if (threadIdx.x == 0)
+        dweight[row] = dot;
+    scale_row(g + at, f, w, at_once);
+    scale_row(du + 2 * at, 2 * f, w, at_once);
+}
+
+void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                       struct iz_view g, struct iz_view du, struct iz_view dg,
+                       const struct iz_routes *given)
+{
+    struct routes r = routes_of(given);
+    iz_by_type(g.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const T *d = (const T *)dg.p;
+        IZ_LAUNCH(weigh_bwd<T>, (unsigned)g.rows, THREADS, 0, x->stream,
+                  (float *)dweight.p, (T *)g.p, (T *)du.p, d, r, g.cols,
+                  iz_pieces_aligned<T>(g.cols, d, (T *)g.p, (T *)du.p));
+    });
+}
