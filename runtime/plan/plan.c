@@ -93,81 +93,6 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->reductions = iz_sum_is_local(&p->sum) ? 1 : g->contributions;
 }
 
-/* ---- rings ---- */
-
-static int by_size(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static int64_t median_padded(const struct iz_plan *p)
-{
-    int64_t *n = malloc((size_t)p->n_units * sizeof(*n));
-    if (!n)
-        return 0;
-    for (int i = 0; i < p->n_units; i++)
-        n[i] = iz_plan_gathered(&p->unit[i]);
-    qsort(n, (size_t)p->n_units, sizeof(*n), by_size);
-    int64_t median = n[p->n_units / 2];
-    free(n);
-    return median;
-}
-
-/* Slots of the common ring: asked for directly, or as DeepSpeed's elements to
- * fetch ahead, bounded by its live parameters; two are the least that overlap.
- */
-static int ring_slots(const struct iz_config *c, int64_t elems, int members)
-{
-    int64_t k = c->run.ring;
-    if (!k) {
-        k = 1 + (c->zero.prefetch_bucket_size + elems - 1) / elems;
-        k = min64(k, max64(c->zero.max_live_parameters / elems, 1));
-        k = max64(k, 2);
-    }
-    return (int)min64(k, members);
-}
-
-/* Units near the median size share ring 0; a much larger or smaller one gets a
- * slot of its own, or every slot of the ring would have the size of the
- * largest. */
-static void plan_rings(struct iz_plan *p, const struct iz_config *c)
-{
-    int64_t median = median_padded(p);
-    int members = 0, parallel = (int)min64(p->tracks, p->tasks_at_once);
-    p->n_rings = 1;
-    for (int u = 0; u < p->n_units; u++) {
-        struct iz_plan_unit *g = &p->unit[u];
-        int64_t elems = iz_plan_gathered(g);
-        bool common = elems * 4 <= median * 5 && elems * 4 >= median;
-        g->ring = common ? 0 : p->n_rings++;
-        struct iz_plan_ring *r = &p->ring[g->ring];
-        r->elems = max64(r->elems, elems);
-        int64_t grad = iz_plan_sent(g);
-        r->grad_elems = max64(r->grad_elems, grad);
-        members += common;
-        if (!common)
-            *r = (struct iz_plan_ring){elems, grad, 1, parallel, 0, 0};
-    }
-    p->ring[0].params = ring_slots(c, p->ring[0].elems, members);
-    p->ring[0].grads = 2 * parallel;
-    for (int i = 0; i < p->n_rings; i++) {
-        bool needed = false, fetched = false;
-        for (int u = 0; u < p->n_units; u++) {
-            const struct iz_plan_unit *g = &p->unit[u];
-            needed |= g->ring == i && g->n && !g->direct;
-            fetched |= g->ring == i && iz_plan_fetches(p, g);
-        }
-        if (!fetched)
-            p->ring[i].params = 0;
-        if (!needed)
-            p->ring[i].grads = 0;
-        /* All slices of a micro-batch are held until they are added. */
-        else if (p->ring[i].grads < p->slices)
-            p->ring[i].grads = p->slices;
-    }
-}
-
 /* Where the host adds to it its workers do, each to other pieces.  They are not
  * cut where a rank updates a part of one that has all ranks' parts, where a
  * backward or a list of rows writes it as one, and where a collective adds all
@@ -186,7 +111,7 @@ static void cut_accumulator(const struct iz_plan *p, struct iz_plan_unit *g)
     g->pieces = n ? (int)((n + g->piece - 1) / g->piece) : 0;
 }
 
-/* Of ring 0 one sum is sent while the next one is formed. */
+/* Of a shared ring one sum is sent while the next one is formed. */
 static void plan_sums(struct iz_plan *p)
 {
     for (int i = 0; i < p->n_rings; i++)
@@ -198,7 +123,7 @@ static void plan_sums(struct iz_plan *p)
         cut_accumulator(p, g);
         if (iz_plan_ring_sum(p, g))
             r->sum_elems = max64(r->sum_elems, iz_plan_sum(p, g));
-        r->sums = !r->sum_elems ? 0 : g->ring ? 1 : 2;
+        r->sums = !r->sum_elems ? 0 : iz_plan_ring_shared(p, g->ring) ? 2 : 1;
     }
 }
 
@@ -460,14 +385,13 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     for (int u = 0; u < m->n_units; u++)
         plan_unit(p, c, m, u);
     iz_plan_split(p, c);
-    if (iz_plan_find_matrices(p, c, m)) {
+    if (iz_plan_find_matrices(p, c, m) || iz_plan_rings(p, c)) {
         iz_plan_clear(p);
         return -ENOMEM;
     }
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, c, m);
-    plan_rings(p, c);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME

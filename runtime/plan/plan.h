@@ -91,6 +91,7 @@ struct iz_plan_matrices {
 /* Buffers of one size that take turns. */
 struct iz_plan_ring {
     int64_t elems, grad_elems; /* of a buffer */
+    int members;               /* units */
     int params, grads;         /* how many buffers of each */
     int64_t sum_elems;
     int sums; /* of a rank's own sums, with elements of the accumulators */
@@ -290,6 +291,10 @@ int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
 void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
                           FILE *out);
 
+/* Deals the units to rings, whose buffers then have their sizes and numbers.
+ * -ENOMEM. */
+int iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
+
 /* Finds the matrices that are updated as such (matrices.c): 0 or -ENOMEM. */
 int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
                           const struct iz_model *m);
@@ -333,6 +338,11 @@ int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
  * host memory too), and of the GPU's. */
 int64_t iz_plan_host_bytes(const struct iz_plan *p);
 int64_t iz_plan_device_bytes(const struct iz_plan *p);
+/* Whether several units may take turns in it: all rings but those of a unit. */
+static inline bool iz_plan_ring_shared(const struct iz_plan *p, int ring)
+{
+    return ring == 0 || p->ring[ring].members > 1;
+}
 /* Whether the unit is copied or gathered into a ring. */
 bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Elements of a unit's parameters: gathered; where a rank keeps them in memory,
