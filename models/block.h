@@ -30,8 +30,13 @@ struct iz_block {
 struct iz_block_names {
     const char *block, *norm_1, *qkv, *attn_proj, *norm_2, *fc, *mlp_proj;
     const char *q_norm, *k_norm;
-    const char *router, *expert_fc, *expert_proj; /* of a block with experts */
+    /* Of a block with experts: its router, before its experts, and theirs. */
+    const char *router, *experts, *expert_fc, *expert_proj;
 };
+
+/* Of initial weights before a residual addition, so that the sum over all of
+ * them keeps its variance. */
+float iz_block_residual(const struct iz_block *b);
 
 /* Of the last unit: weight and, but with llama, bias of its norm; then a matrix
  * of a row per class.  A list without that has the embedding's. */
@@ -40,6 +45,8 @@ struct iz_ends {
     int n_embed, n_head;
 };
 
+/* Units of the blocks: more than blocks if their experts are units. */
+int iz_block_units(const struct iz_block *b);
 /* Makes the units of m, b being borrowed until m is closed; the embedding is
  * that of tokens and, but with llama, positions.  Where m has a vocabulary, the
  * head generates.  0 or -ENOMEM. */

@@ -10,6 +10,7 @@
 struct iz_experts {
     int n; /* 0: no block has experts */
     int per_token, hidden;
+    int per_unit;    /* of units of their own (experts_units.h); 0: none have */
     bool normalise;  /* the weights of a row add up to 1 */
     int step;        /* blocks step - 1, 2 step - 1, ... have experts, */
     char dense[256]; /* but for these: numbers with commas */
@@ -20,39 +21,39 @@ struct iz_experts {
 /* Whether a block, counted from 0, has experts. */
 bool iz_experts_at(const struct iz_experts *c, int block);
 
-/* What a block keeps of them; backward overwrites u. */
-struct iz_experts_kept {
-    struct iz_routes r;
-    struct iz_view u; /* [kM,2F] gate, up, by expert; widened */
-};
-
-/* The three weights, experts one below the other. */
-struct iz_experts_weights {
-    struct iz_linear router, fc, proj;
-};
-
-struct iz_experts_kept iz_experts_saves(struct iz_exec *x,
-                                        const struct iz_experts *c, int64_t m);
+/* What a block keeps of its router: all of r. */
+struct iz_routes iz_routes_saves(struct iz_exec *x, const struct iz_experts *c,
+                                 int64_t m);
 /* Chooses experts for the rows of h [M,C]. */
 void iz_experts_route(struct iz_exec *x, const struct iz_experts *c,
-                      const struct iz_experts_kept *b, struct iz_view h,
-                      const struct iz_experts_weights *w, struct iz_told *told);
+                      const struct iz_routes *r, struct iz_view h,
+                      const struct iz_linear *router, struct iz_told *told);
+/* From dweight [M,k], and dh [M,C] of what the experts did with h: the gradient
+ * of the router, and that of h in its place. */
+void iz_experts_route_bwd(struct iz_exec *x, const struct iz_experts *c,
+                          const struct iz_routes *r, struct iz_view dweight,
+                          struct iz_view h, struct iz_view dh,
+                          const struct iz_linear *router, float loss_scale);
+
+/* What follows is of the experts that are here (struct iz_routes).  Their
+ * weights lie one below the other; u [kM,2F] is their gate, up, by expert. */
+
 /* u from h. */
-void iz_experts_widen(struct iz_exec *x, const struct iz_experts_kept *b,
-                      struct iz_view h, const struct iz_linear *fc);
+void iz_experts_widen(struct iz_exec *x, const struct iz_routes *r,
+                      struct iz_view u, struct iz_view h,
+                      const struct iz_linear *fc);
 /* y = c + what the experts make of u. */
-void iz_experts_narrow(struct iz_exec *x, const struct iz_experts_kept *b,
-                       struct iz_view y, struct iz_view c,
+void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
+                       struct iz_view u, struct iz_view y, struct iz_view c,
                        const struct iz_linear *proj);
 /* From dy the gradients of the experts' last weights, and of u in its place;
- * dweight [M,k] is scratch of the caller, as by [kM,C]. */
-void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_experts_kept *b,
-                           struct iz_view dweight, struct iz_view by,
-                           struct iz_view dy, const struct iz_linear *proj);
-/* From these the gradients of the other weights, and that of h in its place.
- */
-void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_experts *c,
-                          const struct iz_experts_kept *b,
-                          struct iz_view dweight, struct iz_view by,
-                          struct iz_view h, const struct iz_experts_weights *w,
-                          float loss_scale);
+ * dweight [M,k] gets what is theirs, by [kM,C] is scratch of the caller. */
+void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
+                           struct iz_view u, struct iz_view dweight,
+                           struct iz_view by, struct iz_view dy,
+                           const struct iz_linear *proj);
+/* From these the gradients of the other weights; dh = c + that of h. */
+void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
+                          struct iz_view u, struct iz_view dh,
+                          struct iz_view by, struct iz_view c, struct iz_view h,
+                          const struct iz_linear *fc);

@@ -11,9 +11,16 @@ static int64_t qkv_rows(const void *self, int i)
     return (int64_t)(i == 0 ? c->heads : c->kv_heads) * c->head_dim;
 }
 
-static int experts_of_block(const void *self)
+/* Of an expert's two matrices. */
+static int64_t gate_up_rows(const void *self)
 {
-    return ((const struct iz_moe_config *)self)->num_experts;
+    return 2 *
+           (int64_t)((const struct iz_moe_config *)self)->moe_intermediate_size;
+}
+
+static int64_t down_rows(const void *self)
+{
+    return ((const struct iz_llama_config *)self)->width;
 }
 
 /* A parameter of a block that is a tensor, or the weights of several. */
@@ -24,22 +31,25 @@ static int experts_of_block(const void *self)
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
 #define MIXTRAL "model.layers.{}.block_sparse_moe."
-/* The router and the experts of a type, below `at`. */
+/* Experts of a type, below `at`; they are `in` a block's unit or in several. */
+#define EXPERTS_IN(type, at, gate, up, down, in)                               \
+    {.tensor = at "experts.[]." gate ".weight|" at "experts.[]." up ".weight", \
+     .param = "layers.{}.mlp.experts." in "gate_up_proj.weight",               \
+     .layout = IZ_HF_ROWS,                                                     \
+     .each = gate_up_rows,                                                     \
+     .types = type},                                                           \
+    {                                                                          \
+        .tensor = at "experts.[]." down ".weight",                             \
+        .param = "layers.{}.mlp.experts." in "down_proj.weight",               \
+        .layout = IZ_HF_ROWS, .each = down_rows, .types = type                 \
+    }
+/* The same and their router. */
 #define EXPERTS(type, at, gate, up, down)                                      \
     {.tensor = at "gate.weight",                                               \
      .param = "layers.{}.mlp.gate.weight",                                     \
      .types = type},                                                           \
-        {.tensor =                                                             \
-             at "experts.[]." gate ".weight|" at "experts.[]." up ".weight",   \
-         .param = "layers.{}.mlp.experts.gate_up_proj.weight",                 \
-         .layout = IZ_HF_ROWS,                                                 \
-         .repeat = experts_of_block,                                           \
-         .types = type},                                                       \
-    {                                                                          \
-        .tensor = at "experts.[]." down ".weight",                             \
-        .param = "layers.{}.mlp.experts.down_proj.weight",                     \
-        .layout = IZ_HF_ROWS, .repeat = experts_of_block, .types = type        \
-    }
+        EXPERTS_IN(type, at, gate, up, down, ""),                              \
+        EXPERTS_IN(type, at, gate, up, down, "{}.")
 
 static const struct iz_hf_name hf_names[] = {
     {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
@@ -72,6 +82,7 @@ static const struct iz_hf_name hf_names[] = {
 #undef ATTN
 #undef MLP
 #undef MIXTRAL
+#undef EXPERTS_IN
 #undef EXPERTS
 
 #define DENSE "llama|mistral|qwen2|qwen3"

@@ -4,19 +4,20 @@
 #include "models/llama.h"
 #include "models/parts.h"
 
-static const struct iz_block_names names = {
-    .block = "layers",
-    .norm_1 = "input_layernorm",
-    .qkv = "self_attn.qkv_proj",
-    .attn_proj = "self_attn.o_proj",
-    .norm_2 = "post_attention_layernorm",
-    .fc = "mlp.gate_up_proj",
-    .mlp_proj = "mlp.down_proj",
-    .q_norm = "self_attn.q_norm",
-    .k_norm = "self_attn.k_norm",
-    .router = "mlp.gate",
-    .expert_fc = "mlp.experts.gate_up_proj",
-    .expert_proj = "mlp.experts.down_proj"};
+static const struct iz_block_names names = {.block = "layers",
+                                            .norm_1 = "input_layernorm",
+                                            .qkv = "self_attn.qkv_proj",
+                                            .attn_proj = "self_attn.o_proj",
+                                            .norm_2 =
+                                                "post_attention_layernorm",
+                                            .fc = "mlp.gate_up_proj",
+                                            .mlp_proj = "mlp.down_proj",
+                                            .q_norm = "self_attn.q_norm",
+                                            .k_norm = "self_attn.k_norm",
+                                            .router = "mlp.gate",
+                                            .experts = "mlp.experts",
+                                            .expert_fc = "gate_up_proj",
+                                            .expert_proj = "down_proj"};
 
 int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
                    const struct iz_block *b)

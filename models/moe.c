@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Qwen3-MoE and Mixtral, written once for training, evaluation and generation;
- * their units are those of block.h.  All experts of a block are in its unit. */
+ * their units are those of block.h and, with experts_per_unit, of
+ * experts_units.h. */
 #include "models/moe.h"
 
 #include "models/block.h"
@@ -23,6 +24,9 @@ static const struct iz_key moe_keys[] = {
     {KEY(decoder_sparse_step, INT, 1, MOST, NULL), "1",
      "Every block whose number, from 1, is a multiple has experts, the others "
      "an MLP of `ffn` channels."},
+    {KEY(experts_per_unit, INT, 0, IZ_EXPERTS_MOST, NULL), "0",
+     "Experts of a unit, if a block's are to be several: a block then need not "
+     "be whole in memory. 0: they are in their block's unit."},
     {KEY(mlp_only_layers, INTS, 0, 0, NULL), "[]",
      "Blocks, counted from 0, that have that MLP in any case."},
     {KEY(router_aux_loss_coef, DOUBLE, 0, 1e6, NULL), "0.001",
@@ -69,6 +73,7 @@ static struct iz_experts experts_of(const struct iz_moe_config *c)
     struct iz_experts e = {.n = c->num_experts,
                            .per_token = c->num_experts_per_tok,
                            .hidden = c->moe_intermediate_size,
+                           .per_unit = c->experts_per_unit,
                            .normalise = c->norm_topk_prob,
                            .step = c->decoder_sparse_step,
                            .balance = c->router_aux_loss_coef,
@@ -86,6 +91,8 @@ static int moe_check(const struct iz_moe_config *c)
         return -EINVAL;
     if (c->num_experts_per_tok > c->num_experts)
         why = "num_experts_per_tok is above num_experts";
+    else if (c->experts_per_unit > c->num_experts)
+        why = "experts_per_unit is above num_experts";
     else if (!lists_blocks(c->mlp_only_layers, c->llama.layers))
         why = "mlp_only_layers must be numbers of blocks with commas, such as "
               "\"0,3\", each below layers";
@@ -110,7 +117,8 @@ int iz_moe_open(struct iz_model **out, const void *target)
         return rc;
     struct self s = {.config = config, .block = iz_llama_block(c)};
     s.block.experts = experts_of(&config);
-    return model_open(out, "moe", c->layers + 2, &s, sizeof(s), moe_open_units);
+    return model_open(out, "moe", iz_block_units(&s.block) + 2, &s, sizeof(s),
+                      moe_open_units);
 }
 
 /* ---- the program ---- */

@@ -10,7 +10,7 @@
 struct iz_moe_config {
     struct iz_llama_config llama;
     int num_experts, num_experts_per_tok, moe_intermediate_size;
-    int decoder_sparse_step;
+    int decoder_sparse_step, experts_per_unit;
     char mlp_only_layers[256]; /* numbers with commas */
     bool norm_topk_prob;
     double router_aux_loss_coef, router_z_loss_coef;

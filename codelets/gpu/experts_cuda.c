@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of a mixture of experts on a GPU: one after the other in the stream,
- * with as many rows as each expert has.  The host must know how many these are,
- * so the first product after a choice waits for the stream. */
+ * with as many rows as each expert has; and gates, of the rows of the experts
+ * that are here.  The host must know how many these are, so it waits for the
+ * stream once in a task. */
 #include "codelets/base/die.h"
 #include "codelets/gpu/device.h"
 #include "codelets/gpu/flat_buffer.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
+
+void iz_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
+{
+    iz_buffer_copy(x, y.p, a.p, iz_view_bytes(a));
+}
 
 typedef struct iz_product product_fn(struct iz_view to, struct iz_view from,
                                      const struct iz_linear *l);
@@ -19,12 +25,12 @@ static void pin(struct iz_cuda *c)
     c->ends_pinned = true;
 }
 
-/* Of each expert, where its rows end.  What is at an address changes with a
- * choice alone, which forgets what was read (experts.cu). */
+/* Of each expert, where its rows end.  In a task, what is at an address changes
+ * with a choice alone, which forgets what was read (experts.cu). */
 static const int32_t *read_ends(struct iz_exec *x, struct iz_view end)
 {
     struct iz_cuda *c = x->cuda;
-    if (c->ends_of == end.p)
+    if (c->ends_of == end.p && c->ends_task == x->task)
         return c->ends;
     if (x->stream && !c->ends_pinned)
         pin(c);
@@ -32,7 +38,14 @@ static const int32_t *read_ends(struct iz_exec *x, struct iz_view end)
     if (x->stream)
         iz_device_wait(x->stream);
     c->ends_of = end.p;
+    c->ends_task = x->task;
     return c->ends;
+}
+
+/* By expert, of expert i. */
+static int64_t first_row(const int32_t *end, int64_t i)
+{
+    return i ? end[i - 1] : 0;
 }
 
 static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
@@ -40,9 +53,10 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         const struct iz_routes *r, struct iz_view scratch)
 {
     const int32_t *end = read_ends(x, r->end);
-    for (int64_t i = 0, first = 0; i < r->end.cols; first = end[i++]) {
-        struct iz_linear one = iz_expert_of(l, i, r->end.cols);
-        int64_t n = end[i] - first;
+    int64_t here = iz_experts_here(r), first = first_row(end, r->first);
+    for (int64_t i = 0; i < here; first = end[r->first + i++]) {
+        struct iz_linear one = iz_expert_of(l, i, here);
+        int64_t n = end[r->first + i] - first;
         struct iz_product p =
             f(iz_view_rows(to, first, n), iz_view_rows(from, first, n), &one);
         p.varies = true;
@@ -79,4 +93,37 @@ void iz_experts_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 {
     if (iz_wanted(x, l->dw))
         each_expert(x, iz_product_dw, dy, a, l, r, scratch);
+}
+
+/* The rows by expert of the experts that are here, the first in *first. */
+static int64_t all_rows_of(struct iz_exec *x, const struct iz_routes *r,
+                           int64_t *first)
+{
+    int64_t here = iz_experts_here(r);
+    *first = 0;
+    if (here == r->end.cols)
+        return iz_view_len(r->place);
+    const int32_t *end = read_ends(x, r->end);
+    *first = first_row(end, r->first);
+    return end[r->first + here - 1] - *first;
+}
+
+void iz_experts_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                                struct iz_view a, const struct iz_routes *r)
+{
+    int64_t first, n = all_rows_of(x, r, &first);
+    if (n)
+        iz_swiglu_fwd_cuda(x, iz_view_rows(y, first, n),
+                           iz_view_rows(a, first, n));
+}
+
+void iz_experts_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                                struct iz_view y, struct iz_view dy,
+                                struct iz_view a, const struct iz_routes *r)
+{
+    int64_t first, n = all_rows_of(x, r, &first);
+    if (n)
+        iz_swiglu_bwd_cuda(
+            x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),
+            iz_view_rows(dy, first, n), iz_view_rows(a, first, n));
 }

@@ -16,8 +16,9 @@ struct iz_cuda {
     struct iz_cublas *blas;
     struct iz_cudnn *dnn; /* NULL until something asks for it */
     /* Of the routes of a mixture of experts whose `end` is at this address of
-     * the GPU; NULL: of none. */
+     * the GPU in this task; NULL: of none. */
     const void *ends_of;
+    uint64_t ends_task;
     bool ends_pinned;
     int32_t ends[IZ_EXPERTS_MOST];
 };

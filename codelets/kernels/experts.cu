@@ -23,20 +23,23 @@ struct routes {
     int64_t rows;
     int experts, chosen_of_row;
     bool normalise;
+    int first, here;
 };
 
 static struct routes routes_of(const struct iz_routes *r)
 {
-    return {(float *)r->p.p,
-            (float *)r->lse.p,
-            (float *)r->weight.p,
-            (int32_t *)r->place.p,
-            (int32_t *)r->chosen.p,
-            (int32_t *)r->end.p,
-            r->p.rows,
-            (int)r->p.cols,
-            (int)r->weight.cols,
-            r->normalise};
+    return {
+        (float *)r->p.p,       (float *)r->lse.p,      (float *)r->weight.p,
+        (int32_t *)r->place.p, (int32_t *)r->chosen.p, (int32_t *)r->end.p,
+        r->place.rows,         (int)r->end.cols,       (int)r->place.cols,
+        r->normalise,          (int)r->first,          (int)iz_experts_here(r)};
+}
+
+/* Whether a row's choice number i is an expert whose weights are here. */
+static __device__ bool is_here(const struct routes &r, int64_t i)
+{
+    int expert = r.chosen[i] - r.first;
+    return expert >= 0 && expert < r.here;
 }
 
 static __device__ int64_t row_of_warp(void)
@@ -79,13 +82,38 @@ static __device__ struct best find_best(const float *p, int e, uint32_t taken)
     return b;
 }
 
+/* Of a row, for a warp: the choices in ascending order, `taken` having a bit
+ * for each of the lane's experts; all weights by the sum of theirs. */
+static __device__ void put_choices(const struct routes &r, int64_t t,
+                                   uint32_t taken)
+{
+    int lane = (int)threadIdx.x % 32, k = r.chosen_of_row, before = 0;
+    float *weight = r.weight + t * k, sum = 0;
+    for (int s = 0; s * 32 < r.experts; s++) {
+        bool mine = taken >> s & 1;
+        unsigned all = __ballot_sync(IZ_ALL_LANES, mine);
+        int at = before + __popc(all & ((1u << lane) - 1));
+        int i = s * 32 + lane;
+        if (mine) {
+            float p = r.p[t * r.experts + i];
+            r.chosen[t * k + at] = i;
+            weight[at] = p >= 0 ? p : NAN;
+        }
+        before += __popc(all);
+    }
+    __syncwarp();
+    for (int j = 0; r.normalise && lane == 0 && j < k; j++)
+        sum += weight[j];
+    for (int j = 0; r.normalise && lane == 0 && j < k; j++)
+        weight[j] /= sum;
+}
+
 /* Of a row, for a warp: softmax; then its choice. */
 static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
 {
     int64_t t = row_of_warp();
     int lane = (int)threadIdx.x % 32, e = r.experts, k = r.chosen_of_row;
-    float *p = r.p + t * e, *weight = r.weight + t * k;
-    float most = -INFINITY, sum = 0, of_chosen = 0;
+    float *p = r.p + t * e, most = -INFINITY, sum = 0;
     uint32_t taken = 0;
     if (t >= r.rows)
         return;
@@ -103,17 +131,10 @@ static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
         r.lse[t] = most + logf(sum);
     for (int j = 0; j < k; j++) {
         struct best b = find_best(p, e, taken);
-        float w = b.p < 0 ? NAN : b.p;
         if (lane == b.i % 32)
             taken |= 1u << b.i / 32;
-        of_chosen += w;
-        if (lane == 0) {
-            r.chosen[t * k + j] = b.i;
-            weight[j] = w;
-        }
     }
-    for (int j = 0; r.normalise && lane == 0 && j < k; j++)
-        weight[j] /= of_chosen;
+    put_choices(r, t, taken);
 }
 
 /* A block for an expert: how many of n choices are its. */
@@ -293,6 +314,8 @@ static __global__ void __launch_bounds__(THREADS)
     dispatch(T *y, const T *a, struct routes r, int64_t c, bool at_once)
 {
     int64_t row = blockIdx.x;
+    if (!is_here(r, row))
+        return;
     T *to = y + r.place[row] * c;
     const T *from = a + row / r.chosen_of_row * c;
     each_piece<T>(c, at_once, [&](int64_t i, auto count) {
@@ -317,8 +340,8 @@ void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
 
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    combine(T *y, const T *c, const T *a, struct routes r, int64_t n,
-            bool weighed, bool at_once)
+    combine(T *y, const T *c, const T *a, struct routes r, int64_t n, bool back,
+            bool at_once)
 {
     int64_t row = blockIdx.x;
     int k = r.chosen_of_row;
@@ -326,27 +349,31 @@ static __global__ void __launch_bounds__(THREADS)
     const float *weight = r.weight + row * k;
     each_piece<T>(n, at_once, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
-        float sum[N], v[N];
-        iz_load_row(sum, c + row * n + i);
-        for (int j = 0; j < k; j++) {
+        float sum[N] = {0}, v[N];
+        if (c)
+            iz_load_row(sum, c + row * n + i);
+        for (int s = 0; s < k; s++) {
+            int j = back ? k - 1 - s : s;
+            if (!is_here(r, row * k + j))
+                continue;
             iz_load_row(v, a + place[j] * n + i);
-            for (int s = 0; s < N; s++)
-                sum[s] += (weighed ? weight[j] : 1) * v[s];
+            for (int q = 0; q < N; q++)
+                sum[q] += (back ? 1 : weight[j]) * v[q];
         }
         iz_store_row(y + row * n + i, sum);
     });
 }
 
 void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                     struct iz_view a, const struct iz_routes *given,
-                     bool weighed)
+                     struct iz_view a, const struct iz_routes *given, bool back)
 {
     struct routes r = routes_of(given);
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
-        const T *add = (const T *)c.p, *from = (const T *)a.p;
+        const T *add = c.rows ? (const T *)c.p : NULL;
+        const T *from = (const T *)a.p;
         IZ_LAUNCH(combine<T>, (unsigned)y.rows, THREADS, 0, x->stream, (T *)y.p,
-                  add, from, r, y.cols, weighed,
+                  add, from, r, y.cols, back,
                   iz_pieces_aligned<T>(y.cols, add, from, (T *)y.p));
     });
 }
@@ -371,6 +398,8 @@ static __global__ void __launch_bounds__(THREADS)
               int64_t f, bool at_once)
 {
     int64_t row = blockIdx.x, at = r.place[row] * f;
+    if (!is_here(r, row))
+        return;
     float dot = 0, w = r.weight[row];
     each_piece<T>(f, at_once, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;

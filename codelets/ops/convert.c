@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rounding of tensors.  On a GPU it is a sum of one buffer. */
+/* Rounding of tensors, which is on a GPU a sum of one buffer; sums; copies. */
 #include "codelets/ops/ops.h"
 
 #include <assert.h>
+#include <string.h>
 
+#include "codelets/flat/flat.h"
 #include "codelets/ops/gpu_ops.h"
 
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
@@ -16,4 +18,26 @@ void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
     if (iz_runs(x, IZ_CUDA) && (y.p != a.p || y.dtype != a.dtype))
         iz_flat_sum_cuda(x, y.p, y.dtype, false, &in, 1, a.dtype,
                          iz_view_len(a));
+}
+
+void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a)
+{
+    const void *in = a.p;
+    assert(iz_view_len(y) == iz_view_len(a));
+    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_runs(x, IZ_CPU))
+        iz_flat_sum(y.p, y.dtype, true, &in, 1, a.dtype, iz_view_len(a));
+    if (iz_runs(x, IZ_CUDA))
+        iz_flat_sum_cuda(x, y.p, y.dtype, true, &in, 1, a.dtype,
+                         iz_view_len(a));
+}
+
+void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a)
+{
+    assert(iz_view_bytes(y) == iz_view_bytes(a));
+    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_runs(x, IZ_CPU))
+        memcpy(y.p, a.p, (size_t)iz_view_bytes(a));
+    if (iz_runs(x, IZ_CUDA))
+        iz_copy_cuda(x, y, a);
 }

@@ -16,15 +16,30 @@
 
 enum { PARTS = 64 }; /* of what a router on a GPU tells */
 
+/* Of those of experts; a router has p and lse, too. */
 static void check_routes(const struct iz_routes *r)
 {
-    int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
-    assert(e <= IZ_EXPERTS_MOST && k <= e);
-    assert(r->weight.rows == m && r->place.rows == m && r->chosen.rows == m);
-    assert(r->lse.rows == m && r->place.cols == k && r->chosen.cols == k);
-    assert(r->end.cols == e && m * k <= INT32_MAX);
+    int64_t m = r->place.rows, e = r->end.cols, k = r->place.cols;
+    assert(e <= IZ_EXPERTS_MOST && k <= e && m * k <= INT32_MAX);
+    assert(r->weight.rows == m && r->chosen.rows == m);
+    assert(r->weight.cols == k && r->chosen.cols == k);
+    assert(r->first >= 0 && r->first + iz_experts_here(r) <= e);
     (void)m;
     (void)k;
+    (void)e;
+}
+
+static void check_router(const struct iz_routes *r)
+{
+    check_routes(r);
+    assert(r->p.rows == r->place.rows && r->p.cols == r->end.cols);
+    assert(r->lse.rows == r->place.rows);
+}
+
+/* Of what all experts move or compute, the part of those that are here. */
+static double part_here(const struct iz_routes *r)
+{
+    return (double)iz_experts_here(r) / (double)r->end.cols;
 }
 
 static double routes_bytes(const struct iz_routes *r)
@@ -46,8 +61,8 @@ IZ_SIMD static void softmax_rows(float *p, float *lse, int64_t m, int64_t e)
     }
 }
 
-/* The k largest of a row.  Where nothing can be compared (NaN), the first that
- * are left: always k different ones. */
+/* The k largest of a row, in ascending order of their numbers.  Where nothing
+ * can be compared (NaN), the first that are left: always k different ones. */
 static void choose_experts(int32_t *chosen, const float *p, int64_t e,
                            int64_t k)
 {
@@ -58,8 +73,10 @@ static void choose_experts(int32_t *chosen, const float *p, int64_t e,
             if (!taken[i] && (best < 0 || p[i] > p[best]))
                 best = i;
         taken[best] = true;
-        chosen[j] = (int32_t)best;
     }
+    for (int64_t i = 0; i < e; i++)
+        if (taken[i])
+            *chosen++ = (int32_t)i;
 }
 
 static void weigh_chosen(float *weight, const int32_t *chosen, const float *p,
@@ -98,7 +115,7 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
     int64_t mark = iz_work_mark(x);
     struct iz_view scratch =
         iz_work(x, IZ_I32, 1, x->backend == IZ_CUDA ? e : 0);
-    check_routes(r);
+    check_router(r);
     iz_count(x, 0, routes_bytes(r));
     if (iz_runs(x, IZ_CUDA))
         iz_route_fwd_cuda(x, r, scratch);
@@ -158,7 +175,7 @@ void iz_route_tell(struct iz_exec *x, struct iz_told *told,
     int64_t mark = iz_work_mark(x), wide = sizeof(double);
     struct iz_view scratch =
         iz_work(x, IZ_U8, wide, x->backend == IZ_CUDA ? 2 * PARTS : 0);
-    check_routes(r);
+    check_router(r);
     iz_count(x, 0, (double)iz_view_bytes(r->p));
     if (iz_runs(x, IZ_CUDA) && told)
         iz_route_tell_cuda(x, told, r, balance, z, scratch);
@@ -211,7 +228,7 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   float balance, float z)
 {
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols, first;
-    check_routes(r);
+    check_router(r);
     assert(dlogits.rows == m && dlogits.cols == e && dweight.cols == k);
     iz_count(x, 0, routes_bytes(r) + (double)iz_view_bytes(dlogits));
     if (iz_runs(x, IZ_CUDA))
@@ -232,6 +249,13 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
 
 /* ---- rows to experts and back ---- */
 
+/* Whether a row's choice number i is an expert that is here. */
+static bool is_here(const struct iz_routes *r, int64_t i)
+{
+    int64_t expert = ((int32_t *)r->chosen.p)[i] - r->first;
+    return expert >= 0 && expert < iz_experts_here(r);
+}
+
 void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
                  const struct iz_routes *r)
 {
@@ -239,40 +263,56 @@ void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
     const int32_t *place = r->place.p;
     check_routes(r);
     assert(a.rows == m && y.rows == m * k && y.cols == c);
-    iz_count(x, 0, (double)(iz_view_bytes(a) + iz_view_bytes(y)));
+    iz_count(x, 0,
+             (double)iz_view_bytes(a) +
+                 part_here(r) * (double)iz_view_bytes(y));
     if (iz_runs(x, IZ_CUDA))
         iz_dispatch_cuda(x, y, a, r);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++)
-        memcpy((float *)y.p + place[i] * c, (float *)a.p + i / k * c,
-               (size_t)c * sizeof(float));
+        if (is_here(r, i))
+            memcpy((float *)y.p + place[i] * c, (float *)a.p + i / k * c,
+                   (size_t)c * sizeof(float));
 }
 
-IZ_SIMD static void add_weighed(float *y, const float *c, const float *a,
-                                float weight, int64_t n)
+IZ_SIMD static void add_weighed(float *y, const float *a, float weight,
+                                int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        y[i] = c[i] + weight * a[i];
+        y[i] += weight * a[i];
+}
+
+static void combine_row(float *y, const float *a, const struct iz_routes *r,
+                        int64_t row, int64_t n, bool back)
+{
+    int64_t k = r->place.cols;
+    for (int64_t j = 0; j < k; j++) {
+        int64_t i = row * k + (back ? k - 1 - j : j);
+        if (is_here(r, i))
+            add_weighed(y, a + ((int32_t *)r->place.p)[i] * n,
+                        back ? 1 : ((float *)r->weight.p)[i], n);
+    }
 }
 
 void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                struct iz_view a, const struct iz_routes *r, bool weighed)
+                struct iz_view a, const struct iz_routes *r, bool back)
 {
-    int64_t m = r->place.rows, k = r->place.cols, n = y.cols;
-    const int32_t *place = r->place.p;
-    const float *weight = r->weight.p;
+    int64_t m = r->place.rows, n = y.cols;
     check_routes(r);
-    assert(y.rows == m && c.rows == m && a.rows == m * k);
-    assert(c.cols == n && a.cols == n);
+    assert(y.rows == m && a.rows == m * r->place.cols && a.cols == n);
+    assert(!c.rows || (c.rows == m && c.cols == n));
     iz_count(x, 0,
-             (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
+             (double)(iz_view_bytes(y) + iz_view_bytes(c)) +
+                 part_here(r) * (double)iz_view_bytes(a));
     if (iz_runs(x, IZ_CUDA))
-        iz_combine_cuda(x, y, c, a, r, weighed);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++) {
-        float *to = (float *)y.p + i / k * n;
-        const float *from = i % k ? to : (float *)c.p + i / k * n;
-        add_weighed(to, from, (float *)a.p + place[i] * n,
-                    weighed ? weight[i] : 1, n);
-    }
+        iz_combine_cuda(x, y, c, a, r, back);
+    if (!iz_runs(x, IZ_CPU))
+        return;
+    if (!c.rows)
+        memset(y.p, 0, (size_t)iz_view_bytes(y));
+    else if (c.p != y.p)
+        memcpy(y.p, c.p, (size_t)iz_view_bytes(y));
+    for (int64_t t = 0; t < m; t++)
+        combine_row((float *)y.p + t * n, a.p, r, t, n, back);
 }
 
 /* ---- products ---- */
@@ -292,21 +332,50 @@ static void clear_gradient(const struct iz_exec *x, struct iz_view dw)
         memset(dw.p, 0, (size_t)iz_view_bytes(dw));
 }
 
+/* What a call has counted and computes. */
+struct counters {
+    double flops, bytes, seconds;
+};
+
+static struct counters counters_of(const struct iz_exec *x)
+{
+    return (struct counters){x->flops, x->bytes, x->seconds};
+}
+
+static void counters_set(struct iz_exec *x, struct counters c)
+{
+    x->flops = c.flops;
+    x->bytes = c.bytes;
+    x->seconds = c.seconds;
+}
+
+/* What has been counted since then was for all experts: leaves the part of
+ * those that are here. */
+static void count_part(struct iz_exec *x, struct counters since, double part)
+{
+    x->flops = since.flops + part * (x->flops - since.flops);
+    x->bytes = since.bytes + part * (x->bytes - since.bytes);
+    x->seconds = since.seconds + part * (x->seconds - since.seconds);
+}
+
 /* Counts what all rows with one expert cost, and for each of the others a
  * product that reads its weights. No library is asked for them: on a GPU each
  * has the first way that it finds. */
 static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
                            struct iz_view from, const struct iz_linear *l,
-                           int64_t e)
+                           const struct iz_routes *r)
 {
-    struct iz_linear one = iz_expert_of(l, 0, e);
+    struct counters before = counters_of(x);
+    int64_t here = iz_experts_here(r);
+    struct iz_linear one = iz_expert_of(l, 0, here);
     bool dry = x->dry, asks = x->asks_products;
     x->dry = true;
     x->asks_products = false;
     f(x, to, from, &one);
     x->dry = dry;
     x->asks_products = asks;
-    for (int64_t i = 1; i < e; i++)
+    count_part(x, before, part_here(r));
+    for (int64_t i = 1; i < here; i++)
         iz_count(x, 0, (double)iz_view_bytes(one.w));
 }
 
@@ -314,26 +383,24 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         struct iz_view from, const struct iz_linear *l,
                         const struct iz_routes *r)
 {
-    int64_t e = r->end.cols, first;
+    int64_t here = iz_experts_here(r), first;
     bool bf16_products = x->bf16_products;
     check_routes(r);
-    assert(l->out_in && !l->b.rows && l->w.rows % e == 0);
+    assert(l->out_in && !l->b.rows && l->w.rows % here == 0);
     assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
     x->bf16_products = false; /* their scratch may be any for fewer rows */
-    count_products(x, f, to, from, l, e);
-    struct iz_exec counted = *x;
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < e; i++) {
-        int64_t n = rows_of(r, i, &first);
-        struct iz_linear one = iz_expert_of(l, i, e);
+    count_products(x, f, to, from, l, r);
+    struct counters counted = counters_of(x);
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < here; i++) {
+        int64_t n = rows_of(r, r->first + i, &first);
+        struct iz_linear one = iz_expert_of(l, i, here);
         if (n)
             f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
               &one);
         else if (f == iz_matmul_dw)
             clear_gradient(x, one.dw);
     }
-    x->flops = counted.flops;
-    x->bytes = counted.bytes;
-    x->seconds = counted.seconds;
+    counters_set(x, counted);
     x->bf16_products = bf16_products;
 }
 
@@ -399,11 +466,64 @@ void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
     check_routes(r);
     assert(dg.cols == f && du.cols == 2 * f && g.rows == du.rows);
     assert(g.rows == iz_view_len(r->place) && dg.rows == g.rows);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
+    iz_count(x, 0,
+             part_here(r) *
+                 (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
     if (iz_runs(x, IZ_CUDA))
         iz_weigh_bwd_cuda(x, dweight, g, du, dg, r);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(r->place); i++)
-        ((float *)dweight.p)[i] = weigh_row(
-            (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
-            (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
+        if (is_here(r, i))
+            ((float *)dweight.p)[i] = weigh_row(
+                (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
+                (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
+}
+
+/* ---- gates ---- */
+
+/* The rows by expert of the experts that are here, the first in *first. */
+static int64_t all_rows_of(const struct iz_routes *r, int64_t *first)
+{
+    const int32_t *end = r->end.p;
+    *first = r->first ? end[r->first - 1] : 0;
+    return end[r->first + iz_experts_here(r) - 1] - *first;
+}
+
+void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_routes *r)
+{
+    struct counters counted = counters_of(x);
+    bool dry = x->dry;
+    int64_t first, n;
+    check_routes(r);
+    x->dry = true;
+    iz_swiglu_fwd(x, y, a);
+    x->dry = dry;
+    count_part(x, counted, part_here(r));
+    counted = counters_of(x);
+    if (iz_runs(x, IZ_CUDA))
+        iz_experts_swiglu_fwd_cuda(x, y, a, r);
+    if (iz_runs(x, IZ_CPU) && (n = all_rows_of(r, &first)))
+        iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
+    counters_set(x, counted);
+}
+
+void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
+                           struct iz_view y, struct iz_view dy,
+                           struct iz_view a, const struct iz_routes *r)
+{
+    struct counters counted = counters_of(x);
+    bool dry = x->dry;
+    int64_t first, n;
+    check_routes(r);
+    x->dry = true;
+    iz_swiglu_bwd(x, da, y, dy, a);
+    x->dry = dry;
+    count_part(x, counted, part_here(r));
+    counted = counters_of(x);
+    if (iz_runs(x, IZ_CUDA))
+        iz_experts_swiglu_bwd_cuda(x, da, y, dy, a, r);
+    if (iz_runs(x, IZ_CPU) && (n = all_rows_of(r, &first)))
+        iz_swiglu_bwd(x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),
+                      iz_view_rows(dy, first, n), iz_view_rows(a, first, n));
+    counters_set(x, counted);
 }

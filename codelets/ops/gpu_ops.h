@@ -117,8 +117,11 @@ void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_pairs *p,
                        const struct iz_sample_loss *each, float *scales);
 
-/* experts.cu; what routers tell is in pinned memory.  experts_cuda.c: the first
- * product after a choice waits for the stream. */
+/* experts_cuda.c */
+void iz_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
+
+/* experts.cu; what routers tell is in pinned memory.  experts_cuda.c: what
+ * first has to know the number of an expert's rows waits for the stream. */
 void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view scratch);
 void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
@@ -130,10 +133,15 @@ void iz_route_bwd_cuda(struct iz_exec *x, struct iz_view dlogits,
 void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       const struct iz_routes *r);
 void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                     struct iz_view a, const struct iz_routes *r, bool weighed);
+                     struct iz_view a, const struct iz_routes *r, bool back);
 void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
                        struct iz_view g, struct iz_view du, struct iz_view dg,
                        const struct iz_routes *r);
+void iz_experts_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                                struct iz_view a, const struct iz_routes *r);
+void iz_experts_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                                struct iz_view y, struct iz_view dy,
+                                struct iz_view a, const struct iz_routes *r);
 void iz_experts_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                          const struct iz_linear *l, const struct iz_routes *r,
                          struct iz_view scratch);

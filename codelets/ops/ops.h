@@ -150,19 +150,28 @@ void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
                    struct iz_view dy, struct iz_view a);
 
-/* Every row of M chooses k of E experts, the most probable first, of equal
- * ones that with the lowest number.  There are so always kM rows by expert: in
- * ascending order of experts, and of one expert in ascending order of rows. */
+/* Every row of M chooses the k most probable of E experts, of equal ones those
+ * with the lowest numbers.  There are so always kM rows by expert: in ascending
+ * order of experts, and of one expert in ascending order of rows. */
 struct iz_routes {
     struct iz_view p;      /* fp32 [M,E]: logits, then their softmax */
     struct iz_view lse;    /* fp32 [M,1]: log of their sum of exponentials */
     struct iz_view weight; /* fp32 [M,k]: p of the chosen, by their sum if
                             * `normalise` */
     struct iz_view place;  /* int32 [M,k]: of the chosen, the row by expert */
-    struct iz_view chosen; /* int32 [M,k]: its number */
+    struct iz_view chosen; /* int32 [M,k]: its number; they ascend */
     struct iz_view end;    /* int32 [1,E]: behind its last row by expert */
     bool normalise;
+    /* Of the ops below the router's: the experts whose weights are here, so
+     * many from this one on (0: all).  What is said of rows by expert is then
+     * said of theirs; no other is read or written. */
+    int64_t first, here;
 };
+
+static inline int64_t iz_experts_here(const struct iz_routes *r)
+{
+    return r->here ? r->here : r->end.cols;
+}
 
 enum { IZ_EXPERTS_MOST = 1024 };
 
@@ -206,20 +215,28 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
 /* y [kM,C]: rows of a [M,C] by expert. */
 void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
                  const struct iz_routes *r);
-/* y [M,C] = c + the sum of a row's rows by expert a [kM,C], the most probable
- * first, times weight if `weighed`; y may be c. */
+/* y [M,C] = c + the sum of a row's rows by expert a [kM,C]: times their weights
+ * in ascending order of experts, or with `back` as they are and in descending
+ * order.  So experts may come one after the other, or the other way round, with
+ * the same sums.  y may be c, and c absent: zeros. */
 void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                struct iz_view a, const struct iz_routes *r, bool weighed);
-/* The three products with the weights of E experts, one below the other in l->w
- * [E out,in]: each with its rows by expert.  One without rows has a dw of
- * zeros.  Operands are fp32
- * where others' may be bf16.  No bias, no adapter; l->out_in. */
+                struct iz_view a, const struct iz_routes *r, bool back);
+/* The three products with the weights of the experts here, one below the other
+ * in l->w [experts out,in]: each with its rows by expert.  One without rows has
+ * a dw of zeros.  Operands are fp32 where others' may be bf16.  No bias, no
+ * adapter; l->out_in. */
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r);
+/* iz_swiglu_fwd and iz_swiglu_bwd of rows by expert. */
+void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_routes *r);
+void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
+                           struct iz_view y, struct iz_view dy,
+                           struct iz_view a, const struct iz_routes *r);
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */
@@ -289,6 +306,10 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 
 /* y = a, rounded to y's type; y may be a.  a may be numbers of a sample. */
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* y += a, rounded to y's type. */
+void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* y = a, to the byte; they do not overlap. */
+void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
 
 /* Products of all pairs of vectors of a sample (Naumov et al. 2019): v_0 is its
  * row of z [M,D], v_1 ... v_N are its rows of e [M N,D].  A row of

@@ -45,7 +45,7 @@ struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
                                 const struct iz_linear *l);
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
-/* The weights of expert i of e, which lie one below the other. */
+/* The weights of number i of e experts, which lie one below the other. */
 struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e);
 
 IZ_C_END

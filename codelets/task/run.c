@@ -94,6 +94,7 @@ static void call(void *buffers[], struct head *h, struct worker *w)
     delay(h->g, w);
     w->idle = 0;
     w->exec.work.used = w->exec.save.used = 0;
+    w->exec.task++;
     h->begin_ns = iz_now_ns();
     h->run(&w->exec, buf, h->arg);
     if (buf != few)

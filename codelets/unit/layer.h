@@ -50,6 +50,7 @@ struct iz_param {
 struct iz_layer {
     const void *self; /* the unit's */
     int unit, kind;   /* its number and kind */
+    int part;         /* the unit's */
     int samples;      /* in this micro-batch */
     /* Parameters of the unit in the order of its list, then the tied one if
      * any. dw has the same order: backward overwrites every entry whose p is
@@ -59,8 +60,8 @@ struct iz_layer {
     /* x: [samples, elements of the previous boundary]; y: [samples, out_elems].
      * The first unit reads `input` instead of x, the last writes no y. */
     struct iz_view x, y;
-    /* Backward: dy in, dx out.  They may be the same memory: a backward reads
-     * all it needs of dy before it writes dx. */
+    /* Backward: dy in, dx out, in the same memory: a backward reads all it
+     * needs of dy before it writes dx there. */
     struct iz_view dy, dx;
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; set for the
@@ -117,6 +118,7 @@ struct iz_unit {
     int64_t table_reads;
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
+    int part;         /* a number for its layer: which of several alike it is */
     const void *self; /* constants of its layer; set to the model's by open */
     /* Training forward; it takes memory for whatever backward needs with
      * iz_save or iz_save_widened.  NULL in the last unit, whose backward
@@ -164,7 +166,7 @@ struct iz_model {
     /* Set by the runtime; NULL: samples are no pairs. */
     const struct iz_preference *preference;
     struct iz_record record;
-    bool experts;     /* a GPU lacks their ops, and they are never quantised */
+    bool experts;     /* it has some: they are never quantised */
     const char *item; /* what is counted per second: "token", "image" */
     /* Rows of embedding tables, and how many of them a sample reads.  0: the
      * plan prints no line about tables. */
@@ -191,8 +193,9 @@ enum iz_hf_layout {
 
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
 struct iz_hf_name {
-    /* "q|k|v": the parameter is cut into these.  With `repeat`, [] stands for
-     * 0, 1, ... below it: into those of 0, then of 1, all alike. */
+    /* "q|k|v": the parameter is cut into these.  With `each`, [] stands for 0,
+     * 1, ...: into those of 0, then of 1, all alike.  They begin with the
+     * number that the parameter's name has in a second {}, if it has one. */
     const char *tensor;
     const char *param; /* NULL: the tensor is ignored if it is present */
     enum iz_hf_layout layout;
@@ -201,8 +204,8 @@ struct iz_hf_name {
     bool tied;
     /* Columns (or rows) of tensor i, from the model's self; NULL: all alike. */
     int64_t (*cut)(const void *self, int i);
-    int (*repeat)(const void *self);
-    const char *types; /* as in struct iz_hf_key */
+    int64_t (*each)(const void *self); /* columns (or rows) for a number */
+    const char *types;                 /* as in struct iz_hf_key */
 };
 
 /* A key of config.json.  Several rows with the same `key` are alternative names

@@ -15,53 +15,56 @@
 
 /* ---- names ---- */
 
-/* What stands before and behind the hole {} of a pattern; without a hole all of
- * it stands before. */
-struct pattern {
-    int before;      /* bytes */
-    const char *end; /* behind the hole; NULL: there is none */
+enum { HOLES = 2, NUMBER = 16 }; /* of a pattern; bytes of what fills one */
+
+/* What stands in the holes {} of a pattern. */
+struct numbers {
+    char of[HOLES][NUMBER];
 };
 
-static struct pattern cut_pattern(const char *text)
+/* Whether `name` is the pattern with a number for each {}: those go to n. */
+static bool matches(const char *pattern, const char *name, struct numbers *n)
 {
-    const char *hole = strchr(text, '{');
-    if (!hole)
-        return (struct pattern){.before = (int)strlen(text)};
-    return (struct pattern){(int)(hole - text), hole + 2};
+    int hole = 0;
+    *n = (struct numbers){0};
+    while (*pattern) {
+        size_t digits = strspn(name, DIGITS);
+        if (pattern[0] != '{') {
+            if (*pattern++ != *name++)
+                return false;
+            continue;
+        }
+        if (digits < 1 || digits > 9 || hole == HOLES)
+            return false;
+        memcpy(n->of[hole++], name, digits);
+        name += digits;
+        pattern += 2;
+    }
+    return !*name;
 }
 
-/* Whether `name` is the pattern with a number for {}, which goes to `number`
- * (empty where the pattern has none). */
-static bool matches(const char *pattern, const char *name, char number[16])
-{
-    struct pattern p = cut_pattern(pattern);
-    number[0] = '\0';
-    if (strncmp(name, pattern, (size_t)p.before) != 0)
-        return false;
-    name += p.before;
-    if (!p.end)
-        return !*name;
-    size_t digits = strspn(name, DIGITS);
-    if (digits < 1 || digits > 9 || strcmp(name + digits, p.end) != 0)
-        return false;
-    memcpy(number, name, digits);
-    number[digits] = '\0';
-    return true;
-}
-
-/* The pattern with the number in its hole, and `repeated` in [], if it has one.
- */
+/* The pattern with the numbers in its holes, and `repeated` in [], if it has
+ * one. */
 static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern,
-                        const char *number, int repeated)
+                        const struct numbers *n, int repeated)
 {
-    struct pattern p = cut_pattern(pattern);
-    const char *end = p.end ? p.end : "", *second = strchr(end, '[');
-    if (!second)
-        return snprintf(out, IZ_HF_NAME, "%.*s%s%s", p.before, pattern, number,
-                        end) < IZ_HF_NAME;
-    return snprintf(out, IZ_HF_NAME, "%.*s%s%.*s%d%s", p.before, pattern,
-                    number, (int)(second - end), end, repeated,
-                    second + 2) < IZ_HF_NAME;
+    char *end = out + IZ_HF_NAME;
+    int hole = 0;
+    while (*pattern && out < end) {
+        bool holed = *pattern == '{' || *pattern == '[';
+        int room = (int)(end - out);
+        if (*pattern == '{')
+            out += snprintf(out, (size_t)room, "%s", n->of[hole++]);
+        else if (*pattern == '[')
+            out += snprintf(out, (size_t)room, "%d", repeated);
+        else
+            *out++ = *pattern;
+        pattern += holed ? 2 : 1;
+    }
+    if (out >= end)
+        return false;
+    *out = '\0';
+    return true;
 }
 
 /* ---- tensors ---- */
@@ -103,24 +106,25 @@ static int cuts(int64_t out[CUTS], const struct iz_hf_name *row,
 /* The tensors of one parameter. */
 static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
                        const struct iz_hf_name *row,
-                       const struct iz_hf_tensor *like, const char *number)
+                       const struct iz_hf_tensor *like,
+                       const struct numbers *number)
 {
     const struct iz_param *p = &model->unit[like->unit].param[like->param];
     bool by_rows = row->layout == IZ_HF_ROWS;
     char word[4 * IZ_HF_NAME];
     int64_t cut[CUTS], at = 0, total = by_rows ? p->rows : p->cols;
-    int repeat = row->repeat ? row->repeat(model->self) : 1;
-    int n = cuts(cut, row, model, total / repeat);
-    if (!n || total % repeat)
+    int64_t each = row->each ? row->each(model->self) : total;
+    int n = cuts(cut, row, model, each), first = atoi(number->of[1]);
+    if (!n || total % each)
         return hf_map_refuse(p, "its tensors do not cover it");
-    for (int k = 0; k < repeat * n; at += cut[k++ % n]) {
+    for (int k = 0; at < total; at += cut[k++ % n]) {
         struct iz_hf_tensor *t = hf_map_add(m);
         int i = k % n;
         if (!t)
             return -ENOMEM;
         *t = *like;
         iz_word(word, sizeof(word), row->tensor, i);
-        if (!hf_map_fill(t->name, word, number, k / n))
+        if (!hf_map_fill(t->name, word, number, first + k / n))
             return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
         t->col = by_rows ? 0 : at;
@@ -149,17 +153,17 @@ static int add_param(struct iz_hf_map *m, const struct iz_model *model,
 {
     const struct iz_param *p = &model->unit[like->unit].param[like->param];
     const struct iz_hf_name *row = m->hf->names;
-    char number[16];
+    struct numbers number;
     int err = 0;
     *found = 0;
     for (; row->tensor && !err; row++) {
         if (!row->param || row->tied != like->tied ||
-            !matches(row->param, p->name, number) ||
+            !matches(row->param, p->name, &number) ||
             !row_applies(m->hf, row, model))
             continue;
         ++*found;
         if (!like->tied || !iz_hf_map_find(m, row->tensor))
-            err = add_tensors(m, model, row, like, number);
+            err = add_tensors(m, model, row, like, &number);
     }
     return err;
 }
@@ -252,10 +256,10 @@ const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
 bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
 {
     const struct iz_hf_name *row = m->hf->names;
-    char number[16];
+    struct numbers number;
     for (; row->tensor; row++) {
         const char *pattern = iz_hf_bare(m, row->tensor);
-        if (!row->param && matches(pattern, iz_hf_bare(m, name), number))
+        if (!row->param && matches(pattern, iz_hf_bare(m, name), &number))
             return true;
     }
     return false;

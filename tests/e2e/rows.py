@@ -22,23 +22,25 @@ LLAMA = {"layers": 5, "heads": 6, "kv_heads": 2, "head_dim": 4, "width": 27,
          "ffn": 40, "seq": 16, "vocab": 256, "rope_theta": 1000}
 DLRM = {"dense": 5, "tables": 7, "rows": 31, "dim": 6, "unit_rows": 40,
         "bottom_layers": 2, "bottom_width": 9, "top_layers": 2, "top_width": 11}
+# Blocks of both kinds, experts that a slice may leave without tokens.
+MOE = {**LLAMA, "layers": 4, "qk_norm": True, "num_experts": 7,
+       "num_experts_per_tok": 2, "moe_intermediate_size": 10,
+       "decoder_sparse_step": 2, "router_aux_loss_coef": 0.1,
+       "router_z_loss_coef": 0.01}
 MODELS = {
     "gpt2": run.MODEL,
     "llama": LLAMA,
     "all of llama": {**LLAMA, "qkv_bias": True, "qk_norm": True,
                      "tie_embeddings": True, "rope_scaling_factor": 8,
                      "rope_scaling_original_seq": 64},
-    # Blocks of both kinds, experts that a slice may leave without tokens.
-    "moe": {**LLAMA, "layers": 4, "qk_norm": True, "num_experts": 7,
-            "num_experts_per_tok": 2, "moe_intermediate_size": 10,
-            "decoder_sparse_step": 2, "router_aux_loss_coef": 0.1,
-            "router_z_loss_coef": 0.01},
+    "moe": MOE,
+    "units of experts": {**MOE, "experts_per_unit": 3},
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": DLRM,
     "sparse": DLRM,  # too small for a step to miss no row
 }
-PROGRAM = {"all of llama": "llama", "sparse": "dlrm"}
+PROGRAM = {"all of llama": "llama", "units of experts": "moe", "sparse": "dlrm"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
 
 

@@ -43,6 +43,25 @@ static const struct iz_moe_config only = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
                                           EXPERTS(1, 1, 5, 1),
                                           .norm_topk_prob = true};
 
+/* The same with experts in units of their own: the last has fewer, all are in
+ * one, each is alone. */
+static const struct iz_moe_config apart = {
+    .llama = {SIZES(3, 6, 3, 4, 9, 5), .qk_norm = true, .qkv_bias = true},
+    EXPERTS(5, 3, 4, 2),
+    .experts_per_unit = 2,
+    .router_aux_loss_coef = 0.3,
+    .router_z_loss_coef = 0.1};
+static const struct iz_moe_config together = {
+    .llama = {SIZES(2, 2, 1, 0, 8, 5)},
+    EXPERTS(4, 2, 5, 1),
+    .experts_per_unit = 4,
+    .norm_topk_prob = true,
+    .router_aux_loss_coef = 0.02};
+static const struct iz_moe_config alone = {.llama = {SIZES(1, 2, 1, 0, 8, 5)},
+                                           EXPERTS(4, 2, 5, 1),
+                                           .experts_per_unit = 1,
+                                           .norm_topk_prob = true};
+
 /* ---- in double ---- */
 
 /* As the formulas of the test say it. */
@@ -60,14 +79,29 @@ static int sparse_layers(const struct iz_moe_config *c)
     return n;
 }
 
-/* x += what the experts make of h; each row by itself, and each expert.
- * Returns the loss of the router. */
-static double mixture(const struct iz_moe_config *c, double *const *p,
-                      double *x, double *h, int64_t m)
+/* Parameters of a block's experts alone: none if they are not in units. */
+static int apart_of(const struct iz_moe_config *c, int layer)
+{
+    int n = c->experts_per_unit;
+    return n && sparse(c, layer) ? 2 * ((c->num_experts + n - 1) / n) : 0;
+}
+
+/* The weight of expert i, of n elements, which is the first in its unit's list
+ * or the second; p: as they follow one another, or stacked. */
+static double *weight_of(const struct iz_moe_config *c, double *const *p,
+                         int64_t i, int which, int64_t n)
+{
+    int64_t each = c->experts_per_unit ? c->experts_per_unit : c->num_experts;
+    return p[2 * (i / each) + which] + i % each * n;
+}
+
+/* x += what the experts make of h; each row by itself, and each expert: their
+ * weights are in `experts`.  Returns the loss of the router. */
+static double mixture(const struct iz_moe_config *c, double *router,
+                      double *const *experts, double *x, double *h, int64_t m)
 {
     int64_t e = c->num_experts, k = c->num_experts_per_tok, w = c->llama.width;
     int64_t f = c->moe_intermediate_size;
-    double *const router = p[REST + c->llama.qkv_bias + 2 * c->llama.qk_norm];
     double *s = twin_take(3 * e + 2 * f + f + w), *mean = s + e,
            *rows = mean + e;
     double *u = rows + e, *g = u + 2 * f, *y = g + f, balance = 0, z = 0;
@@ -91,11 +125,13 @@ static double mixture(const struct iz_moe_config *c, double *const *p,
                     rows[i]++;
                     continue;
                 }
-                twin_product(u, NULL, h + t * w, p[GATE_UP] + i * 2 * f * w,
-                             NULL, 1, w, 2 * f);
+                twin_product(u, NULL, h + t * w,
+                             weight_of(c, experts, i, 0, 2 * f * w), NULL, 1, w,
+                             2 * f);
                 for (int64_t j = 0; j < f; j++)
                     g[j] = ref_swiglu(u[j], u[f + j]);
-                twin_product(y, NULL, g, p[DOWN] + i * w * f, NULL, 1, f, w);
+                twin_product(y, NULL, g, weight_of(c, experts, i, 1, w * f),
+                             NULL, 1, f, w);
                 for (int64_t j = 0; j < w; j++)
                     x[t * w + j] +=
                         s[i] / (c->norm_topk_prob ? chosen : 1) * y[j];
@@ -114,10 +150,17 @@ static double block(const struct iz_moe_config *moe, int layer,
 {
     const struct iz_llama_config *c = &moe->llama;
     int64_t m = (int64_t)samples * c->seq;
-    double *h = twin_take(m * c->width), own = 0;
+    double *h = twin_take(m * c->width), own = 0, *in_unit[2 * REST];
+    int rest = c->qkv_bias + 2 * c->qk_norm, apart = apart_of(moe, layer);
+    double *const *experts = apart ? p + GATE_UP + rest + 1 : p + GATE_UP;
+    if (apart) { /* what is behind the experts otherwise */
+        memcpy(in_unit, p, GATE_UP * sizeof(*p));
+        memcpy(in_unit + REST, p + GATE_UP, (size_t)(rest + 1) * sizeof(*p));
+        p = in_unit;
+    }
     llama_twin_attention(c, p, x, h, samples);
     if (sparse(moe, layer))
-        own = mixture(moe, p, x, h, m);
+        own = mixture(moe, p[REST + rest], experts, x, h, m);
     else
         llama_twin_mlp(c, p, x, h, m);
     free(h);
@@ -139,6 +182,7 @@ static double loss(const struct twin *t, double *logits)
     for (int l = 0; l < c->layers; l++) {
         own += block(moe, l, at, x, t->samples);
         at += per_layer + sparse(moe, l);
+        at += apart_of(moe, l) ? apart_of(moe, l) - (REST - GATE_UP) : 0;
     }
     ref_norm(x, x, at[0], NULL, m, c->width, c->norm_eps);
     return own + twin_head(t, x, c->tie_embeddings ? p[0] : at[1], logits);
@@ -152,7 +196,10 @@ static const struct twin_kind kind = {
                   {&qwen, 2, 1},
                   {&all, 1, 1},
                   {&one, 2, 1},
-                  {&only, 1, 1}},
+                  {&only, 1, 1},
+                  {&apart, 2, 1},
+                  {&together, 2, 1},
+                  {&alone, 1, 1}},
     .usual = {&mixtral, 2},
     .recomputed = {&qwen, 2},
     .config_bytes = sizeof(mixtral),
@@ -161,6 +208,8 @@ static const struct twin_kind kind = {
             {TWIN_AT(iz_moe_config, num_experts_per_tok), 5},
             {TWIN_AT(iz_moe_config, num_experts_per_tok), 0},
             {TWIN_AT(iz_moe_config, moe_intermediate_size), 0},
+            {TWIN_AT(iz_moe_config, experts_per_unit), 5},
+            {TWIN_AT(iz_moe_config, experts_per_unit), -1},
             {TWIN_AT(iz_moe_config, decoder_sparse_step), 3}}};
 
 /* Rows of zeros in a router and equal logits: all tokens go to the first
@@ -187,11 +236,15 @@ static void experts_without_tokens_have_no_gradient(void **state)
 /* 6 N per token for what is multiplied: of the experts, those of a token. */
 static void flops_are_those_of_the_chosen(void **state)
 {
+    struct iz_moe_config cut = mixtral;
     double c = 8, t = 5, kv = 4, f = 5, o = 8;
     double weights =
         2 * (c * (o + 2 * kv) + o * c + 3 * c * f * 2 + c * 4) + c * 7;
     assert_true(twin_flops(&kind, &mixtral, 2) ==
                 2 * t * (6 * weights + 6 * o * (t + 1) * 2));
+    cut.experts_per_unit = 3;
+    double ratio = twin_flops(&kind, &cut, 2) / twin_flops(&kind, &mixtral, 2);
+    assert_true(fabs(ratio - 1) < 1e-12);
 }
 
 /* Memory is that of all tokens at one expert, however many experts there are.
@@ -238,6 +291,27 @@ static void names_are_those_of_checkpoints(void **state)
     iz_model_close(&m);
 }
 
+static void experts_in_units_have_names_of_their_own(void **state)
+{
+    static const char *const unit[] = {"embed",      "layers.0",   "layers.1",
+                                       "layers.1.0", "layers.1.2", "layers.1.4",
+                                       "layers.2",   "head"};
+    static const char *const name[] = {
+        "layers.1.mlp.experts.4.gate_up_proj.weight",
+        "layers.1.mlp.experts.4.down_proj.weight"};
+    struct iz_model *m = twin_open(&kind, &apart);
+    assert_int_equal(m->n_units, 8);
+    for (int u = 0; u < 8; u++)
+        assert_string_equal(m->unit[u].name, unit[u]);
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(m->unit[5].param[i].name, name[i]);
+    assert_int_equal(m->unit[2].n_params, 8);
+    assert_string_equal(m->unit[2].param[7].name, "layers.1.mlp.gate.weight");
+    assert_true(m->unit[3].kind == m->unit[4].kind);
+    assert_true(m->unit[4].kind != m->unit[5].kind);
+    iz_model_close(&m);
+}
+
 static void lists_of_blocks_are_checked(void **state)
 {
     static const char *const bad[] = {"0,", ",0", "0 1", "x", "-1", "4", "1"};
@@ -260,6 +334,7 @@ int main(void)
         cmocka_unit_test(flops_are_those_of_the_chosen),
         cmocka_unit_test(memory_does_not_grow_with_the_experts),
         cmocka_unit_test(names_are_those_of_checkpoints),
+        cmocka_unit_test(experts_in_units_have_names_of_their_own),
         cmocka_unit_test(lists_of_blocks_are_checked),
     };
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));

@@ -36,9 +36,9 @@ struct twin_kind {
     /* A random record; NULL: samples are tokens, every fourth without target.
      */
     void (*fill)(const struct iz_model *m, void *record);
-    struct twin_case gradients[6], usual, recomputed;
+    struct twin_case gradients[9], usual, recomputed;
     size_t config_bytes;
-    struct twin_bad bad[8];
+    struct twin_bad bad[9];
 };
 
 struct twin {

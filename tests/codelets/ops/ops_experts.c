@@ -18,7 +18,8 @@ enum { DWEIGHT = ROUTED, DLOGITS, TOLD, ROUTER_TENSORS };
 struct mixture {
     struct scene s;
     int64_t m, e, k;
-    bool normalise;
+    int64_t first, here; /* experts */
+    bool normalise, back;
     float balance, z;
 };
 
@@ -50,7 +51,9 @@ static struct iz_routes routes_of(const struct mixture *a,
                               .place = numbers(v[PLACE], a->m, a->k),
                               .chosen = numbers(v[CHOSEN], a->m, a->k),
                               .end = numbers(v[END], 1, a->e),
-                              .normalise = a->normalise};
+                              .normalise = a->normalise,
+                              .first = a->first,
+                              .here = a->here};
 }
 
 static void route_op(struct iz_exec *x, const struct iz_view *v,
@@ -109,7 +112,8 @@ static double objective(void *arg)
     return f + (double)a->z * z;
 }
 
-/* k largest logits, of equal ones the first; each expert's rows ascend. */
+/* k largest logits, of equal ones the first, by number; each expert's rows
+ * ascend. */
 static void check_choice(const struct mixture *a)
 {
     const int32_t *chosen = a->s.t[CHOSEN].v.p, *place = a->s.t[PLACE].v.p;
@@ -127,7 +131,8 @@ static void check_choice(const struct mixture *a)
             int64_t c = chosen[t * a->k + j], before = 0;
             for (int64_t i = 0; i < a->e; i++)
                 before += l[i] > l[c] || (l[i] == l[c] && i < c);
-            assert_int_equal(before, j);
+            assert_true(before < a->k);
+            assert_true(!j || c > chosen[t * a->k + j - 1]);
         }
     }
 }
@@ -226,21 +231,29 @@ static void nan_stays_and_still_has_a_place(void **state)
 /* Rows and by expert, an expert's weights and its hidden channels. */
 enum { A = ROUTED, BY, W, DW, G, DU, DG, DS, EXPERT_TENSORS };
 
-static struct mixture experts_new(enum iz_dtype type, int64_t m, int64_t e,
-                                  int64_t k, int64_t in, int64_t out)
+/* m rows choose k of e experts, of which `here` are here from `first` on, with
+ * weights [out,in]. */
+struct size {
+    int64_t m, e, k, in, out, first, here;
+};
+
+static struct mixture experts_new(enum iz_dtype type, const struct size *n)
 {
-    struct mixture a = mixture_new(m, e, k);
+    struct mixture a = mixture_new(n->m, n->e, n->k);
     struct tensor *t = a.s.t;
     enum iz_dtype act = backend.act(type);
+    int64_t rows = n->m * n->k;
+    a.first = n->first;
+    a.here = n->here;
     a.s.n = EXPERT_TENSORS;
-    t[A] = tensor_new(act, m, in, 1);
-    t[BY] = tensor_new(act, m * k, in, 1);
-    t[W] = tensor_new(type, e * out, in, 1);
-    t[DW] = tensor_new(type, e * out, in, 1);
-    t[G] = tensor_new(act, m * k, out, 1);
-    t[DU] = tensor_new(act, m * k, 2 * out, 1);
-    t[DG] = tensor_new(act, m * k, out, 1);
-    t[DS] = tensor_new(IZ_F32, m, k, 1);
+    t[A] = tensor_new(act, n->m, n->in, 1);
+    t[BY] = tensor_new(act, rows, n->in, 1);
+    t[W] = tensor_new(type, n->here * n->out, n->in, 1);
+    t[DW] = tensor_new(type, n->here * n->out, n->in, 1);
+    t[G] = tensor_new(act, rows, n->out, 1);
+    t[DU] = tensor_new(act, rows, 2 * n->out, 1);
+    t[DG] = tensor_new(act, rows, n->out, 1);
+    t[DS] = tensor_new(IZ_F32, n->m, n->k, 1);
     return a;
 }
 
@@ -256,7 +269,15 @@ static void combine_op(struct iz_exec *x, const struct iz_view *v,
 {
     const struct mixture *a = arg;
     struct iz_routes r = routes_of(a, v);
-    iz_combine(x, v[A], v[A], v[BY], &r, a->normalise);
+    iz_combine(x, v[A], v[A], v[BY], &r, a->back);
+}
+
+static void combine_none_op(struct iz_exec *x, const struct iz_view *v,
+                            const void *arg)
+{
+    const struct mixture *a = arg;
+    struct iz_routes r = routes_of(a, v);
+    iz_combine(x, v[A], IZ_NONE, v[BY], &r, a->back);
 }
 
 static struct iz_linear linear_of(const struct iz_view *v)
@@ -292,14 +313,58 @@ static void weigh_op(struct iz_exec *x, const struct iz_view *v,
     iz_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
 }
 
-/* The expert of a row by expert. */
+static void gate_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    struct iz_routes r = routes_of(arg, v);
+    iz_experts_swiglu_fwd(x, v[G], v[DU], &r);
+}
+
+static void gate_bwd_op(struct iz_exec *x, const struct iz_view *v,
+                        const void *arg)
+{
+    struct iz_routes r = routes_of(arg, v);
+    iz_experts_swiglu_bwd(x, v[DU], v[G], v[DG], v[DU], &r);
+}
+
+/* Of the experts here, that of a row by expert; -1: it is none of them. */
 static int64_t expert_of(const struct mixture *a, int64_t row)
 {
     const int32_t *end = a->s.t[END].v.p;
     int64_t i = 0;
     while (end[i] <= row)
         i++;
-    return i;
+    i -= a->first;
+    return i < a->here ? i : -1;
+}
+
+/* What is expected of a tensor that keeps what is not written. */
+static double *want_kept(struct tensor *t)
+{
+    double *want = tensor_want(t);
+    memcpy(want, t->d, (size_t)iz_view_len(t->v) * sizeof(*want));
+    return want;
+}
+
+static void check_sums(struct mixture *a, bool back, bool none)
+{
+    struct tensor *t = a->s.t;
+    int64_t n = t[A].v.cols;
+    const int32_t *place = t[PLACE].v.p;
+    double *y = want_kept(&t[A]);
+    for (int64_t i = 0; none && i < a->m * n; i++)
+        y[i] = 0;
+    for (int64_t i = 0; i < a->m * a->k * n; i++)
+        if (expert_of(a, place[i / n]) >= 0)
+            y[i / n / a->k * n + i % n] +=
+                t[BY].d[place[i / n] * n + i % n] *
+                (back ? 1 : (double)((float *)t[WEIGHT].v.p)[i / n]);
+    a->back = back;
+    scene_run(&a->s,
+              &(struct pass){none ? combine_none_op : combine_op,
+                             ROUTES | BIT(BY) | (none ? 0 : BIT(A)), BIT(A)},
+              a);
+    fixture_close("sums of rows", &t[A], 1e-6);
+    tensor_load(&t[A]);
 }
 
 static void check_rows(struct mixture *a)
@@ -307,59 +372,54 @@ static void check_rows(struct mixture *a)
     struct tensor *t = a->s.t;
     int64_t n = t[A].v.cols;
     const int32_t *place = t[PLACE].v.p;
-    double *by = tensor_want(&t[BY]);
+    double *by = want_kept(&t[BY]);
     for (int64_t i = 0; i < a->m * a->k; i++)
-        memcpy(by + place[i] * n, t[A].d + i / a->k * n, (size_t)n * 8);
-    scene_run(&a->s, &(struct pass){dispatch_op, ROUTES | BIT(A), BIT(BY)}, a);
+        if (expert_of(a, place[i]) >= 0)
+            memcpy(by + place[i] * n, t[A].d + i / a->k * n, (size_t)n * 8);
+    scene_run(&a->s,
+              &(struct pass){dispatch_op, ROUTES | BIT(A) | BIT(BY), BIT(BY)},
+              a);
     fixture_close("rows by expert", &t[BY], 0);
     tensor_load(&t[BY]);
-    for (int weighed = 0; weighed < 2; weighed++) {
-        double *y = tensor_want(&t[A]);
-        a->normalise = weighed;
-        memcpy(y, t[A].d, (size_t)(a->m * n) * 8);
-        for (int64_t i = 0; i < a->m * a->k * n; i++)
-            y[i / n / a->k * n + i % n] +=
-                t[BY].d[place[i / n] * n + i % n] *
-                (weighed ? (double)((float *)t[WEIGHT].v.p)[i / n] : 1);
-        scene_run(&a->s,
-                  &(struct pass){combine_op, ROUTES | BIT(A) | BIT(BY), BIT(A)},
-                  a);
-        fixture_close("sums of rows", &t[A], 1e-6);
-        tensor_load(&t[A]);
-    }
+    for (int how = 0; how < 4; how++)
+        check_sums(a, how & 1, how & 2);
 }
 
 static void check_products(struct mixture *a)
 {
     struct tensor *t = a->s.t;
     int64_t in = t[BY].v.cols, out = t[G].v.cols, rows = a->m * a->k;
-    double *g = tensor_want(&t[G]);
+    double *g = want_kept(&t[G]);
     for (int64_t i = 0; i < rows * out; i++)
-        g[i] = fixture_dot(
-            t[BY].d + i / out * in,
-            t[W].d + (expert_of(a, i / out) * out + i % out) * in, in);
-    scene_run(&a->s, &(struct pass){fwd_op, ROUTES | BIT(BY) | BIT(W), BIT(G)},
-              a);
-    assert_true(a->s.flops == 2. * (double)(rows * in * out));
+        if (expert_of(a, i / out) >= 0)
+            g[i] = fixture_dot(
+                t[BY].d + i / out * in,
+                t[W].d + (expert_of(a, i / out) * out + i % out) * in, in);
+    scene_run(
+        &a->s,
+        &(struct pass){fwd_op, ROUTES | BIT(BY) | BIT(W) | BIT(G), BIT(G)}, a);
+    double want = 2. * (double)(rows * in * out) * (double)a->here;
+    assert_true(fabs(a->s.flops * (double)a->e - want) <= 1e-9 * want);
     fixture_close("y", &t[G], 4e-6);
     tensor_load(&t[G]);
-    double *dw = tensor_want(&t[DW]), *da = tensor_want(&t[BY]);
-    memset(da, 0, (size_t)(rows * in) * 8);
+    double *dw = tensor_want(&t[DW]), *da = want_kept(&t[BY]);
     for (int64_t i = 0; i < rows * out; i++) {
         int64_t w = (expert_of(a, i / out) * out + i % out) * in;
-        for (int64_t c = 0; c < in; c++) {
+        for (int64_t c = 0; w >= 0 && c < in; c++) {
+            double *to = &da[i / out * in + c];
+            *to = (i % out ? *to : 0) + t[G].d[i] * t[W].d[w + c];
             dw[w + c] += t[G].d[i] * t[BY].d[i / out * in + c];
-            da[i / out * in + c] += t[G].d[i] * t[W].d[w + c];
         }
     }
     scene_run(&a->s, &(struct pass){dw_op, ROUTES | BIT(BY) | BIT(G), BIT(DW)},
               a);
     fixture_close("dw", &t[DW], 4e-6);
     tensor_load(&t[DW]);
-    for (int64_t w = 0; w < a->e * out * in; w++)
+    for (int64_t w = 0; w < a->here * out * in; w++)
         assert_true(dw[w] != 0 || t[DW].d[w] == 0);
-    scene_run(&a->s, &(struct pass){da_op, ROUTES | BIT(G) | BIT(W), BIT(BY)},
-              a);
+    scene_run(
+        &a->s,
+        &(struct pass){da_op, ROUTES | BIT(G) | BIT(W) | BIT(BY), BIT(BY)}, a);
     fixture_close("da", &t[BY], 4e-6);
 }
 
@@ -368,54 +428,120 @@ static void check_weights(struct mixture *a)
     struct tensor *t = a->s.t;
     int64_t f = t[G].v.cols;
     const int32_t *place = t[PLACE].v.p;
-    double *g = tensor_want(&t[G]), *du = tensor_want(&t[DU]);
-    double *ds = tensor_want(&t[DS]);
+    double *g = want_kept(&t[G]), *du = want_kept(&t[DU]);
+    double *ds = want_kept(&t[DS]);
     for (int64_t i = 0; i < a->m * a->k; i++) {
         double w = (double)((float *)t[WEIGHT].v.p)[i];
         int64_t at = place[i] * f;
+        if (expert_of(a, place[i]) < 0)
+            continue;
         ds[i] = fixture_dot(t[G].d + at, t[DG].d + at, f);
         for (int64_t c = 0; c < 2 * f; c++)
             du[2 * at + c] = w * t[DU].d[2 * at + c];
         for (int64_t c = 0; c < f; c++)
             g[at + c] = w * t[G].d[at + c];
     }
+    unsigned written = BIT(DS) | BIT(G) | BIT(DU);
     scene_run(&a->s,
-              &(struct pass){weigh_op, ROUTES | BIT(G) | BIT(DU) | BIT(DG),
-                             BIT(DS) | BIT(G) | BIT(DU)},
-              a);
+              &(struct pass){weigh_op, ROUTES | BIT(DG) | written, written}, a);
     fixture_close("dweight", &t[DS], 2e-6);
     fixture_close("weighed", &t[G], 0x1p-24);
     fixture_close("weighed gradient", &t[DU], 0x1p-24);
+    tensor_load(&t[G]);
+    tensor_load(&t[DU]);
+}
+
+/* Gates of the rows of the experts here; the others stay. */
+static void check_gates(struct mixture *a)
+{
+    struct tensor *t = a->s.t;
+    int64_t f = t[G].v.cols, rows = a->m * a->k;
+    double *y = want_kept(&t[G]);
+    for (int64_t i = 0; i < rows * f; i++) {
+        const double *u = t[DU].d + i / f * 2 * f + i % f;
+        if (expert_of(a, i / f) >= 0)
+            y[i] = ref_swiglu(u[0], u[f]);
+    }
+    scene_run(&a->s, &(struct pass){gate_op, ROUTES | BIT(DU) | BIT(G), BIT(G)},
+              a);
+    fixture_close("gates", &t[G], 1e-6);
+    tensor_load(&t[G]);
+    double *again = want_kept(&t[G]), *du = want_kept(&t[DU]);
+    for (int64_t i = 0; i < rows * f; i++) {
+        int64_t at = i / f * 2 * f + i % f;
+        const double *u = t[DU].d + at;
+        if (expert_of(a, i / f) < 0)
+            continue;
+        again[i] = ref_swiglu(u[0], u[f]);
+        ref_swiglu_gradient(&du[at], &du[at + f], u[0], u[f], t[DG].d[i]);
+    }
+    scene_run(&a->s,
+              &(struct pass){gate_bwd_op, ROUTES | BIT(DU) | BIT(DG) | BIT(G),
+                             BIT(DU) | BIT(G)},
+              a);
+    fixture_close("gates again", &t[G], 1e-6);
+    fixture_close("gradient of gates", &t[DU], 2e-6);
 }
 
 /* With rows spread by chance, or with all that can be in the first experts:
  * the others then have none, and a gradient of zeros. */
 static void experts_agree_with_reference(void **state)
 {
-    static const int64_t size[][5] = {{1, 1, 1, 1, 1},
-                                      {5, 3, 1, 4, 7},
-                                      {11, 4, 2, 17, 9},
-                                      {190, 5, 3, 24, 16},
-                                      {4, 64, 8, 5, 6}};
+    static const struct size size[] = {
+        {1, 1, 1, 1, 1, 0, 1},     {5, 3, 1, 4, 7, 0, 3},
+        {5, 3, 2, 4, 7, 1, 1},     {11, 4, 2, 17, 9, 0, 4},
+        {11, 4, 2, 17, 9, 0, 2},   {11, 4, 2, 17, 9, 3, 1},
+        {190, 5, 3, 24, 16, 0, 5}, {190, 5, 3, 24, 16, 1, 3},
+        {4, 64, 8, 5, 6, 0, 64},   {4, 64, 8, 5, 6, 30, 20}};
     for (size_t i = 0; i < 6 * sizeof(size) / sizeof(size[0]); i++) {
-        const int64_t *n = size[i / 6];
+        const struct size *n = &size[i / 6];
         if (!backend_computes(fixture_types[i % 3]))
             continue;
-        struct mixture a =
-            experts_new(fixture_types[i % 3], n[0], n[1], n[2], n[3], n[4]);
+        struct mixture a = experts_new(fixture_types[i % 3], n);
         bool skewed = i / 3 % 2;
-        for (int64_t j = 0; skewed && j < n[0] * n[1]; j++)
-            a.s.t[P].d[j] = (double)-(j % n[1]);
+        for (int64_t j = 0; skewed && j < n->m * n->e; j++)
+            a.s.t[P].d[j] = (double)-(j % n->e);
         tensor_store(&a.s.t[P]);
         scene_run(&a.s, &route, &a);
         const int32_t *end = a.s.t[END].v.p;
-        assert_true(!skewed || end[0] == n[0]);
-        assert_true(!skewed || end[n[2] - 1] == n[0] * n[2]);
+        assert_true(!skewed || end[0] == n->m);
+        assert_true(!skewed || end[n->k - 1] == n->m * n->k);
         check_rows(&a);
         check_products(&a);
         check_weights(&a);
+        check_gates(&a);
         scene_free(&a.s);
     }
+}
+
+/* Sums of all experts have the bits of those of some after the others. */
+static void sums_do_not_depend_on_how_experts_are_cut(void **state)
+{
+    static const struct size n = {37, 9, 4, 33, 3, 0, 9};
+    struct mixture a = experts_new(IZ_F32, &n);
+    int64_t bytes = iz_view_bytes(a.s.t[A].v);
+    char *begin = malloc((size_t)bytes), *whole = malloc((size_t)bytes);
+    struct tensor *y = &a.s.t[A];
+    struct pass sums = {combine_op, ROUTES | BIT(BY) | BIT(A), BIT(A)};
+    scene_run(&a.s, &route, &a);
+    memcpy(begin, y->v.p, (size_t)bytes);
+    for (int back = 0; back < 2; back++)
+        for (int64_t cut = 9; cut > 0; cut -= 4) { /* at once, then cut */
+            memcpy(y->v.p, begin, (size_t)bytes);
+            a.back = back;
+            for (int64_t at = 0; at < 9; at += cut) {
+                a.here = at + cut < 9 ? cut : 9 - at;
+                a.first = back ? 9 - at - a.here : at;
+                scene_run(&a.s, &sums, &a);
+                tensor_load(y);
+            }
+            if (cut == 9)
+                memcpy(whole, y->v.p, (size_t)bytes);
+            assert_memory_equal(whole, y->v.p, (size_t)bytes);
+        }
+    free(begin);
+    free(whole);
+    scene_free(&a.s);
 }
 
 int ops_experts(void)
@@ -425,6 +551,7 @@ int ops_experts(void)
         SEEDED(of_equal_ones_the_first_is_chosen),
         SEEDED(nan_stays_and_still_has_a_place),
         SEEDED(experts_agree_with_reference),
+        SEEDED(sums_do_not_depend_on_how_experts_are_cut),
     };
     return cmocka_run_group_tests_name("experts", tests, backend_renew, NULL);
 }

@@ -102,13 +102,14 @@ MODELS = {
     "gpt2": run.MODEL,
     "llama": {"layers": 3, "heads": 6, "kv_heads": 2, "head_dim": 4,
               "width": 27, "ffn": 40, "seq": 16, "vocab": 256,
-              "rope_theta": 1000, "qkv_bias": True, "tie_embeddings": True}}
+              "rope_theta": 1000, "qkv_bias": True, "tie_embeddings": True},
+    "moe": rows.MODELS["units of experts"]}
 PLACES = [NONE, NVME, (1, "cpu", "none"), (3, "none", "none"), (2, "nvme", "none"),
           (3, "cpu", "cpu")]
 ALL = list(itertools.product(RANKS, RANKS))
 # Every number of ranks saves and loads, and some load their own.
 PART = {"gpt2": [(1, 4), (2, 3), (3, 1), (4, 2), (3, 3)],
-        "llama": [(4, 1), (3, 2), (1, 3), (2, 4), (4, 4)]}
+        "llama": [(4, 1), (3, 2), (1, 3), (2, 4), (4, 4)], "moe": [(2, 3), (3, 1)]}
 
 
 @pytest.mark.parametrize("model, saved_by, loaded_by", [

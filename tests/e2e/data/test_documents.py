@@ -84,7 +84,7 @@ PLACES = [{"stage": 1, "optimizer": "cpu"}, {"stage": 2, "ranks": 2},
            "workers": 3}, {"recompute": "widened", "wave": 1}]
 
 
-@pytest.mark.parametrize("name", ("gpt2", "all of llama", "moe"))
+@pytest.mark.parametrize("name", ("gpt2", "all of llama", "moe", "units of experts"))
 @pytest.mark.parametrize("change", PLACES, ids=rows.name_of)
 def test_places_do_not_change_the_bits(name, change, start, references):
     row = {**PLAIN, "model": name, "ranks": 1, "dtype": "fp32", "batch": 12,

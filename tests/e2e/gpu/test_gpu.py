@@ -187,10 +187,11 @@ def test_a_quantised_base_has_the_same_bits(form, ranks, comm, stage, optimizer,
      "schedule": "breadth_first"},
     {"ranks": 3, "dtype": "fp32", "stage": 3, "optimizer": "nvme", "param": "nvme",
      "recompute": "none", "comm": "nccl"}]))
-def test_experts_have_the_same_bits(row, start, references):
+@pytest.mark.parametrize("model", ("moe", "units of experts"))
+def test_experts_have_the_same_bits(model, row, start, references):
     if REAL and row.get("comm") == "nccl":
         pytest.skip("one GPU")
-    row = {**ROW, "model": "moe", "micro": 2, "delay_us": 300,
+    row = {**ROW, "model": model, "micro": 2, "delay_us": 300,
            "jitter_us": 0 if REAL else 500, **row}
     more = {"run.eval_batches": 1, "run.slices": 1}
 

@@ -33,7 +33,8 @@ MODELS = {
     "vit": {"layers": 2, "heads": 3, "width": 24, "hidden": 36, "image": 6,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": rows.DLRM,
-    "moe": {**rows.MODELS["moe"], "heads": 4, "head_dim": 8, "width": 20, "seq": SEQ},
+    **{name: {**rows.MODELS[name], "heads": 4, "head_dim": 8, "width": 20, "seq": SEQ}
+       for name in ("moe", "units of experts")},
 }
 # Ranks, samples of a micro-batch.
 SPLIT = {"whole": (1, 2), "micro": (1, 1), "ranks": (2, 1)}
@@ -159,13 +160,22 @@ def test_same_bits_as_the_plain_run(row, go, references):
     assert r.numbers == plain.numbers, str(r)
 
 
-@pytest.mark.parametrize("model", ("vit", "dlrm", "moe"))
+@pytest.mark.parametrize("model", ("vit", "dlrm", "moe", "units of experts"))
 @pytest.mark.parametrize("dtype,stage,optimizer,param", [
     ("bf16", 3, "cpu", "cpu"), ("fp16", 2, "cpu", "none")])
 def test_other_models_too(model, dtype, stage, optimizer, param, go, references):
     row = {"model": model, "dtype": dtype, "split": "micro"}
     plain = reference(references, go, row)
     r = go({**row, "stage": stage, "optimizer": optimizer, "param": param})
+    assert r.numbers == plain.numbers, str(r)
+
+
+@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
+def test_what_units_of_experts_hand_over_may_be_far(schedule, go, references):
+    """Where it comes back to, the rows of other experts may have been."""
+    row = {"model": "units of experts", "dtype": "bf16", "split": "micro"}
+    plain = reference(references, go, row)
+    r = go({**row, **FAR, "schedule": schedule, "boundaries": "host", "recompute": "none"})
     assert r.numbers == plain.numbers, str(r)
 
 

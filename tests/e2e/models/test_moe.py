@@ -3,6 +3,7 @@
 gradients in tests/models/test_moe.c."""
 import json
 import math
+import re
 
 import pytest
 
@@ -100,3 +101,63 @@ def test_a_router_that_sees_no_difference(place):
     assert told(r)[0] == pytest.approx(
         [c["router_aux_loss_coef"] * k, k, math.log(e)**2, 0, e / k, 0])
     assert f"experts had 0.00 to {e / k:.2f} of an even share" in r.out
+
+
+@pytest.mark.parametrize("per_unit", (0, 3))
+def test_what_is_gathered_does_not_grow_with_the_blocks(per_unit, moe):
+    """Units of every size that blocks repeat take turns."""
+    gathered = {}
+    for layers in (6, 12):
+        r = moe.launch(1, {"zero_optimization.stage": 3, "run.ring": 2,
+                           "model.layers": layers, "model.experts_per_unit": per_unit},
+                       ["--plan", "--ranks", 2])
+        found = re.search(r"gathered units +([\d.]+)", r.out)
+        assert r.rc == 0 and found, str(r)
+        gathered[layers] = float(found.group(1))
+    assert 0 < gathered[6] == gathered[12]
+
+
+# ---- experts as units of their own ----
+
+def test_units_of_experts_are_the_same_model(moe):
+    """However a block is cut: the same losses and, in the end, the same folder."""
+    row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12,
+           "steps": 3, "micro": 3, "slices": 1, "clip": 0}
+    c, begin = rows.config_of(row, None), moe.folder / "begin"
+    moe.good(1, {**c, "run.steps": 1, "run.export": str(begin)})
+    model = {"import": str(begin), **{k: rows.MOE[k] for k in (
+        "seq", "router_aux_loss_coef", "router_z_loss_coef")}}
+    runs, folders = [], []
+    for ranks, n, more in ((1, 0, {}), (1, 1, {}), (1, 3, {"recompute": "none"}), (1, 7, {}),
+                           (2, 0, {}), (2, 2, {"stage": 3, "param": "cpu",
+                                               "schedule": "breadth_first"})):
+        out = moe.folder / f"out{ranks}.{n}"
+        r = moe.good(ranks, {**rows.config_of({**row, **more}, None), "run.export": str(out),
+                             "model": {**model, "experts_per_unit": n}})
+        runs.append((ranks, r.losses, r.validation))
+        folders.append((ranks, hf.read(out)))
+    for have in (runs, folders):
+        for ranks in (1, 2):
+            first, *others = (x for x in have if x[0] == ranks)
+            assert others and all(x == first for x in others)
+    assert runs[0][1][2] < runs[0][1][0]
+
+
+def test_a_run_does_not_go_on_with_other_units(moe):
+    first = moe.good(1, {"model.experts_per_unit": 3, "run.save": True, "run.steps": 2})
+    r = moe.launch(1, {"model.experts_per_unit": 2, "run.save": True, "run.steps": 4},
+                   ["--resume"], output=first.output)
+    run.refused(r, "model.experts_per_unit", "3")
+    r = moe.launch(1, {"model.experts_per_unit": 8})
+    run.refused(r, "experts_per_unit is above num_experts")
+
+
+def test_attention_has_adapters_beside_units_of_experts(moe):
+    """Of frozen experts: their units' backwards still hand on gradients."""
+    r = moe.good(1, {"model.experts_per_unit": 3, "run.steps": 3,
+                     "lora": {"rank": 2, "alpha": 8, "targets": "*self_attn*"},
+                     "optimizer.params.lr": 0.01})
+    assert r.losses[2] < r.losses[0]
+    r = moe.launch(1, {"model.experts_per_unit": 3,
+                       "lora": {"rank": 2, "alpha": 2, "targets": "*experts*"}})
+    run.refused(r, "lora.targets")

@@ -133,6 +133,24 @@ def test_experts_four_times_the_memory_train_from_disk(place, nvme):
 
 
 @pytest.mark.single
+def test_a_block_of_experts_need_not_fit(place, nvme):
+    """What a device has at a time is less than the parameters of one alone; beside it
+    the host has gradients of all blocks."""
+    model = {"layers": 2, "heads": 2, "width": 64, "seq": 8, "vocab": 256,
+             "num_experts": 512, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 64, "experts_per_unit": 16}
+    place.use(run.built("models/moe"), model)
+    c = {k: v for k, v in CONFIG.items() if k != "model"}
+    block = 2 * 3 * 512 * 64 * 64
+    tight = {**disk(nvme), **limited(3 * block)}
+    run.refused(place.launch(1, {**c, **tight, "model.experts_per_unit": 0}),
+                "of memory per rank, there are")
+    r = place.good(1, {**c, **tight})
+    assert r.bytes_in("device") < block // 4
+    assert r.numbers == place.good(1, c).numbers
+
+
+@pytest.mark.single
 def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     """Of four micro-batches side by side, several times as many bytes as all else.
     One more of each, before the last unit, and six slots are no file's."""

@@ -153,6 +153,19 @@ static inline T __shfl_down_sync(unsigned mask, T v, unsigned step,
     return from / width > lane / width ? v : all.at(from);
 }
 
+/* A bit for each lane of the mask whose p is not 0. */
+static inline unsigned __ballot_sync(unsigned mask, int p)
+{
+    emu_lanes<int> all = emu_exchange("ballot", mask, p);
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && all.at(i))
+            bits |= 1u << i;
+    return bits;
+}
+
+static constexpr auto __popc = [](unsigned v) { return __builtin_popcount(v); };
+
 static inline void __syncwarp(unsigned mask = 0xffffffffu)
 {
     emu_warp_exchange("syncwarp", mask, "", 1);
