@@ -75,8 +75,9 @@ struct iz_exec {
      */
     void *stream;
     struct iz_cuda *cuda;
-    uint64_t
-        task; /* its number: what is read of its arrays is true within it */
+    /* The task's number on this worker: what it has read of device memory may
+     * be another in the next one. */
+    uint64_t task;
     struct iz_arena work; /* scratch of this task */
     struct iz_arena save; /* what forward keeps for backward */
     bool widens; /* widened activations are not kept: see iz_save_widened */
