@@ -333,7 +333,7 @@ void iz_router_forward(struct iz_exec *x, const struct iz_layer *a)
     if (a->again)
         return;
     iz_copy(x, to.c, b.x2);
-    iz_passed_copy(x, &to, &(struct iz_passed){.h = to.h, .r = b.routes});
+    iz_routes_copy(x, &to.r, &b.routes);
 }
 
 void iz_router_backward(struct iz_exec *x, const struct iz_layer *a)

@@ -44,14 +44,13 @@ struct iz_passed iz_passed_of(const struct iz_block *b, struct iz_view v,
     return p;
 }
 
-void iz_passed_copy(struct iz_exec *x, const struct iz_passed *to,
-                    const struct iz_passed *from)
+void iz_routes_copy(struct iz_exec *x, const struct iz_routes *to,
+                    const struct iz_routes *from)
 {
-    iz_copy(x, to->h, from->h);
-    iz_copy(x, to->r.weight, from->r.weight);
-    iz_copy(x, to->r.place, from->r.place);
-    iz_copy(x, to->r.chosen, from->r.chosen);
-    iz_copy(x, to->r.end, from->r.end);
+    iz_copy(x, to->weight, from->weight);
+    iz_copy(x, to->place, from->place);
+    iz_copy(x, to->chosen, from->chosen);
+    iz_copy(x, to->end, from->end);
 }
 
 /* ---- a unit ---- */
@@ -104,8 +103,10 @@ static void part_forward(struct iz_exec *x, const struct iz_layer *a)
     if (a->again)
         return;
     iz_experts_narrow(x, &from.r, u, to.c, from.c, &proj);
-    if (!last)
-        iz_passed_copy(x, &to, &from);
+    if (last)
+        return;
+    iz_copy(x, to.h, from.h);
+    iz_routes_copy(x, &to.r, &from.r);
 }
 
 /* The gradient of c stays where it is: what the unit adds does not depend on c.

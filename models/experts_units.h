@@ -20,9 +20,9 @@ int64_t iz_passed_len(const struct iz_block *b);
 /* The parts of the boundary v; of the block's output alone, c is all. */
 struct iz_passed iz_passed_of(const struct iz_block *b, struct iz_view v,
                               bool whole);
-/* All but c goes to `to`. */
-void iz_passed_copy(struct iz_exec *x, const struct iz_passed *to,
-                    const struct iz_passed *from);
+/* What is handed over of routes. */
+void iz_routes_copy(struct iz_exec *x, const struct iz_routes *to,
+                    const struct iz_routes *from);
 
 /* Units of a block with experts beside its first one. */
 int iz_experts_units(const struct iz_experts *c);

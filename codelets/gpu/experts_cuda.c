@@ -42,21 +42,15 @@ static const int32_t *read_ends(struct iz_exec *x, struct iz_view end)
     return c->ends;
 }
 
-/* By expert, of expert i. */
-static int64_t first_row(const int32_t *end, int64_t i)
-{
-    return i ? end[i - 1] : 0;
-}
-
 static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         struct iz_view from, const struct iz_linear *l,
                         const struct iz_routes *r, struct iz_view scratch)
 {
     const int32_t *end = read_ends(x, r->end);
-    int64_t here = iz_experts_here(r), first = first_row(end, r->first);
-    for (int64_t i = 0; i < here; first = end[r->first + i++]) {
+    int64_t here = iz_experts_here(r), first;
+    for (int64_t i = 0; i < here; i++) {
         struct iz_linear one = iz_expert_of(l, i, here);
-        int64_t n = end[r->first + i] - first;
+        int64_t n = iz_expert_rows(end, r->first + i, 1, &first);
         struct iz_product p =
             f(iz_view_rows(to, first, n), iz_view_rows(from, first, n), &one);
         p.varies = true;
@@ -96,22 +90,17 @@ void iz_experts_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
 }
 
 /* The rows by expert of the experts that are here, the first in *first. */
-static int64_t all_rows_of(struct iz_exec *x, const struct iz_routes *r,
-                           int64_t *first)
+static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
+                         int64_t *first)
 {
-    int64_t here = iz_experts_here(r);
-    *first = 0;
-    if (here == r->end.cols)
-        return iz_view_len(r->place);
-    const int32_t *end = read_ends(x, r->end);
-    *first = first_row(end, r->first);
-    return end[r->first + here - 1] - *first;
+    return iz_expert_rows(read_ends(x, r->end), r->first, iz_experts_here(r),
+                          first);
 }
 
 void iz_experts_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y,
                                 struct iz_view a, const struct iz_routes *r)
 {
-    int64_t first, n = all_rows_of(x, r, &first);
+    int64_t first, n = rows_here(x, r, &first);
     if (n)
         iz_swiglu_fwd_cuda(x, iz_view_rows(y, first, n),
                            iz_view_rows(a, first, n));
@@ -121,7 +110,7 @@ void iz_experts_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da,
                                 struct iz_view y, struct iz_view dy,
                                 struct iz_view a, const struct iz_routes *r)
 {
-    int64_t first, n = all_rows_of(x, r, &first);
+    int64_t first, n = rows_here(x, r, &first);
     if (n)
         iz_swiglu_bwd_cuda(
             x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),

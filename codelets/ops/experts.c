@@ -134,9 +134,7 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
 /* Rows of expert i, and in *first the first of them. */
 static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
 {
-    const int32_t *end = r->end.p;
-    *first = i ? end[i - 1] : 0;
-    return end[i] - *first;
+    return iz_expert_rows(r->end.p, i, 1, first);
 }
 
 /* E times the sum over experts of their rows and of their p: B, but for the
@@ -349,23 +347,15 @@ static void counters_set(struct iz_exec *x, struct counters c)
     x->seconds = c.seconds;
 }
 
-/* What has been counted since then was for all experts: leaves the part of
- * those that are here. */
-static void count_part(struct iz_exec *x, struct counters since, double part)
-{
-    x->flops = since.flops + part * (x->flops - since.flops);
-    x->bytes = since.bytes + part * (x->bytes - since.bytes);
-    x->seconds = since.seconds + part * (x->seconds - since.seconds);
-}
-
-/* Counts what all rows with one expert cost, and for each of the others a
- * product that reads its weights. No library is asked for them: on a GPU each
- * has the first way that it finds. */
+/* Counts what all rows with one expert cost, as far as its experts are here,
+ * and for each other one a product that reads its weights. No library is asked
+ * for them: on a GPU each has the first way that it finds. */
 static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
                            struct iz_view from, const struct iz_linear *l,
                            const struct iz_routes *r)
 {
     struct counters before = counters_of(x);
+    double part = part_here(r);
     int64_t here = iz_experts_here(r);
     struct iz_linear one = iz_expert_of(l, 0, here);
     bool dry = x->dry, asks = x->asks_products;
@@ -374,7 +364,9 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     f(x, to, from, &one);
     x->dry = dry;
     x->asks_products = asks;
-    count_part(x, before, part_here(r));
+    x->flops = before.flops + part * (x->flops - before.flops);
+    x->bytes = before.bytes + part * (x->bytes - before.bytes);
+    x->seconds = before.seconds + part * (x->seconds - before.seconds);
     for (int64_t i = 1; i < here; i++)
         iz_count(x, 0, (double)iz_view_bytes(one.w));
 }
@@ -480,29 +472,18 @@ void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
 
 /* ---- gates ---- */
 
-/* The rows by expert of the experts that are here, the first in *first. */
-static int64_t all_rows_of(const struct iz_routes *r, int64_t *first)
-{
-    const int32_t *end = r->end.p;
-    *first = r->first ? end[r->first - 1] : 0;
-    return end[r->first + iz_experts_here(r) - 1] - *first;
-}
-
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r)
 {
-    struct counters counted = counters_of(x);
-    bool dry = x->dry;
-    int64_t first, n;
+    int64_t first, n, here = iz_experts_here(r);
     check_routes(r);
-    x->dry = true;
-    iz_swiglu_fwd(x, y, a);
-    x->dry = dry;
-    count_part(x, counted, part_here(r));
-    counted = counters_of(x);
+    iz_count(x, 0,
+             part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    struct counters counted = counters_of(x);
     if (iz_runs(x, IZ_CUDA))
         iz_experts_swiglu_fwd_cuda(x, y, a, r);
-    if (iz_runs(x, IZ_CPU) && (n = all_rows_of(r, &first)))
+    if (iz_runs(x, IZ_CPU) &&
+        (n = iz_expert_rows(r->end.p, r->first, here, &first)))
         iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);
 }
@@ -511,18 +492,16 @@ void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                            struct iz_view y, struct iz_view dy,
                            struct iz_view a, const struct iz_routes *r)
 {
-    struct counters counted = counters_of(x);
-    bool dry = x->dry;
-    int64_t first, n;
+    int64_t first, n, here = iz_experts_here(r);
     check_routes(r);
-    x->dry = true;
-    iz_swiglu_bwd(x, da, y, dy, a);
-    x->dry = dry;
-    count_part(x, counted, part_here(r));
-    counted = counters_of(x);
+    iz_count(x, 0,
+             part_here(r) * (double)(iz_view_bytes(da) + iz_view_bytes(y) +
+                                     iz_view_bytes(dy) + iz_view_bytes(a)));
+    struct counters counted = counters_of(x);
     if (iz_runs(x, IZ_CUDA))
         iz_experts_swiglu_bwd_cuda(x, da, y, dy, a, r);
-    if (iz_runs(x, IZ_CPU) && (n = all_rows_of(r, &first)))
+    if (iz_runs(x, IZ_CPU) &&
+        (n = iz_expert_rows(r->end.p, r->first, here, &first)))
         iz_swiglu_bwd(x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),
                       iz_view_rows(dy, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);

@@ -43,3 +43,9 @@ struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e)
         one.dw = iz_view_rows(l->dw, i * rows, rows);
     return one;
 }
+
+int64_t iz_expert_rows(const int32_t *end, int64_t i, int64_t n, int64_t *first)
+{
+    *first = i ? end[i - 1] : 0;
+    return end[i + n - 1] - *first;
+}

@@ -47,5 +47,9 @@ struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
 /* The weights of number i of e experts, which lie one below the other. */
 struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e);
+/* The rows by expert of n experts from i on, and in *first the first of them;
+ * `end` as in struct iz_routes. */
+int64_t iz_expert_rows(const int32_t *end, int64_t i, int64_t n,
+                       int64_t *first);
 
 IZ_C_END
