@@ -7,6 +7,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/base/build.h"
+
+IZ_C_BEGIN
+
 struct iz_device_info {
     char name[128];
     char pci[16];   /* "0000:41:00.0" */
@@ -57,3 +61,5 @@ bool iz_device_done(void *stream);
 void iz_device_nap(int turn);
 /* Until it is: polls, with such naps. */
 void iz_device_wait(void *stream);
+
+IZ_C_END

@@ -354,7 +354,7 @@ static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch)
 {
-    if (p->varies) {
+    if (x->rows_vary) {
         enqueue_varying(x, p, scratch);
         return true;
     }

@@ -32,6 +32,17 @@ void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a)
                          iz_view_len(a));
 }
 
+void iz_clear(struct iz_exec *x, struct iz_view v)
+{
+    if (!iz_wanted(x, v))
+        return;
+    iz_count(x, 0, (double)iz_view_bytes(v));
+    if (iz_runs(x, IZ_CPU))
+        memset(v.p, 0, (size_t)iz_view_bytes(v));
+    if (iz_runs(x, IZ_CUDA))
+        iz_clear_cuda(x, v);
+}
+
 void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     assert(iz_view_bytes(y) == iz_view_bytes(a));

@@ -55,6 +55,7 @@ struct iz_exec {
     bool tf32;     /* fp32 products may round their operands to tf32 */
     bool fused_db; /* on a GPU: the library sums db beside dw: to measure */
     bool bf16_products; /* on the CPU: products with bf16 weights are of bf16 */
+    bool rows_vary;     /* those of products, from one call to the next */
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
     bool cudnn_bwd;     /* ... and its backward */
     enum iz_dtype act;  /* type of activations: fp32 on the CPU */

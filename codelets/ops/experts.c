@@ -131,10 +131,24 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
     place_rows(r->place.p, r->end.p, chosen, m * k, e);
 }
 
-/* Rows of expert i, and in *first the first of them. */
+/* Rows of n experts from i on, and in *first the first of them; `end` as in
+ * struct iz_routes. */
+static int64_t rows_from(const int32_t *end, int64_t i, int64_t n,
+                         int64_t *first)
+{
+    *first = i ? end[i - 1] : 0;
+    return end[i + n - 1] - *first;
+}
+
 static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
 {
-    return iz_expert_rows(r->end.p, i, 1, first);
+    return rows_from(r->end.p, i, 1, first);
+}
+
+/* `end` where the host can read it. */
+static const int32_t *ends_of(struct iz_exec *x, const struct iz_routes *r)
+{
+    return x->backend == IZ_CUDA ? iz_routes_end_cuda(x, r->end) : r->end.p;
 }
 
 /* E times the sum over experts of their rows and of their p: B, but for the
@@ -324,10 +338,14 @@ static void forward_of(struct iz_exec *x, struct iz_view y, struct iz_view a,
     iz_matmul_fwd(x, y, IZ_NONE, a, l);
 }
 
-static void clear_gradient(const struct iz_exec *x, struct iz_view dw)
+/* Of an expert without rows. */
+static void clear_gradients(struct iz_exec *x, const struct iz_linear *l)
 {
-    if (iz_wanted(x, dw))
-        memset(dw.p, 0, (size_t)iz_view_bytes(dw));
+    iz_clear(x, l->dw);
+    for (const struct iz_adapter *f = l->w.adapter; f; f = f->next) {
+        iz_clear(x, f->da);
+        iz_clear(x, f->db);
+    }
 }
 
 /* What a call has counted and computes. */
@@ -348,7 +366,7 @@ static void counters_set(struct iz_exec *x, struct counters c)
 }
 
 /* Counts what all rows with one expert cost, as far as its experts are here,
- * and for each other one a product that reads its weights. No library is asked
+ * and for each other one products that read its weights. No library is asked
  * for them: on a GPU each has the first way that it finds. */
 static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
                            struct iz_view from, const struct iz_linear *l,
@@ -357,7 +375,8 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     struct counters before = counters_of(x);
     double part = part_here(r);
     int64_t here = iz_experts_here(r);
-    struct iz_linear one = iz_expert_of(l, 0, here);
+    struct iz_adapter own[IZ_EXPERT_ADAPTERS];
+    struct iz_linear one = iz_expert_of(l, 0, here, own);
     bool dry = x->dry, asks = x->asks_products;
     x->dry = true;
     x->asks_products = false;
@@ -367,8 +386,13 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     x->flops = before.flops + part * (x->flops - before.flops);
     x->bytes = before.bytes + part * (x->bytes - before.bytes);
     x->seconds = before.seconds + part * (x->seconds - before.seconds);
-    for (int64_t i = 1; i < here; i++)
+    for (int64_t i = 1; i < here; i++) {
         iz_count(x, 0, (double)iz_view_bytes(one.w));
+        for (const struct iz_adapter *a = one.w.adapter; a; a = a->next) {
+            iz_count(x, 0, (double)iz_view_bytes(a->a));
+            iz_count(x, 0, (double)iz_view_bytes(a->b));
+        }
+    }
 }
 
 static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
@@ -377,61 +401,51 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
 {
     int64_t here = iz_experts_here(r), first;
     bool bf16_products = x->bf16_products;
+    struct iz_adapter own[IZ_EXPERT_ADAPTERS];
     check_routes(r);
     assert(l->out_in && !l->b.rows && l->w.rows % here == 0);
     assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
     x->bf16_products = false; /* their scratch may be any for fewer rows */
+    x->rows_vary = true;
     count_products(x, f, to, from, l, r);
     struct counters counted = counters_of(x);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < here; i++) {
-        int64_t n = rows_of(r, r->first + i, &first);
-        struct iz_linear one = iz_expert_of(l, i, here);
+    const int32_t *end = x->dry ? NULL : ends_of(x, r);
+    for (int64_t i = 0; end && i < here; i++) {
+        int64_t n = rows_from(end, r->first + i, 1, &first);
+        struct iz_linear one = iz_expert_of(l, i, here, own);
         if (n)
             f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
               &one);
         else if (f == iz_matmul_dw)
-            clear_gradient(x, one.dw);
+            clear_gradients(x, &one);
     }
     counters_set(x, counted);
+    x->rows_vary = false;
     x->bf16_products = bf16_products;
-}
-
-static struct iz_view products_scratch(struct iz_exec *x)
-{
-    return iz_work(x, IZ_U8, 1, x->backend == IZ_CUDA ? IZ_PRODUCT_SCRATCH : 0);
 }
 
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r)
 {
-    int64_t mark = iz_work_mark(x);
     each_expert(x, forward_of, y, a, l, r);
-    struct iz_view scratch = products_scratch(x);
-    if (iz_runs(x, IZ_CUDA))
-        iz_experts_fwd_cuda(x, y, a, l, r, scratch);
-    iz_work_release(x, mark);
 }
 
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r)
 {
-    int64_t mark = iz_work_mark(x);
     each_expert(x, iz_matmul_da, da, dy, l, r);
-    struct iz_view scratch = products_scratch(x);
-    if (iz_runs(x, IZ_CUDA))
-        iz_experts_da_cuda(x, da, dy, l, r, scratch);
-    iz_work_release(x, mark);
 }
 
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r)
 {
-    int64_t mark = iz_work_mark(x);
-    each_expert(x, iz_matmul_dw, dy, a, l, r);
-    struct iz_view scratch = products_scratch(x);
-    if (iz_runs(x, IZ_CUDA))
-        iz_experts_dw_cuda(x, dy, a, l, r, scratch);
-    iz_work_release(x, mark);
+    struct iz_adapter *f = l->w.adapter;
+    if (f) {
+        f->seen = f->out_in = true;
+        f->experts = iz_experts_here(r);
+    }
+    if (iz_wanted(x, l->dw) || (f && f->a.rows))
+        each_expert(x, iz_matmul_dw, dy, a, l, r);
 }
 
 /* Returns <g, dg>; g and du are multiplied by w. */
@@ -472,18 +486,26 @@ void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
 
 /* ---- gates ---- */
 
+/* In *first the first of the rows by expert of those that are here, and their
+ * number; 0 in a dry run. */
+static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
+                         int64_t *first)
+{
+    check_routes(r);
+    *first = 0;
+    return x->dry
+               ? 0
+               : rows_from(ends_of(x, r), r->first, iz_experts_here(r), first);
+}
+
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r)
 {
-    int64_t first, n, here = iz_experts_here(r);
-    check_routes(r);
+    int64_t first, n = rows_here(x, r, &first);
     iz_count(x, 0,
              part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
-    if (iz_runs(x, IZ_CUDA))
-        iz_experts_swiglu_fwd_cuda(x, y, a, r);
-    if (iz_runs(x, IZ_CPU) &&
-        (n = iz_expert_rows(r->end.p, r->first, here, &first)))
+    if (n)
         iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);
 }
@@ -492,16 +514,12 @@ void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                            struct iz_view y, struct iz_view dy,
                            struct iz_view a, const struct iz_routes *r)
 {
-    int64_t first, n, here = iz_experts_here(r);
-    check_routes(r);
+    int64_t first, n = rows_here(x, r, &first);
     iz_count(x, 0,
              part_here(r) * (double)(iz_view_bytes(da) + iz_view_bytes(y) +
                                      iz_view_bytes(dy) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
-    if (iz_runs(x, IZ_CUDA))
-        iz_experts_swiglu_bwd_cuda(x, da, y, dy, a, r);
-    if (iz_runs(x, IZ_CPU) &&
-        (n = iz_expert_rows(r->end.p, r->first, here, &first)))
+    if (n)
         iz_swiglu_bwd(x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),
                       iz_view_rows(dy, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);

@@ -119,9 +119,12 @@ void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
 
 /* experts_cuda.c */
 void iz_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
+void iz_clear_cuda(struct iz_exec *x, struct iz_view v);
+/* `end` of struct iz_routes on the host, valid in this task.  The first call of
+ * a task waits for the stream. */
+const int32_t *iz_routes_end_cuda(struct iz_exec *x, struct iz_view end);
 
-/* experts.cu; what routers tell is in pinned memory.  experts_cuda.c: what
- * first has to know the number of an expert's rows waits for the stream. */
+/* experts.cu; what routers tell is in pinned memory. */
 void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view scratch);
 void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
@@ -137,20 +140,6 @@ void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
 void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
                        struct iz_view g, struct iz_view du, struct iz_view dg,
                        const struct iz_routes *r);
-void iz_experts_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                                struct iz_view a, const struct iz_routes *r);
-void iz_experts_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                                struct iz_view y, struct iz_view dy,
-                                struct iz_view a, const struct iz_routes *r);
-void iz_experts_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                         const struct iz_linear *l, const struct iz_routes *r,
-                         struct iz_view scratch);
-void iz_experts_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                        const struct iz_linear *l, const struct iz_routes *r,
-                        struct iz_view scratch);
-void iz_experts_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                        const struct iz_linear *l, const struct iz_routes *r,
-                        struct iz_view scratch);
 
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */

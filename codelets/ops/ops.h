@@ -75,6 +75,7 @@ struct iz_adapter {
     int64_t first;
     struct iz_adapter *next; /* of the same weight; NULL: none */
     bool seen, out_in; /* set by iz_matmul_dw: by a linear layer, as there */
+    int64_t experts;   /* ... and by iz_experts_dw: of so many; 0: of none */
 };
 
 /* y = r + a w + b: a [M,in], y and r [M,out]; r may be absent or y itself. */
@@ -223,8 +224,9 @@ void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
                 struct iz_view a, const struct iz_routes *r, bool back);
 /* The three products with the weights of the experts here, one below the other
  * in l->w [experts out,in]: each with its rows by expert.  One without rows has
- * a dw of zeros.  Operands are fp32 where others' may be bf16.  No bias, no
- * adapter; l->out_in. */
+ * a dw of zeros.  Operands are fp32 where others' may be bf16.  No bias;
+ * l->out_in.  An adapter has a matrix of each expert, too, one below the other:
+ * a [experts rank,in], b [experts outputs,rank]; it has no dropout. */
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
@@ -308,6 +310,8 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y += a, rounded to y's type. */
 void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* v = 0, if it is wanted. */
+void iz_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */
 void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
 

@@ -2,6 +2,7 @@
 /* The three products of a linear layer; see product.h. */
 #include "codelets/ops/product.h"
 
+#include <assert.h>
 #include <stddef.h>
 
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
@@ -33,19 +34,30 @@ struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                .add = l->add};
 }
 
-struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e)
+/* Part i of e of v, which may be absent. */
+static struct iz_view part(struct iz_view v, int64_t i, int64_t e)
 {
-    int64_t rows = l->w.rows / e;
-    struct iz_linear one = {.w = iz_view_rows(l->w, i * rows, rows),
-                            .out_in = true};
-    one.w.adapter = NULL;
-    if (l->dw.rows)
-        one.dw = iz_view_rows(l->dw, i * rows, rows);
-    return one;
+    int64_t rows = v.rows / e;
+    return iz_view_rows(v, i * rows, rows);
 }
 
-int64_t iz_expert_rows(const int32_t *end, int64_t i, int64_t n, int64_t *first)
+struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e,
+                              struct iz_adapter own[IZ_EXPERT_ADAPTERS])
 {
-    *first = i ? end[i - 1] : 0;
-    return end[i + n - 1] - *first;
+    struct iz_linear one = {
+        .w = part(l->w, i, e), .dw = part(l->dw, i, e), .out_in = true};
+    struct iz_adapter **to = &one.w.adapter;
+    const struct iz_adapter *f = l->w.adapter;
+    for (int n = 0; f && f->a.rows; f = f->next, n++) {
+        assert(n < IZ_EXPERT_ADAPTERS && f->drop.p == 0);
+        own[n] = *f;
+        own[n].a = part(f->a, i, e);
+        own[n].b = part(f->b, i, e);
+        own[n].da = part(f->da, i, e);
+        own[n].db = part(f->db, i, e);
+        *to = &own[n];
+        to = &own[n].next;
+    }
+    *to = NULL;
+    return one;
 }

@@ -6,6 +6,8 @@
 
 IZ_C_BEGIN
 
+enum { IZ_EXPERT_ADAPTERS = 3 }; /* of one weight, at most */
+
 /* What a product does with its vector. */
 enum iz_product_bias {
     IZ_BIAS_NONE,
@@ -24,8 +26,6 @@ struct iz_product {
     bool ta, tb, add;
     enum iz_product_bias use;
     float scale, keep;
-    bool varies; /* op(a)'s rows, or with ta its columns' elements, are others
-                    in each call */
 };
 
 static inline int64_t iz_product_n(const struct iz_product *p)
@@ -45,11 +45,9 @@ struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
                                 const struct iz_linear *l);
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
-/* The weights of number i of e experts, which lie one below the other. */
-struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e);
-/* The rows by expert of n experts from i on, and in *first the first of them;
- * `end` as in struct iz_routes. */
-int64_t iz_expert_rows(const int32_t *end, int64_t i, int64_t n,
-                       int64_t *first);
+/* The weights of number i of e experts, which lie one below the other, and so
+ * do the two matrices of an adapter; its own ones are made in `own`. */
+struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e,
+                              struct iz_adapter own[IZ_EXPERT_ADAPTERS]);
 
 IZ_C_END

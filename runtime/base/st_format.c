@@ -196,14 +196,21 @@ static int check_tiling(const struct iz_st *s)
     return err;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    const struct iz_st_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
 static int parse_tensors(struct iz_st *s)
 {
     const char *name = NULL;
     int err = 0;
     s->metadata = json_object_get(s->header, "__metadata__");
-    s->tensor =
-        calloc((size_t)iz_json_count(s->header) + 1, sizeof(*s->tensor));
-    if (!s->tensor)
+    size_t n = (size_t)iz_json_count(s->header) + 1;
+    s->tensor = calloc(n, sizeof(*s->tensor));
+    s->by_name = calloc(n, sizeof(*s->by_name));
+    if (!s->tensor || !s->by_name)
         return fault_of_system(s, ENOMEM);
     while (!err && (name = iz_json_key(s->header, name))) {
         const json_t *v = json_object_get(s->header, name);
@@ -211,8 +218,10 @@ static int parse_tensors(struct iz_st *s)
             continue;
         struct iz_st_tensor *t = &s->tensor[s->n++];
         t->name = name;
+        s->by_name[s->n - 1] = t;
         err = parse_tensor(s, t, v);
     }
+    qsort(s->by_name, (size_t)s->n, sizeof(*s->by_name), by_name);
     return err ? err : check_tiling(s);
 }
 
@@ -273,16 +282,17 @@ void iz_st_close(struct iz_st *s)
         close(s->fd);
     json_decref(s->header);
     free(s->tensor);
+    free(s->by_name);
     free(s->path);
     *s = (struct iz_st){.fd = -1};
 }
 
 const struct iz_st_tensor *iz_st_find(const struct iz_st *s, const char *name)
 {
-    for (int i = 0; i < s->n; i++)
-        if (!strcmp(s->tensor[i].name, name))
-            return &s->tensor[i];
-    return NULL;
+    struct iz_st_tensor t = {.name = name}, *key = &t;
+    const struct iz_st_tensor **found =
+        bsearch(&key, s->by_name, (size_t)s->n, sizeof(*s->by_name), by_name);
+    return found ? *found : NULL;
 }
 
 int iz_st_read(const struct iz_st *s, void *out, int64_t bytes, int64_t at)

@@ -35,6 +35,7 @@ struct iz_st {
     json_t *header;
     const json_t *metadata;      /* NULL: none */
     struct iz_st_tensor *tensor; /* in the order of the header */
+    const struct iz_st_tensor **by_name;
     int n;
     unsigned char *map;
 };

@@ -30,17 +30,21 @@ static int name_matrix(struct iz_hf_tensor *out, const char *of, char matrix)
 }
 
 /* A tensor that is cut from a stacked weight has the whole of a and its own
- * outputs of b; none of an adapter of other outputs.  -EINVAL: it has a part of
- * the inputs. */
+ * outputs of b, those of an expert its own part of both; none of an adapter of
+ * other outputs.  -EINVAL: it has a part of the inputs. */
 static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
                     const struct iz_unit *u, int p, const int64_t *offset)
 {
     const struct iz_param *a = &u->param[p], *b = &u->param[p + 1];
     int64_t in = a->out_in ? t->cols : t->rows;
     int64_t out = a->out_in ? t->rows : t->cols;
-    int64_t row = (a->out_in ? t->row : t->col) - b->first;
+    int64_t row = a->out_in ? t->row : t->col, rank = b->cols;
+    int64_t experts = a->rows / rank, outputs = b->rows / experts;
+    int64_t rows = u->param[a->adapts].rows / experts;
+    int64_t e = experts > 1 ? row / rows : 0;
     struct iz_hf_tensor *to = &l->out.tensor[l->out.n];
-    if (row < 0 || row + out > b->rows)
+    row -= e * rows + b->first;
+    if (row < 0 || row + out > outputs)
         return 0;
     if (in != a->cols)
         return iz_refuse(stderr,
@@ -51,13 +55,14 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
                                   .param = p,
                                   .offset = offset[p],
                                   .width = a->cols,
-                                  .rows = a->rows,
+                                  .row = e * rank,
+                                  .rows = rank,
                                   .cols = a->cols};
     to[1] = (struct iz_hf_tensor){.unit = t->unit,
                                   .param = p + 1,
                                   .offset = offset[p + 1],
                                   .width = b->cols,
-                                  .row = row,
+                                  .row = e * outputs + row,
                                   .rows = out,
                                   .cols = b->cols};
     l->fan_in_fan_out = t->transposed == a->out_in;
@@ -192,8 +197,10 @@ static void tie_same(struct iz_hf_map *map)
 {
     for (int i = 0; i < map->n; i += 2)
         for (int k = 0; k < i && !map->tensor[i].tied; k += 2)
-            map->tensor[i].tied = map->tensor[k].unit == map->tensor[i].unit &&
-                                  map->tensor[k].param == map->tensor[i].param;
+            map->tensor[i].tied =
+                map->tensor[k].unit == map->tensor[i].unit &&
+                map->tensor[k].param == map->tensor[i].param &&
+                map->tensor[k].row == map->tensor[i].row;
 }
 
 static int adapter_reader(struct iz_hf_reader **out, const struct iz_config *c,

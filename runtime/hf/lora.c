@@ -74,12 +74,13 @@ bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
 }
 
 /* What an adapter adds to: all outputs of a weight, or those of the tensor that
- * is a part of it in published models. */
+ * is a part of it in published models; of experts, of each one. */
 struct aim {
     const char *name;
     int target;
     bool out_in;
     int64_t first, outputs;
+    int64_t experts; /* 1: it is a weight of none */
 };
 
 /* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
@@ -89,13 +90,13 @@ static int add_adapter(struct iz_unit *u, const struct aim *aim, int rank)
     const struct iz_param w = u->param[aim->target];
     int64_t in = aim->out_in ? w.cols : w.rows;
     struct iz_param *a = &u->param[u->n_params], *b = a + 1;
-    *a = (struct iz_param){.rows = rank,
+    *a = (struct iz_param){.rows = aim->experts * rank,
                            .cols = in,
                            .init = IZ_INIT_NORMAL,
                            .std = (float)sqrt(1 / (3.0 * (double)in)),
                            .adapts = aim->target,
                            .out_in = aim->out_in};
-    *b = (struct iz_param){.rows = aim->outputs,
+    *b = (struct iz_param){.rows = aim->experts * aim->outputs,
                            .cols = rank,
                            .init = IZ_INIT_ZERO,
                            .adapts = aim->target,
@@ -123,14 +124,16 @@ static int tensors_of(const struct iz_hf_map *map, int unit, int param,
     return n;
 }
 
-static struct aim part_of(const struct iz_hf_map *map, int tensor, bool out_in)
+/* The tensor is that of the first expert. */
+static struct aim part_of(const struct iz_hf_map *map, int tensor,
+                          const struct aim *whole)
 {
     const struct iz_hf_tensor *t = &map->tensor[tensor];
-    return (struct aim){.name = iz_hf_bare(map, t->name),
-                        .target = t->param,
-                        .out_in = out_in,
-                        .first = out_in ? t->row : t->col,
-                        .outputs = out_in ? t->rows : t->cols};
+    struct aim part = *whole;
+    part.name = iz_hf_bare(map, t->name);
+    part.first = whole->out_in ? t->row : t->col;
+    part.outputs = whole->out_in ? t->rows : t->cols;
+    return part;
 }
 
 /* Where adapters are wanted: by patterns, by a file that has them, or by what
@@ -143,6 +146,7 @@ struct wish {
     struct iz_hf_map map;
     int rank;
     double alpha;
+    FILE *err; /* NULL: nothing is told */
 };
 
 /* Not of one by a file. */
@@ -178,6 +182,15 @@ static bool alike(const struct wish *w, int first, int n)
     return b != NULL;
 }
 
+/* The same of each expert. */
+static bool all_alike(const struct wish *w, int first, int n, int experts)
+{
+    bool all = n > 0;
+    for (int i = 0; i < experts && all; i++)
+        all = alike(w, first + i * (n / experts), n / experts);
+    return all;
+}
+
 static bool is_part(struct wish *w, int tensor)
 {
     return w->file
@@ -185,20 +198,54 @@ static bool is_part(struct wish *w, int tensor)
                : is_wanted(w, iz_hf_bare(&w->map, w->map.tensor[tensor].name));
 }
 
-static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
-                         bool out_in)
+/* Of how many experts a part is wanted, which lies as tensor `at` of the first
+ * one and every `step` tensors behind it.  What a run has, it has for all. */
+static int experts_with(struct wish *w, int at, int step, int experts)
 {
-    struct aim whole = {u->param[i].name, i, out_in, 0,
-                        out_in ? u->param[i].rows : u->param[i].cols};
+    int n = 0;
+    if (w->has)
+        return is_part(w, at) ? experts : 0;
+    for (int i = 0; i < experts; i++)
+        n += is_part(w, at + i * step);
+    return n;
+}
+
+static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
+                         const struct iz_adapter *seen)
+{
+    int experts = seen->experts ? (int)seen->experts : 1;
+    int64_t outputs = seen->out_in ? u->param[i].rows : u->param[i].cols;
+    struct aim whole = {.name = u->param[i].name,
+                        .target = i,
+                        .out_in = seen->out_in,
+                        .outputs = outputs / experts,
+                        .experts = experts};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
-    if (w->file ? alike(w, first, n) : is_wanted(w, u->param[i].name))
+    int parts = n / experts;
+    if (w->file ? all_alike(w, first, n, experts)
+                : is_wanted(w, u->param[i].name))
         return add_adapter(u, &whole, w->rank);
-    for (int k = first; k < first + n && n > 1 && !err; k++)
-        if (is_part(w, k)) {
-            struct aim part = part_of(&w->map, k, out_in);
+    for (int k = first; k < first + parts && !err; k++) {
+        int with = experts_with(w, k, parts, experts);
+        struct aim part = part_of(&w->map, k, &whole);
+        if (with == experts)
             err = add_adapter(u, &part, w->rank);
-        }
+        else if (with)
+            err = iz_refuse(w->err,
+                            "lora.%s: adapters of %d of the %d experts of %s; "
+                            "they must be of all or of none",
+                            w->file ? "import" : "targets", with, experts,
+                            part.name);
+    }
     return err;
+}
+
+static bool has_adapter(const struct iz_unit *u, int param)
+{
+    bool any = false;
+    for (int i = iz_unit_base(u); i < iz_unit_own(u); i++)
+        any |= u->param[i].adapts == param;
+    return any;
 }
 
 static int add_adapters(struct iz_model *m, int unit, struct wish *w)
@@ -218,7 +265,13 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
         err = -ENOMEM;
     for (int i = 0; i < n && !err; i++)
         if (probe[i].seen)
-            err = add_to_weight(w, u, unit, i, probe[i].out_in);
+            err = add_to_weight(w, u, unit, i, &probe[i]);
+    for (int i = 0; i < n && !err && m->adapter_dropout > 0; i++)
+        if (probe[i].experts && has_adapter(u, i))
+            err = iz_refuse(w->err,
+                            "lora.dropout: %g, but adapters of experts, such "
+                            "as those of %s, have none, as in PEFT",
+                            m->adapter_dropout, u->param[i].name);
     free(probe);
     return err;
 }
@@ -237,9 +290,10 @@ static int check_found(const struct iz_model *m, const struct targets *t,
 static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
 {
     int status = 0;
+    w->err = err;
     for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, w);
-        if (status)
+        if (status && status != -EINVAL) /* which has been told */
             iz_refuse(err, "lora.targets: adapters of %s: %s", m->unit[u].name,
                       status == -ENAMETOOLONG ? "a name becomes too long"
                                               : strerror(-status));
@@ -299,19 +353,25 @@ struct merge {
     float scale;
 };
 
-/* Row i of w, columns [from, from + n). */
+/* Row i of w, columns [from, from + n).  Rows of an expert meet its own parts
+ * of a and b. */
 static void merge_row(const struct merge *g, int64_t i, int64_t from,
                       float *out, int64_t n)
 {
-    int64_t rank = g->a->rows, in = g->a->cols;
+    int64_t rank = g->b->cols, in = g->a->cols, experts = g->a->rows / rank;
+    int64_t outputs = g->b->rows / experts;
+    int64_t e = experts > 1 ? i / (g->w->rows / experts) : 0;
+    const float *av = g->av + e * rank * in;
+    const float *bv = g->bv + e * outputs * rank;
+    i -= e * (g->w->rows / experts);
     for (int64_t j = 0; j < n; j++) {
         int64_t o = (g->a->out_in ? i : from + j) - g->b->first;
         int64_t k = g->a->out_in ? from + j : i;
         float sum = 0;
-        if (o < 0 || o >= g->b->rows)
+        if (o < 0 || o >= outputs)
             continue;
         for (int64_t r = 0; r < rank; r++)
-            sum += g->bv[o * rank + r] * g->av[r * in + k];
+            sum += bv[o * rank + r] * av[r * in + k];
         out[j] += g->scale * sum;
     }
 }

@@ -99,6 +99,8 @@ TUNED = {
     "nf4": {"lora": {"rank": 3, "targets": "*"}, "model.base_dtype": "nf4",
             "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
+# Adapters of experts: one for two stacked matrices, and one for the third.
+ON_EXPERTS = {"lora": {"rank": 3, "alpha": 5, "targets": "*experts*, up_proj"}}
 TUNED["int8"] = {**TUNED["nf4"], "model.base_dtype": "int8"}
 # bf16_products: products of bf16 too.  The scale of fp16 grows within a few steps.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)

@@ -215,9 +215,10 @@ static void varying(struct iz_exec *x, const struct iz_view *v, const void *arg)
         k->gradient
             ? iz_product_dw(iz_view_rows(v[DY], 0, k->n), a, &l)
             : iz_product_fwd(iz_view_rows(v[Y], 0, k->n), IZ_NONE, a, &l);
-    p.varies = true;
+    x->rows_vary = true;
     if (!x->dry)
         iz_product_cuda(x, &p, scratch);
+    x->rows_vary = false;
     iz_work_release(x, mark);
 }
 

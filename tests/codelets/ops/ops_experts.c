@@ -19,7 +19,7 @@ struct mixture {
     struct scene s;
     int64_t m, e, k;
     int64_t first, here; /* experts */
-    bool normalise, back;
+    bool normalise, back, adapted;
     float balance, z;
 };
 
@@ -228,14 +228,23 @@ static void nan_stays_and_still_has_a_place(void **state)
 
 /* ---- experts ---- */
 
-/* Rows and by expert, an expert's weights and its hidden channels. */
-enum { A = ROUTED, BY, W, DW, G, DU, DG, DS, EXPERT_TENSORS };
+/* Rows and by expert, an expert's weights and its hidden channels; an adapter's
+ * matrices and their gradients. */
+enum { A = ROUTED, BY, W, DW, G, DU, DG, DS, LA, LB, DLA, DLB, EXPERT_TENSORS };
+enum { RANK = 2 };
+#define SCALE 0.75F
 
 /* m rows choose k of e experts, of which `here` are here from `first` on, with
  * weights [out,in]. */
 struct size {
     int64_t m, e, k, in, out, first, here;
 };
+
+/* So many outputs have the adapter, all but the first ones. */
+static int64_t adapted(int64_t out)
+{
+    return out - out / 3;
+}
 
 static struct mixture experts_new(enum iz_dtype type, const struct size *n)
 {
@@ -246,6 +255,7 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
     a.first = n->first;
     a.here = n->here;
     a.s.n = EXPERT_TENSORS;
+    a.s.act = A;
     t[A] = tensor_new(act, n->m, n->in, 1);
     t[BY] = tensor_new(act, rows, n->in, 1);
     t[W] = tensor_new(type, n->here * n->out, n->in, 1);
@@ -254,6 +264,10 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
     t[DU] = tensor_new(act, rows, 2 * n->out, 1);
     t[DG] = tensor_new(act, rows, n->out, 1);
     t[DS] = tensor_new(IZ_F32, n->m, n->k, 1);
+    for (int i = LA; i <= DLB; i++)
+        t[i] = i == LA || i == DLA
+                   ? tensor_new(type, n->here * RANK, n->in, 1)
+                   : tensor_new(type, n->here * adapted(n->out), RANK, 1);
     return a;
 }
 
@@ -280,29 +294,42 @@ static void combine_none_op(struct iz_exec *x, const struct iz_view *v,
     iz_combine(x, v[A], IZ_NONE, v[BY], &r, a->back);
 }
 
-static struct iz_linear linear_of(const struct iz_view *v)
+static struct iz_linear linear_of(const struct mixture *a,
+                                  const struct iz_view *v, struct iz_adapter *f)
 {
-    return (struct iz_linear){.w = v[W], .dw = v[DW], .out_in = true};
+    struct iz_linear l = {.w = v[W], .dw = v[DW], .out_in = true};
+    *f = (struct iz_adapter){.a = v[LA],
+                             .b = v[LB],
+                             .da = v[DLA],
+                             .db = v[DLB],
+                             .scale = SCALE,
+                             .first = v[G].cols / 3};
+    if (a->adapted)
+        l.w.adapter = f;
+    return l;
 }
 
 static void fwd_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     struct iz_routes r = routes_of(arg, v);
-    struct iz_linear l = linear_of(v);
+    struct iz_adapter f;
+    struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_fwd(x, v[G], v[BY], &l, &r);
 }
 
 static void da_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     struct iz_routes r = routes_of(arg, v);
-    struct iz_linear l = linear_of(v);
+    struct iz_adapter f;
+    struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_da(x, v[BY], v[G], &l, &r);
 }
 
 static void dw_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     struct iz_routes r = routes_of(arg, v);
-    struct iz_linear l = linear_of(v);
+    struct iz_adapter f;
+    struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_dw(x, v[G], v[BY], &l, &r);
 }
 
@@ -385,6 +412,18 @@ static void check_rows(struct mixture *a)
         check_sums(a, how & 1, how & 2);
 }
 
+/* What an op wrote as an input: none of it above 1. */
+static void load_small(struct tensor *t)
+{
+    double most = 1;
+    tensor_load(t);
+    for (int64_t i = 0; i < iz_view_len(t->v); i++)
+        most = fmax(most, fabs(t->d[i]));
+    for (int64_t i = 0; i < iz_view_len(t->v); i++)
+        t->d[i] /= most;
+    tensor_store(t);
+}
+
 static void check_products(struct mixture *a)
 {
     struct tensor *t = a->s.t;
@@ -421,6 +460,104 @@ static void check_products(struct mixture *a)
         &a->s,
         &(struct pass){da_op, ROUTES | BIT(G) | BIT(W) | BIT(BY), BIT(BY)}, a);
     fixture_close("da", &t[BY], 4e-6);
+    load_small(&t[BY]);
+}
+
+/* The weights of the experts here with what their adapters add. */
+static double *adapted_weights(const struct mixture *a)
+{
+    const struct tensor *t = a->s.t;
+    int64_t in = t[BY].v.cols, out = t[G].v.cols, some = adapted(out);
+    int64_t n = a->here * out * in;
+    double *w = malloc((size_t)n * sizeof(*w));
+    memcpy(w, t[W].d, (size_t)n * sizeof(*w));
+    for (int64_t i = 0; i < a->here * some * in * RANK; i++) {
+        int64_t r = i % RANK, c = i / RANK % in, o = i / RANK / in % some;
+        int64_t e = i / RANK / in / some;
+        w[(e * out + out / 3 + o) * in + c] +=
+            (double)SCALE * t[LB].d[(e * some + o) * RANK + r] *
+            t[LA].d[(e * RANK + r) * in + c];
+    }
+    return w;
+}
+
+/* Adds what a row with gradient g [out] and input x [in] gives to those of
+ * expert e's adapter. */
+static void add_adapter_gradients(const struct mixture *a, int64_t e,
+                                  const double *g, const double *x, double *da,
+                                  double *db)
+{
+    const struct tensor *t = a->s.t;
+    int64_t in = t[BY].v.cols, out = t[G].v.cols, some = adapted(out);
+    const double *la = t[LA].d + e * RANK * in;
+    const double *lb = t[LB].d + e * some * RANK;
+    g += out / 3;
+    for (int64_t r = 0; r < RANK; r++) {
+        double low = (double)SCALE * fixture_dot(x, la + r * in, in), sum = 0;
+        for (int64_t o = 0; o < some; o++) {
+            db[(e * some + o) * RANK + r] += low * g[o];
+            sum += (double)SCALE * g[o] * lb[o * RANK + r];
+        }
+        for (int64_t c = 0; c < in; c++)
+            da[(e * RANK + r) * in + c] += sum * x[c];
+    }
+}
+
+/* Where activations have 16 bits, the adapter's first product has, too. */
+static double adapter_bound(const struct mixture *a)
+{
+    enum iz_dtype act = a->s.t[BY].v.dtype;
+    return act == IZ_F32 ? 8e-6 : 8e-6 + 4 * fixture_rounding(act, 1);
+}
+
+static void check_adapted(struct mixture *a)
+{
+    struct tensor *t = a->s.t;
+    int64_t in = t[BY].v.cols, out = t[G].v.cols, rows = a->m * a->k;
+    double *w = adapted_weights(a), *g = want_kept(&t[G]);
+    const unsigned adapter = BIT(LA) | BIT(LB);
+    a->adapted = true;
+    for (int64_t i = 0; i < rows * out; i++)
+        if (expert_of(a, i / out) >= 0)
+            g[i] = fixture_dot(t[BY].d + i / out * in,
+                               w + (expert_of(a, i / out) * out + i % out) * in,
+                               in);
+    scene_run(&a->s,
+              &(struct pass){
+                  fwd_op, ROUTES | BIT(BY) | BIT(W) | BIT(G) | adapter, BIT(G)},
+              a);
+    fixture_close("y with adapters", &t[G], adapter_bound(a));
+    load_small(&t[G]);
+    double *da = want_kept(&t[BY]), *dla = tensor_want(&t[DLA]);
+    double *dlb = tensor_want(&t[DLB]), *dw = tensor_want(&t[DW]);
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t e = expert_of(a, i);
+        const double *dy = t[G].d + i * out, *x = t[BY].d + i * in;
+        if (e < 0)
+            continue;
+        add_adapter_gradients(a, e, dy, x, dla, dlb);
+        for (int64_t c = 0; c < in; c++)
+            da[i * in + c] = 0;
+        for (int64_t j = 0; j < out * in; j++) {
+            da[i * in + j % in] += dy[j / in] * w[e * out * in + j];
+            dw[e * out * in + j] += dy[j / in] * x[j % in];
+        }
+    }
+    unsigned written = BIT(DLA) | BIT(DLB) | BIT(DW);
+    scene_run(
+        &a->s,
+        &(struct pass){dw_op, ROUTES | BIT(BY) | BIT(G) | adapter, written}, a);
+    fixture_close("dw beside adapters", &t[DW], 4e-6);
+    fixture_close("da of adapters", &t[DLA], adapter_bound(a));
+    fixture_close("db of adapters", &t[DLB], adapter_bound(a));
+    scene_run(&a->s,
+              &(struct pass){
+                  da_op, ROUTES | BIT(G) | BIT(W) | BIT(BY) | adapter, BIT(BY)},
+              a);
+    fixture_close("da with adapters", &t[BY], adapter_bound(a));
+    tensor_load(&t[BY]);
+    a->adapted = false;
+    free(w);
 }
 
 static void check_weights(struct mixture *a)
@@ -497,6 +634,7 @@ static void experts_agree_with_reference(void **state)
         const struct size *n = &size[i / 6];
         if (!backend_computes(fixture_types[i % 3]))
             continue;
+        backend_renew(state);
         struct mixture a = experts_new(fixture_types[i % 3], n);
         bool skewed = i / 3 % 2;
         for (int64_t j = 0; skewed && j < n->m * n->e; j++)
@@ -508,6 +646,7 @@ static void experts_agree_with_reference(void **state)
         assert_true(!skewed || end[n->k - 1] == n->m * n->k);
         check_rows(&a);
         check_products(&a);
+        check_adapted(&a);
         check_weights(&a);
         check_gates(&a);
         scene_free(&a.s);

@@ -208,7 +208,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     static int turns;
     struct iz_exec x = backend.x;
     struct strips at[SCENE_MOST], work;
-    x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[0].v.dtype;
+    x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[s->act].v.dtype;
     struct iz_exec dry = iz_exec_dry(x.backend, x.act);
     dry.capability = x.capability;
     dry.logits_bytes = x.logits_bytes;

@@ -29,11 +29,12 @@ bool backend_multiplies(void);
 /* Handles of libraries that remember no product; a setup of cmocka. */
 int backend_renew(void **state);
 
-enum { SCENE_MOST = 14 };
+enum { SCENE_MOST = 20 };
 
-/* The tensors of an op; the first is an activation. */
+/* The tensors of an op. */
 struct scene {
     struct tensor t[SCENE_MOST];
+    int act; /* the number of an activation */
     int n;
     unsigned pinned;   /* bit i: tensor i is read or written by the host too */
     unsigned unwanted; /* bit i: v[i].p is NULL in the real run too */

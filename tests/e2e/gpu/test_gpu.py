@@ -204,6 +204,14 @@ def test_experts_have_the_same_bits(model, row, start, references):
     assert want[2][0]
 
 
+@pytest.mark.parametrize("model", ("moe", "units of experts"))
+def test_adapters_of_experts_have_the_same_bits(model, start):
+    row = {**ROW, "model": model, "micro": 2, "ranks": 2, "dtype": "bf16", "stage": 3,
+           "optimizer": "cpu", "recompute": "widened", "comm": "mpi" if REAL else "nccl"}
+    want = start({**row, **ON_CPU}, rows.ON_EXPERTS)
+    assert start(row, rows.ON_EXPERTS).numbers == want.numbers
+
+
 # Lion's one state on either side, in every type.
 @pytest.mark.parametrize("kind, dtype, stage, optimizer, param, ratio", [
     ("fp32", "fp32", 0, "none", "none", 1), ("fp32", "bf16", 3, "cpu", "cpu", 0.4),

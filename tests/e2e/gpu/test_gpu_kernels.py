@@ -195,6 +195,17 @@ def test_what_is_not_trained(tuned, go):
     assert r.numbers == plain.numbers, str(r)
 
 
+@pytest.mark.parametrize("model", ("moe", "units of experts"))
+def test_adapters_of_experts(model, go):
+    row = {"model": model, "dtype": "bf16", "split": "micro"}
+    plain = go(row, rows.ON_EXPERTS)
+    # A token may have another expert: 14 u of a norm of few gradients.
+    close(plain, go(row, {**rows.ON_EXPERTS, "run.device": "cpu"}), "bf16",
+          ((0.3, 4), (1, 60)))
+    r = go({**row, **FAR, "recompute": "none"}, rows.ON_EXPERTS)
+    assert r.numbers == plain.numbers, str(r)
+
+
 # Two matrices of a block have two groups.
 QUANT = {"model.width": 72, "lora": {"rank": 3, "targets": "*"}}
 

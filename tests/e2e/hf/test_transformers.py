@@ -164,3 +164,20 @@ def test_an_adapter_of_peft_is_a_start(kind, place, sample):
     place.good(1, {**c, "lora.export": "adapter", "run.export": str(out)})
     r = place.good(1, {**c, "run.steps": 4})
     close(r.losses[3], theirs(base, sample, out))
+
+
+# Each matrix of an expert has its A, or the two stacked ones share one.  Not of a dense
+# MLP beside them: PEFT takes its gate_proj and up_proj for those of experts.
+@pytest.mark.parametrize("kind", tuple(hf.MOE))
+@pytest.mark.parametrize("targets", ("q_proj, *experts.[0-9]*", "*experts*"))
+def test_peft_computes_our_loss_with_adapters_of_experts(kind, targets, place, sample):
+    base = written(place, kind, tensors=hf.scaled(tensors_of(kind), 4))
+    adapter = place.folder / "adapter"
+    lora = {"lora": {"rank": 4, "alpha": 64.0, "targets": targets},
+            "lora.export": "adapter", "optimizer.params.lr": 3e-2}
+    place.good(1, on(sample, **model(base), **lora, **{"run.export": str(adapter)}))
+    r = place.good(1, on(sample, **model(base), **lora, **{"run.steps": 4}))
+    close(r.losses[3], theirs(base, sample, adapter))
+    assert abs(r.losses[3] - r.losses[0]) > 100 * BOUND
+    r = place.good(1, on(sample, **model(base), **STILL, **{"lora.import": str(adapter)}))
+    close(r.losses[0], theirs(base, sample, adapter))

@@ -158,6 +158,3 @@ def test_attention_has_adapters_beside_units_of_experts(moe):
                      "lora": {"rank": 2, "alpha": 8, "targets": "*self_attn*"},
                      "optimizer.params.lr": 0.01})
     assert r.losses[2] < r.losses[0]
-    r = moe.launch(1, {"model.experts_per_unit": 3,
-                       "lora": {"rank": 2, "alpha": 2, "targets": "*experts*"}})
-    run.refused(r, "lora.targets")

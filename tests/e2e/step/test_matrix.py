@@ -177,15 +177,14 @@ def test_an_overflow_in_fp16_skips_lions_update(start):
     assert 0 < a.summary["skipped_steps"] < 12 and a.numbers == b.numbers
 
 
-FROZEN = [("dlrm", "tables.*"), ("dlrm", "tables.2.*"), ("vit", "embed.*"),
-          ("vit", "embed.token"), ("vit", None)]
+FROZEN = [*((model, {"parameters": [{"match": match, "frozen": True}]}) for model, match in (
+    ("dlrm", "tables.*"), ("dlrm", "tables.2.*"), ("vit", "embed.*"), ("vit", "embed.token"))),
+    ("vit", {"lora": {"rank": 2, "targets": "*.attn.*"}}),
+    ("moe", rows.ON_EXPERTS), ("units of experts", rows.ON_EXPERTS)]
 
 
-@pytest.mark.parametrize("model, frozen", FROZEN)
-def test_frozen_parts_have_the_same_bits_too(model, frozen, start):
-    """Or all but adapters, where none is named."""
-    more = {"parameters": [{"match": frozen, "frozen": True}]} if frozen else \
-        {"lora": {"rank": 2, "targets": "*.attn.*"}}
+@pytest.mark.parametrize("model, more", FROZEN)
+def test_frozen_parts_have_the_same_bits_too(model, more, start):
     row = {**PLAIN, "model": model, "ranks": 2, "dtype": "fp32", "batch": 12}
     a = start(row, more)
     b = start({**row, "stage": 3, "optimizer": "cpu", "param": "cpu"}, more)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters of experts: an adapter has matrices of its own for each expert,
+and leaves and comes as PEFT has them, one adapter of each expert's linear layer."""
+import random
+
+import pytest
+
+import run
+from run import ckpt, hf
+from test_hf import model, written
+from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, files, floats, \
+    product, write_adapter
+
+pytestmark = pytest.mark.single
+KINDS = tuple(hf.MOE)
+PARTS = {"qwen3_moe": "gate_proj, up_proj, down_proj", "mixtral": "w1, w2, w3"}
+
+
+def lora(targets, **more):
+    return {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets}, **more}
+
+
+def experts(kind):
+    """{module: (inputs, outputs)} of the linear layers of experts."""
+    shapes = hf.llama_shapes(hf.llama_config(kind))
+    return {name.removesuffix(".weight"): (shape[1], shape[0])
+            for name, shape in shapes.items() if ".experts." in name}
+
+
+def random_adapter(modules):
+    rng, out = random.Random(5), {}
+    for name, (n_in, n_out) in modules.items():
+        for matrix, shape in (("A", (RANK, n_in)), ("B", (n_out, RANK))):
+            values = [rng.gauss(0, 1.5) for _ in range(shape[0] * shape[1])]
+            out[f"base_model.model.{name}.lora_{matrix}.weight"] = \
+                ("F32", shape, hf.encode("F32", values))
+    return out
+
+
+@pytest.mark.parametrize("per_unit, ranks", ((0, 1), (3, 1), (3, 2)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_is_the_base_and_each_experts_product(kind, per_unit, ranks, place):
+    base = written(place, kind)
+    c = {**model(base), **lora(f"{PARTS[kind]}, q_proj"), "optimizer.params.lr": 0.05,
+         "run.steps": 4, "train_batch_size": 12, "model.experts_per_unit": per_unit}
+    old, merged, alone = (place.folder / x for x in ("old", "merged", "alone"))
+    place.good(1, {**model(base), "run.steps": 0, "run.export": str(old)})
+    a = place.good(ranks, {**c, "run.export": str(merged)})
+    b = place.good(ranks, {**c, **ADAPTER, "run.export": str(alone)})
+    assert a.hash == b.hash and a.losses[3] < a.losses[0]
+    before, after = hf.read(old), hf.read(merged)
+    pairs, config = adapters(alone)
+    assert set(experts(kind)) < set(pairs)
+    assert sorted(config["target_modules"]) == sorted(pairs)
+    for name, t in after.items():
+        module = name.removesuffix(".weight")
+        if module not in pairs:
+            assert t == before[name], name
+            continue
+        delta = product(pairs[module]["lora_A"], pairs[module]["lora_B"])
+        now, was = floats(t), floats(before[name])
+        for o in range(t[1][0]):
+            for i in range(t[1][1]):
+                want = was[o * t[1][1] + i] + delta[o][i]
+                assert abs(now[o * t[1][1] + i] - want) <= 1e-6 * (1 + abs(want))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_in_several_units_learns_the_same(kind, place):
+    """The experts' adapters begin the same: from a folder."""
+    base = written(place, kind)
+    start = write_adapter(place.folder / "adapter", random_adapter(experts(kind)))
+    runs = []
+    for per_unit in (0, 1, 2):
+        out = place.folder / f"adapter{per_unit}"
+        r = place.good(1, {**model(base), **ADAPTER, "lora.import": str(start),
+                           "gradient_clipping": 0, "run.export": str(out),
+                           "model.experts_per_unit": per_unit})
+        runs.append((r.losses, adapters(out)[0]))
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("targets", ("*experts*", "gate_proj, down_proj"))
+def test_an_exported_adapter_is_a_start(targets, place):
+    """Of stacked matrices, which share their A, as of one."""
+    base, first = written(place, "qwen3_moe"), place.folder / "first"
+    c = {**model(base), "train_batch_size": 12}
+    trained = {**c, **lora(targets), "optimizer.params.lr": 0.02}
+    place.good(1, {**trained, **ADAPTER, "run.export": str(first)})
+    want = place.good(1, {**trained, "run.steps": 4})
+    for ranks, home in ((1, {}), (3, SHARDED)):
+        again = place.folder / f"again{ranks}"
+        r = place.good(ranks, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
+                               "lora.import": str(first), "run.export": str(again)})
+        assert abs(r.losses[3] - want.losses[3]) < 1e-6
+        assert adapters(again)[0] == adapters(first)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_each_expert_is_read(kind, place):
+    """What is merged with it has its loss."""
+    base, out = written(place, kind), place.folder / "out"
+    folder = write_adapter(place.folder / "adapter", random_adapter(experts(kind)))
+    c = {**STILL, "train_batch_size": 12, "run.steps": 1}
+    plain = place.good(1, {**c, **model(base)})
+    r = place.good(2, {**c, **model(base), **SHARDED, "lora.import": str(folder),
+                       "run.export": str(out)})
+    merged = place.good(1, {**c, **model(out)})
+    assert abs(r.losses[0] - merged.losses[0]) < 2e-6
+    assert abs(r.losses[0] - plain.losses[0]) > 1e-3
+
+
+def test_a_run_is_continued_and_its_checkpoint_exported(place):
+    base, ours = written(place, "qwen3_moe"), place.folder / "ours"
+    c = {**model(base), **lora("*experts*, up_proj"), **ADAPTER, "run.save": True,
+         "run.steps": 4, "model.experts_per_unit": 2}
+    whole = place.good(1, {**c, "run.export": str(ours)})
+    out = place.good(1, {**c, "run.steps": 2}).output
+    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
+    ckpt("export", out, "--out", place.folder / "tool", "--adapter")
+    assert files(place.folder / "tool") == files(ours)
+
+
+def test_adapters_of_some_experts_alone_are_refused(place):
+    base = written(place, "qwen3_moe")
+    r = place.launch(1, {**model(base), **lora("*experts.1.gate_proj.weight")})
+    run.refused(r, "lora.targets", "1 of the", "experts", "gate_proj")
+    some = random_adapter({k: v for k, v in experts("qwen3_moe").items()
+                           if ".experts.0." not in k})
+    folder = write_adapter(place.folder / "adapter", some)
+    r = place.launch(1, {**model(base), "lora.import": str(folder)})
+    run.refused(r, "lora.import", "of the", "experts")
+    r = place.launch(1, {**model(base), **lora("*experts*", **{"lora.dropout": 0.1})})
+    run.refused(r, "lora.dropout: 0.1", "experts", "PEFT")
+
+
+def test_the_adapters_of_fused_experts_are_refused(place):
+    """PEFT's own for a model whose experts are one tensor."""
+    base = written(place, "qwen3_moe")
+    folder = write_adapter(place.folder / "adapter", random_adapter(experts("qwen3_moe")),
+                           target_parameters=["gate_up_proj"])
+    r = place.launch(1, {**model(base), "lora.import": str(folder)})
+    run.refused(r, "lora.import", "target_parameters", "gate_up_proj")
