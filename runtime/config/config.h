@@ -173,6 +173,8 @@ struct iz_lora_config {
     char targets[IZ_PATH_MAX]; /* patterns with commas between */
     char import[IZ_PATH_MAX];  /* folder of an adapter to begin with */
     enum iz_lora_export export;
+    /* Of the folder to import: adapters of the fused weights of experts. */
+    bool gate_up, down;
 };
 
 enum {

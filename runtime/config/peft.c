@@ -15,7 +15,7 @@ static const char neutral[] =
     "r|lora_alpha|auto_mapping|base_model_name_or_path|exclude_modules|"
     "fan_in_fan_out|inference_mode|layers_pattern|layers_to_transform|"
     "loftq_config|lora_dropout|megatron_core|peft_version|qalora_group_size|"
-    "revision|runtime_config|target_modules|task_type";
+    "revision|runtime_config|target_modules|target_parameters|task_type";
 
 /* Members with the values that they may have. */
 static const struct {
@@ -35,6 +35,26 @@ static bool is_without(const json_t *v)
     return json_is_null(v) || json_is_false(v) ||
            (json_is_object(v) && json_object_size(v) == 0) ||
            (json_is_array(v) && json_array_size(v) == 0);
+}
+
+/* Weights that are no module's: of experts that are one tensor. */
+static void read_parameters(struct iz_lora_config *l, struct iz_faults *f,
+                            const char *path, const json_t *list)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(list, i, v)
+    {
+        const char *text = json_is_string(v) ? json_string_value(v) : "";
+        const char *dot = strrchr(text, '.'), *name = dot ? dot + 1 : text;
+        l->gate_up |= strcmp(name, "gate_up_proj") == 0;
+        l->down |= strcmp(name, "down_proj") == 0;
+        if (!iz_word_among(name, "gate_up_proj|down_proj"))
+            iz_fault(f, "lora.import",
+                     "%s: target_parameters has \"%s\"; only gate_up_proj and "
+                     "down_proj of experts are read",
+                     path, text);
+    }
 }
 
 static void check_member(struct iz_faults *f, const char *path,
@@ -77,6 +97,7 @@ void iz_peft_read(struct iz_config_file *file, struct iz_faults *f)
         return;
     }
     json_object_foreach(root, name, v) check_member(f, path, name, v);
+    read_parameters(l, f, path, json_object_get(root, "target_parameters"));
     const json_t *rank = json_object_get(root, "r");
     double r = json_number_value(rank);
     double alpha = json_number_value(json_object_get(root, "lora_alpha"));

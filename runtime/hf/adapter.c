@@ -17,6 +17,7 @@
 /* The adapter's tensors, two for each of the model's that has them: a and b. */
 struct layout {
     struct iz_hf_map out, model;
+    const struct iz_lora_config *fused; /* of a file whose experts are; NULL */
     bool fan_in_fan_out;
 };
 
@@ -71,6 +72,36 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
     return err ? err : name_matrix(&to[1], t->name, 'B');
 }
 
+/* As PEFT has adapters of a tensor of all experts: below their module, or if
+ * both are there the first one below what that then wraps. */
+static int add_fused(struct layout *l, int unit, const struct iz_unit *u, int p,
+                     const int64_t *offset)
+{
+    const struct iz_param *a = &u->param[p], *b = a + 1;
+    const char *weight = u->param[a->adapts].name,
+               *prefix = l->model.hf->prefix;
+    struct iz_hf_tensor *to = &l->out.tensor[l->out.n];
+    char module[IZ_HF_NAME];
+    int stem, err = 0;
+    iz_lora_fused(l->fused, weight, &stem);
+    bool inner = l->fused->down && strstr(weight + stem, "gate_up");
+    snprintf(module, sizeof(module), "%s%.*s%s", prefix ? prefix : "", stem,
+             weight, inner ? ".base_layer" : "");
+    for (int i = 0; i < 2 && !err; i++) {
+        const struct iz_param *q = i ? b : a;
+        to[i] = (struct iz_hf_tensor){.unit = unit,
+                                      .param = p + i,
+                                      .offset = offset[p + i],
+                                      .width = q->cols,
+                                      .rows = q->rows,
+                                      .cols = q->cols,
+                                      .experts = i ? a->rows / b->cols : 0};
+        err = name_matrix(&to[i], module, i ? 'B' : 'A');
+    }
+    l->out.n += 2;
+    return err;
+}
+
 static int add_unit(struct layout *l, const struct iz_model *m, int u)
 {
     const struct iz_unit *unit = &m->unit[u];
@@ -78,12 +109,20 @@ static int add_unit(struct layout *l, const struct iz_model *m, int u)
     int err = 0;
     int64_t from[IZ_PARTS] = {0, iz_unit_elems(unit, IZ_PART_TRAINED)};
     iz_unit_offsets(unit, from, offset);
-    for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p += 2)
+    for (int p = iz_unit_base(unit); p < iz_unit_own(unit) && !err; p += 2) {
+        int stem;
+        if (l->fused &&
+            iz_lora_fused(l->fused, unit->param[unit->param[p].adapts].name,
+                          &stem)) {
+            err = add_fused(l, u, unit, p, offset);
+            continue;
+        }
         for (int i = 0; i < l->model.n && !err; i++) {
             const struct iz_hf_tensor *t = &l->model.tensor[i];
             if (t->unit == u && t->param == unit->param[p].adapts && !t->tied)
                 err = add_pair(l, t, unit, p, offset);
         }
+    }
     return err;
 }
 
@@ -209,7 +248,8 @@ static int adapter_reader(struct iz_hf_reader **out, const struct iz_config *c,
 {
     struct iz_hf_source from = {
         .key = "lora.import", .path = c->lora.import, .file = IZ_LORA_FILE};
-    struct layout l = {0};
+    struct layout l = {.fused =
+                           c->lora.gate_up || c->lora.down ? &c->lora : NULL};
     int why = layout_open(&l, hf, m);
     *out = NULL;
     iz_hf_map_close(&l.model);

@@ -136,11 +136,32 @@ static struct aim part_of(const struct iz_hf_map *map, int tensor,
     return part;
 }
 
+bool iz_lora_fused(const struct iz_lora_config *l, const char *weight,
+                   int *stem)
+{
+    const struct {
+        const char *tail;
+        bool has;
+    } which[] = {{".experts.gate_up_proj.weight", l->gate_up},
+                 {".experts.down_proj.weight", l->down}};
+    int n = (int)strlen(weight);
+    for (int i = 0; i < 2; i++) {
+        int k = n - (int)strlen(which[i].tail);
+        *stem = k + (int)strlen(".experts");
+        if (k > 0 && strcmp(weight + k, which[i].tail) == 0)
+            return which[i].has;
+    }
+    *stem = 0;
+    return false;
+}
+
 /* Where adapters are wanted: by patterns, by a file that has them, or by what
  * parameters there are. */
 struct wish {
     struct targets t;
-    const struct iz_st *file; /* or NULL, and: */
+    const struct iz_st *file;           /* or NULL, and: */
+    const struct iz_lora_config *fused; /* of the file, whose experts are one
+                                           tensor; NULL: they are not */
     bool (*has)(const void *arg, const char *name);
     const void *arg;
     struct iz_hf_map map;
@@ -221,7 +242,15 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
                         .outputs = outputs / experts,
                         .experts = experts};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
-    int parts = n / experts;
+    int parts = n / experts, stem;
+    if (w->fused && seen->experts) {
+        bool has = iz_lora_fused(w->fused, whole.name, &stem);
+        if (!stem)
+            return iz_refuse(w->err,
+                             "lora.import: its adapters of experts are of one "
+                             "tensor: model.experts_per_unit must be 0");
+        return has ? add_adapter(u, &whole, w->rank) : 0;
+    }
     if (w->file ? all_alike(w, first, n, experts)
                 : is_wanted(w, u->param[i].name))
         return add_adapter(u, &whole, w->rank);
@@ -324,6 +353,7 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
         if (!status)
             status = iz_st_map(&file);
         w.file = &file;
+        w.fused = l->gate_up || l->down ? l : NULL;
     }
     if (!status)
         status = lora_apply(m, &w, err);

@@ -28,6 +28,12 @@ int iz_lora_restore(struct iz_model *m, int rank, double alpha,
 bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
                   char matrix);
 
+/* Whether a weight of experts, by its name, is one that PEFT has adapters of as
+ * of one tensor (struct iz_lora_config).  *stem: length of its name without
+ * which it is; 0: its name is another. */
+bool iz_lora_fused(const struct iz_lora_config *l, const char *weight,
+                   int *stem);
+
 /* The folder of an adapter in the layout of PEFT. */
 #define IZ_LORA_FILE "adapter_model.safetensors"
 #define IZ_LORA_HEAD "base_model.model."

@@ -267,8 +267,9 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
 
 int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[2])
 {
-    shape[0] = t->transposed || t->vector ? t->cols : t->rows;
-    shape[1] = t->transposed ? t->rows : t->cols;
+    int64_t turns = t->experts ? t->experts : 1;
+    shape[0] = t->transposed || t->vector ? t->cols : t->rows / turns;
+    shape[1] = t->transposed ? t->rows : t->cols * turns;
     return t->vector ? 1 : 2;
 }
 
@@ -319,6 +320,10 @@ int64_t iz_hf_flat(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
 
 int64_t iz_hf_place(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
 {
+    if (t->experts) {
+        int64_t rows = t->rows / t->experts;
+        return (r->row % rows * t->cols + r->col) * t->experts + r->row / rows;
+    }
     return t->transposed ? r->col * t->rows + r->row
                          : r->row * t->cols + r->col;
 }

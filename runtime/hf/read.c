@@ -277,6 +277,19 @@ static void load_transposed(const struct iz_hf_tensor *t,
         }
 }
 
+/* Theirs has the columns of several experts in turns. */
+static void load_in_turns(const struct iz_hf_tensor *t,
+                          const struct iz_st_tensor *e, enum iz_dtype type,
+                          const struct iz_hf_rect *r, float *out)
+{
+    for (int64_t i = 0; i < r->rows; i++)
+        for (int64_t c = 0; c < r->cols; c++) {
+            struct iz_hf_rect at = {r->row + i, r->col + c, 1, 1};
+            hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width + c,
+                         1);
+        }
+}
+
 /* The pages are clean and can be read again, but count as this process's. */
 static void hf_read_forget(const struct iz_st_tensor *e)
 {
@@ -311,7 +324,9 @@ static void hf_read_take(const struct iz_hf_tensor *t,
     iz_st_dtype_read(e->dtype, &type);
     if (t->transposed)
         load_transposed(t, e, type, rect, out);
-    for (int64_t i = 0; i < rect->rows && !t->transposed; i++) {
+    if (t->experts)
+        load_in_turns(t, e, type, rect, out);
+    for (int64_t i = 0; i < rect->rows && !t->transposed && !t->experts; i++) {
         struct iz_hf_rect at = {rect->row + i, rect->col, 1, rect->cols};
         hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width,
                      rect->cols);

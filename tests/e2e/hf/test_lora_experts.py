@@ -134,10 +134,59 @@ def test_adapters_of_some_experts_alone_are_refused(place):
     run.refused(r, "lora.dropout: 0.1", "experts", "PEFT")
 
 
-def test_the_adapters_of_fused_experts_are_refused(place):
-    """PEFT's own for a model whose experts are one tensor."""
+def fused(pairs, tail, parts):
+    """The matrices of all experts of a block as PEFT has them for one tensor: rows of A
+    by expert, columns of B by rank and then by expert."""
+    each = [[pairs[f"{tail}.{e}.{part}"] for part in parts] for e in range(len(
+        {k for k in pairs if k.startswith(f"{tail}.") and k.endswith(parts[0])}))]
+    a = [x for e in each for x in floats(e[0]["lora_A"])]
+    b = [[x for part in e for x in floats(part["lora_B"])] for e in each]
+    rows, n_in = len(b[0]) // RANK, each[0][0]["lora_A"][1][1]
+    b = [b[e][o * RANK + r] for o in range(rows) for r in range(RANK)
+         for e in range(len(each))]
+    return {"A": ("F32", (len(each) * RANK, n_in), hf.encode("F32", a)),
+            "B": ("F32", (rows, len(each) * RANK), hf.encode("F32", b))}
+
+
+FUSED = {"qwen3_moe": ("model.layers.{}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
+         "mixtral": ("model.layers.{}.block_sparse_moe.experts", "w1", "w3", "w2")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("targets", ("*experts*", "*experts.down_proj*", "*experts.gate_up_proj*"))
+def test_adapters_of_fused_experts_are_read(kind, targets, place):
+    """What the same adapters of each expert are."""
+    base, first = written(place, kind), place.folder / "first"
+    c = {**model(base), "train_batch_size": 12}
+    trained = {**c, **lora(targets), "optimizer.params.lr": 0.02, **ADAPTER}
+    place.good(1, {**trained, "run.export": str(first)})
+    pairs, _ = adapters(first)
+    at, gate, up, down = FUSED[kind]
+    has = {"gate_up_proj": (gate, up), "down_proj": (down,)}
+    has = {k: v for k, v in has.items() if k in targets or targets == "*experts*"}
+    tensors = {}
+    for layer in range(3):
+        for name, parts in has.items():
+            if f"{at.format(layer)}.0.{parts[0]}" not in pairs:
+                continue
+            inner = ".base_layer" if len(has) == 2 and name == "gate_up_proj" else ""
+            for matrix, t in fused(pairs, at.format(layer), parts).items():
+                tensors[f"base_model.model.model.layers.{layer}.mlp.experts{inner}"
+                        f".lora_{matrix}.weight"] = t
+    folder = write_adapter(place.folder / "fused", tensors, target_modules=None,
+                           target_parameters=[f"mlp.experts.{k}" for k in has])
+    for ranks in (1, 2):
+        again = place.folder / f"again{ranks}"
+        place.good(ranks, {**c, **STILL, **ADAPTER, "lora.import": str(folder),
+                           "run.steps": 1, "run.export": str(again)})
+        assert adapters(again)[0] == pairs
+    r = place.launch(1, {**c, "lora.import": str(folder), "model.experts_per_unit": 2})
+    run.refused(r, "lora.import", "one tensor", "experts_per_unit")
+
+
+def test_fused_adapters_of_anything_else_are_refused(place):
     base = written(place, "qwen3_moe")
     folder = write_adapter(place.folder / "adapter", random_adapter(experts("qwen3_moe")),
-                           target_parameters=["gate_up_proj"])
+                           target_parameters=["gate_up_proj", "mlp.gate.weight"])
     r = place.launch(1, {**model(base), "lora.import": str(folder)})
-    run.refused(r, "lora.import", "target_parameters", "gate_up_proj")
+    run.refused(r, "lora.import", "target_parameters", "mlp.gate.weight")
