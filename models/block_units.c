@@ -35,12 +35,13 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
 }
 
 /* A part of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
- * has several; {-1}: it is none. */
+ * has several; {-1}: it is none.  times: of experts, how many. */
 struct part {
     const char *name;
     int64_t in, out;
     float std;
     int64_t stacked[IZ_STACKED];
+    int64_t times;
 };
 
 /* Writes the weight and, where the block has one, the bias; returns the next
@@ -57,6 +58,7 @@ static int add_part(struct iz_param *list, int n, const struct iz_block *b,
         memcpy(list[n].outputs, p->stacked, sizeof(p->stacked));
     if (p->in && !p->stacked[0])
         list[n].outputs[0] = p->out;
+    list[n].times = p->times;
     list[n++].out_rows = b->llama;
     snprintf(full, sizeof(full), "%s.bias", p->name);
     if (!b->llama)
@@ -86,18 +88,21 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
                 IZ_BLOCK_STD,
                 {f, b->llama ? f : 0}},
         [MLP_PROJ] = {name->mlp_proj, f, w, residual, {0}}};
-    const struct part of_heads[] = {{name->q_norm, 0, d, 0, {0}},
-                                    {name->k_norm, 0, d, 0, {0}}};
+    const struct part of_heads[] = {{name->q_norm, 0, d, 0, {0}, 0},
+                                    {name->k_norm, 0, d, 0, {0}, 0}};
     const struct iz_experts *e = &b->experts;
     char fc[64], proj[64];
     snprintf(fc, sizeof(fc), "%s.%s", name->experts, name->expert_fc);
     snprintf(proj, sizeof(proj), "%s.%s", name->experts, name->expert_proj);
-    /* Of experts, one matrix below the other: none that an optimizer of
-     * matrices knows as such. */
     const struct part experts[PARTS] = {
-        [FC] = {fc, w, 2 * (int64_t)e->n * e->hidden, IZ_BLOCK_STD, {-1}},
-        [MLP_PROJ] = {proj, e->hidden, e->n * w, residual, {-1}}};
-    const struct part router = {name->router, w, e->n, IZ_BLOCK_STD, {-1}};
+        [FC] = {fc,
+                w,
+                2 * (int64_t)e->n * e->hidden,
+                IZ_BLOCK_STD,
+                {e->hidden, e->hidden},
+                e->n},
+        [MLP_PROJ] = {proj, e->hidden, e->n * w, residual, {w}, e->n}};
+    const struct part router = {name->router, w, e->n, IZ_BLOCK_STD, {-1}, 0};
     bool has = iz_experts_at(e, i), whole = !has || !e->per_unit;
     struct iz_param list[BLOCK_MOST];
     char prefix[32], bias[64];

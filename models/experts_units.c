@@ -150,6 +150,9 @@ int iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
         snprintf(list[i].name, sizeof(list[i].name), "%s.weight",
                  i == FC ? name->expert_fc : name->expert_proj);
     list[FC].out_rows = list[PROJ].out_rows = true;
+    list[FC].times = list[PROJ].times = n;
+    list[FC].outputs[0] = list[FC].outputs[1] = f;
+    list[PROJ].outputs[0] = w;
     snprintf(u->name, sizeof(u->name), "%s.%d.%d", name->block, block, first);
     snprintf(prefix, sizeof(prefix), "%s.%d.%s.%d.", name->block, block,
              name->experts, first);

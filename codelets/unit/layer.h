@@ -30,6 +30,9 @@ struct iz_param {
      * optimizer of matrices updates each as such.  All 0: of no matrix. */
     int64_t outputs[IZ_STACKED];
     bool out_rows;
+    /* Of experts, whose matrices lie one below the other: these outputs come so
+     * many times, as rows.  0: once. */
+    int64_t times;
     /* Set by the runtime (runtime/config/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
@@ -300,6 +303,15 @@ static inline int iz_unit_reference(const struct iz_unit *u, int param)
 /* A unit's flat array has its trained parameters, then the frozen ones, then
  * those that are quantised. */
 enum iz_unit_part { IZ_PART_TRAINED, IZ_PART_FROZEN, IZ_PART_QUANT, IZ_PARTS };
+
+/* Matrices that it stacks, of all experts. */
+static inline int64_t iz_param_matrices(const struct iz_param *p)
+{
+    int n = 0;
+    while (n < IZ_STACKED && p->outputs[n])
+        n++;
+    return p->times ? n * p->times : n;
+}
 
 static inline enum iz_unit_part iz_param_part(const struct iz_param *p)
 {

@@ -101,17 +101,35 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
     return 0;
 }
 
+/* Of a unit that are updated as such. */
+static int64_t count_matrices(const struct iz_unit *u)
+{
+    int64_t n = 0;
+    for (int i = 0; i < u->n_params; i++)
+        n += u->param[i].by_matrix && !u->param[i].frozen
+                 ? iz_param_matrices(&u->param[i])
+                 : 0;
+    return n;
+}
+
 int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
                             FILE *err)
 {
+    enum { MOST = 768 }; /* a task may have data of each */
     const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
     bool found = false;
     if (!o->matrices)
         return 0;
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++)
-            found |=
-                m->unit[u].param[i].by_matrix && !m->unit[u].param[i].frozen;
+    for (int u = 0; u < m->n_units; u++) {
+        int64_t n = count_matrices(&m->unit[u]);
+        found |= n > 0;
+        if (n > MOST)
+            return iz_refuse(err,
+                             "optimizer.type: %s: %s has %lld matrices, and at "
+                             "most %d of a unit are updated as such: set "
+                             "model.experts_per_unit",
+                             o->type, m->unit[u].name, (long long)n, MOST);
+    }
     if (found)
         return 0;
     iz_refuse(err,

@@ -10,10 +10,7 @@
 
 static int matrices_of(const struct iz_param *p)
 {
-    int n = 0;
-    while (p->by_matrix && !p->frozen && n < IZ_STACKED && p->outputs[n])
-        n++;
-    return n;
+    return p->by_matrix && !p->frozen ? (int)iz_param_matrices(p) : 0;
 }
 
 struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
@@ -29,12 +26,17 @@ struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                   .scale = a->scale};
 }
 
-/* Matrix i of a parameter which begins at `at` in its unit. */
+/* Matrix i of a parameter which begins at `at` in its unit.  What belongs
+ * together is the parameter, or what it has of an expert. */
 static struct iz_plan_matrix
 matrix_of(const struct iz_param *p, const struct iz_hyper *o, int i, int64_t at)
 {
+    int64_t times = p->times ? p->times : 1, rows = p->rows / times;
+    int n = (int)(iz_param_matrices(p) / times);
+    at += i / n * rows * p->cols;
+    i %= n;
     struct iz_plan_matrix a = {.begin = at,
-                               .end = at + p->rows * p->cols,
+                               .end = at + rows * p->cols,
                                .first = at,
                                .rows = p->out_rows ? p->outputs[i] : p->rows,
                                .cols = p->out_rows ? p->cols : p->outputs[i],
@@ -47,9 +49,18 @@ matrix_of(const struct iz_param *p, const struct iz_hyper *o, int i, int64_t at)
     return a;
 }
 
-/* What a dry run counts. */
-static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a)
+/* What a dry run counts, or counted for one of the last few.  before: matrices
+ * before it. */
+static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a,
+                         int before)
 {
+    for (int k = 1; k <= IZ_STACKED && k <= before; k++)
+        if (a[-k].rows == a->rows && a[-k].cols == a->cols &&
+            a[-k].stride == a->stride) {
+            a->flops = a[-k].flops;
+            a->bytes = a[-k].bytes;
+            return;
+        }
     struct iz_exec x =
         iz_exec_dry(p->matrices.on_gpu ? IZ_CUDA : IZ_CPU, IZ_F32);
     struct iz_orthogonal m = iz_plan_orthogonal(p, a, NULL);
@@ -60,53 +71,54 @@ static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a)
     p->matrices.work_bytes = max64(p->matrices.work_bytes, x.work.peak);
 }
 
-/* Matrices of one parameter stay together: theirs is one range.  The flops of
- * the one that begins with matrix i. */
-static double stack_flops(const struct iz_plan_matrix *a, int n, int i)
-{
-    double flops = 0;
-    for (int k = i; k < n && a[k].begin == a[i].begin; k++)
-        flops += a[k].flops;
-    return flops;
-}
+/* Matrices of one parameter, or of an expert, stay together: theirs is one
+ * range, which begins with this one. */
+struct stack {
+    struct iz_plan_matrix *first;
+    double flops;
+};
 
-/* The parameter with the most flops that has no owner yet; -1: all have. */
-static int largest_stack(const struct iz_plan_matrix *a, int n)
+/* Those with the most flops first; of equal ones in their order. */
+static int by_flops(const void *a, const void *b)
 {
-    int best = -1;
-    for (int i = 0; i < n; i++)
-        if (a[i].owner < 0 && (i == 0 || a[i].begin != a[i - 1].begin) &&
-            (best < 0 || stack_flops(a, n, i) > stack_flops(a, n, best)))
-            best = i;
-    return best;
+    const struct stack *x = a, *y = b;
+    if (x->flops != y->flops)
+        return x->flops < y->flops ? 1 : -1;
+    return x->first < y->first ? -1 : x->first > y->first;
 }
 
 /* Ranks share a unit: the next one waits for all of it.  Where they are equal
  * there, the one with less in all takes more.  load: of this unit, then all. */
 static void choose_owners(struct iz_plan_matrix *a, int n, int ranks,
-                          double *load)
+                          double *load, struct stack *stack)
 {
     double *all = load + ranks;
+    int stacks = 0;
+    for (int i = 0; i < n; i++) {
+        if (i == 0 || a[i].begin != a[i - 1].begin)
+            stack[stacks++] = (struct stack){.first = &a[i]};
+        stack[stacks - 1].flops += a[i].flops;
+    }
+    qsort(stack, (size_t)stacks, sizeof(*stack), by_flops);
     for (int r = 0; r < ranks; r++)
         load[r] = 0;
-    for (int i; (i = largest_stack(a, n)) >= 0;) {
-        double flops = stack_flops(a, n, i);
-        int64_t begin = a[i].begin;
+    for (struct stack *s = stack; s < stack + stacks; s++) {
+        struct iz_plan_matrix *m = s->first;
         int best = 0;
         for (int r = 1; r < ranks; r++)
             if (load[r] < load[best] ||
                 (load[r] == load[best] && all[r] < all[best]))
                 best = r;
-        load[best] += flops;
-        all[best] += flops;
-        for (; i < n && a[i].begin == begin; i++)
-            a[i].owner = best;
+        load[best] += s->flops;
+        all[best] += s->flops;
+        for (; m < a + n && m->begin == s->first->begin; m++)
+            m->owner = best;
     }
 }
 
 static void add_unit(struct iz_plan *p, const struct iz_config *c,
                      const struct iz_unit *unit, struct iz_plan_unit *g,
-                     double *load)
+                     double *load, struct stack *stack)
 {
     struct iz_plan_matrix *a = p->matrices.list + p->matrices.n;
     int64_t at = 0;
@@ -114,7 +126,8 @@ static void add_unit(struct iz_plan *p, const struct iz_config *c,
         const struct iz_param *q = &unit->param[i];
         for (int k = 0; k < matrices_of(q); k++) {
             a[g->matrices] = matrix_of(q, &c->optimizer, k, at);
-            count_matrix(p, &a[g->matrices++]);
+            count_matrix(p, &a[g->matrices], g->matrices);
+            g->matrices++;
         }
         at += q->frozen ? 0 : q->rows * q->cols;
     }
@@ -122,7 +135,7 @@ static void add_unit(struct iz_plan *p, const struct iz_config *c,
     p->matrices.n += g->matrices;
     if (!g->matrices)
         return;
-    choose_owners(a, g->matrices, p->ranks, load);
+    choose_owners(a, g->matrices, p->ranks, load, stack);
     p->matrices.most =
         p->matrices.most > g->matrices ? p->matrices.most : g->matrices;
     p->matrices.chunks =
@@ -150,12 +163,14 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
     if (!n)
         return 0;
     double *load = calloc(2 * (size_t)p->ranks, sizeof(*load));
+    struct stack *stack = calloc((size_t)n, sizeof(*stack));
     p->matrices.list = calloc((size_t)n, sizeof(*p->matrices.list));
-    if (load && p->matrices.list)
-        for (int u = 0; u < m->n_units; u++)
-            add_unit(p, c, &m->unit[u], &p->unit[u], load);
+    bool ok = load && stack && p->matrices.list;
+    for (int u = 0; ok && u < m->n_units; u++)
+        add_unit(p, c, &m->unit[u], &p->unit[u], load, stack);
     free(load);
-    return load && p->matrices.list ? 0 : -ENOMEM;
+    free(stack);
+    return ok ? 0 : -ENOMEM;
 }
 
 /* ---- states of elements ---- */

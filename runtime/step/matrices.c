@@ -219,10 +219,12 @@ struct move_arg {
 static void run_move(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct move_arg *a = arg;
-    struct iz_coll_range range[IZ_UNIT_PARAMS];
+    struct iz_coll_range *range = calloc((size_t)a->matrices, sizeof(*range));
     const int64_t size = sizeof(float);
     int n = 0;
     (void)x;
+    if (!range)
+        iz_die("no memory to move the matrices of %s", a->unit);
     for (int i = 0; i < a->matrices; i++) {
         const struct iz_plan_matrix *m = &a->matrix[i];
         if (i == 0 || m->begin != m[-1].begin)
@@ -233,6 +235,7 @@ static void run_move(struct iz_exec *x, void **buf, const void *arg)
         iz_coll_from_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
     else
         iz_coll_to_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
+    free(range);
 }
 
 /* What crosses the network for a rank: of all ranges what is in its shard but

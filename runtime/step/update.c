@@ -4,7 +4,9 @@
 #include "runtime/step/zero.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 
+#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "runtime/engine/alloc.h"
@@ -246,13 +248,15 @@ static void submit_update(struct iz_engine *e, int unit,
                           struct iz_access grad, starpu_data_handle_t state,
                           starpu_data_handle_t param, const struct passes *pass)
 {
-    struct iz_access more[IZ_UNIT_PARAMS * IZ_STACKED];
     const struct iz_plan_unit *p = e->unit[unit].plan;
+    struct iz_access *more = calloc((size_t)p->matrices + 1, sizeof(*more));
     int64_t n = p->rows ? min64(p->packed, k->count) : k->count;
     int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
         run_update, unit);
+    if (!more)
+        iz_die("no memory for an update of %s", iz_unit_name(e, unit));
     t.urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);
     iz_task_add(&t, grad.handle, grad.mode);
@@ -278,6 +282,7 @@ static void submit_update(struct iz_engine *e, int unit,
             a->updated = NULL;
     }
     iz_submit_with(e, &t, a, sizeof(*a));
+    free(more);
 }
 
 /* ---- between host and GPU ---- */

@@ -204,6 +204,17 @@ def test_experts_have_the_same_bits(model, row, start, references):
     assert want[2][0]
 
 
+@pytest.mark.parametrize("products", ("gpu", "host"))
+@pytest.mark.parametrize("model", ("moe", "units of experts"))
+def test_matrices_of_experts_have_the_same_bits(model, products, start):
+    row = {**ROW, "model": model, "micro": 2, "ranks": 2, "dtype": "bf16", "update": "muon"}
+    want = start({**row, **ON_CPU})
+    for more in ({"stage": 3, "optimizer": "cpu", "param": "cpu"},
+                 {"stage": 2, "optimizer": "cpu", "ratio": 0.4, "chunk": 2048}):
+        r = start({**row, **more, "products": products})
+        assert r.numbers == want.numbers, str(r)
+
+
 @pytest.mark.parametrize("model", ("moe", "units of experts"))
 def test_adapters_of_experts_have_the_same_bits(model, start):
     row = {**ROW, "model": model, "micro": 2, "ranks": 2, "dtype": "bf16", "stage": 3,

@@ -332,6 +332,15 @@ def test_muon_has_the_same_bits_on_two_ranks(kind, comm, go):
         assert r.numbers == one.numbers, str(r)
 
 
+@pytest.mark.parametrize("kind", MUON)
+def test_muon_of_experts(kind, go):
+    row, changes = muon_row(kind, model="moe")
+    plain = go(row, changes)
+    close(plain, go({**row, "products": "auto"}, {**changes, "run.device": "cpu"}), "bf16")
+    r = go({**row, "stage": 3, "optimizer": "cpu", "param": "cpu"}, changes)
+    assert r.numbers == plain.numbers, str(r)
+
+
 def test_muon_before_tensor_cores_of_bf16(go):
     row, changes = muon_row("gram", dtype="fp32")
     old = {"IZ_STANDIN_CAPABILITY": "75"}

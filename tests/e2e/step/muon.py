@@ -17,7 +17,8 @@ PARAMS = {"muon_lr": 2e-3, "adam_lr": 1e-3, "momentum": 0.9, "betas": [0.9, 0.95
           "eps": 1e-8, "weight_decay": 0.1}
 # Of the run, and of torch.optim.Muon.
 SCALES = {"gpt2": "original", "llama": "match_rms_adamw", "mistral": "original",
-          "qwen2": "match_rms_adamw", "qwen3": "original"}
+          "qwen2": "match_rms_adamw", "qwen3": "original", "qwen3_moe": "match_rms_adamw",
+          "mixtral": "original"}
 
 
 def leaves(torch, kind, p):
@@ -26,7 +27,8 @@ def leaves(torch, kind, p):
     stacked = {}
     for name, a in p.items():
         block = ".h." in name or ".layers." in name
-        if not block or a.dim() < 2:
+        router = name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight"))
+        if not block or a.dim() < 2 or router:
             continue
         parts = 3 if name.endswith("c_attn.weight") else 1
         out_in = a if kind != "gpt2" else a.T

@@ -20,7 +20,8 @@ CONFIG = {**MUON, "train_batch_size": 12, "run.steps": 4}
                                          (2, (3, "cpu", "cpu"))))
 @pytest.mark.parametrize("kind", muon.SCALES)
 def test_losses_are_those_of_pytorchs_muon(kind, ranks, home, place):
-    place.use(run.built("models/gpt2" if kind == "gpt2" else "models/llama"))
+    place.use(run.built("models/" + ("gpt2" if kind == "gpt2" else
+                                     "moe" if kind in hf.MOE else "llama")))
     folder = hf.write(place.folder / "in", golden.tensors(kind), golden.config(kind))
     data = place.folder / "window"
     data.write_bytes(golden.TEXT)
@@ -58,6 +59,29 @@ def test_accumulation_changes_little(place):
     pairs = [(x, y) for k in a if k.endswith("/master") for x, y in zip(a[k], b[k])]
     far = sum((x - y) ** 2 for x, y in pairs) / sum(x * x for x, _ in pairs)
     assert 0 < far ** 0.5 <= 3.6e-4
+
+
+@pytest.mark.parametrize("model", ("moe", "units of experts"))
+def test_matrices_of_experts_have_the_same_bits_in_every_home(model, place, nvme):
+    """A block has seven experts of three matrices, which ranks share."""
+    rows.use(place, model)
+    row = {**rows.PLAIN, "model": model, "ranks": 2, "dtype": "bf16", "batch": 12,
+           "steps": 3, "micro": 2, "slices": 1, "update": "muon"}
+    want = place.good(2, rows.config_of(row, nvme))
+    assert "matrices are updated as such" in want.out
+    for home in ({"stage": 1}, {"stage": 3, "optimizer": "cpu", "param": "cpu", "chunk": 2048},
+                 {"stage": 3, "optimizer": "nvme", "param": "nvme"}):
+        r = place.good(2, rows.config_of({**row, **home}, nvme))
+        assert r.numbers == want.numbers, str(r)
+
+
+def test_too_many_matrices_of_a_unit_are_refused(place):
+    rows.use(place, "moe")
+    c = {**MUON, "model.num_experts": 257}
+    run.refused(place.launch(1, c, ["--plan"]), "optimizer.type: Muon", "775 matrices",
+                "experts_per_unit")
+    r = place.launch(1, {**c, "model.experts_per_unit": 100}, ["--plan"])
+    assert r.rc == 0, str(r)
 
 
 def test_ranks_change_bits_by_their_sums_alone(place):
