@@ -176,6 +176,10 @@ static void report(const struct simulation *s)
            hidden(s, IZ_KINDS_OPTIMIZER));
     iz_summary_print_bottleneck(&t, stdout);
     iz_summary_print_time(&t, stdout);
+    if (s->lost)
+        printf("  (%lld task times were lost: shares and limits are "
+               "approximate)\n",
+               (long long)s->lost);
     if (s->ranks > 1)
         printf("  left out: ranks that are late, other jobs, the links "
                "between hosts shared in time; collectives cost N - 1 messages "
