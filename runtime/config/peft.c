@@ -43,6 +43,8 @@ static void read_parameters(struct iz_lora_config *l, struct iz_faults *f,
 {
     size_t i;
     json_t *v;
+    if (!json_is_array(list) && !is_without(list))
+        iz_fault(f, "lora.import", "%s: target_parameters is no list", path);
     json_array_foreach(list, i, v)
     {
         const char *text = json_is_string(v) ? json_string_value(v) : "";
@@ -97,7 +99,8 @@ void iz_peft_read(struct iz_config_file *file, struct iz_faults *f)
         return;
     }
     json_object_foreach(root, name, v) check_member(f, path, name, v);
-    read_parameters(l, f, path, json_object_get(root, "target_parameters"));
+    if ((v = json_object_get(root, "target_parameters")))
+        read_parameters(l, f, path, v);
     const json_t *rank = json_object_get(root, "r");
     double r = json_number_value(rank);
     double alpha = json_number_value(json_object_get(root, "lora_alpha"));

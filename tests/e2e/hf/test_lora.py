@@ -428,6 +428,8 @@ FOREIGN = [
     ({"init_lora_weights": "pissa"}, {}, ["init_lora_weights", "pissa"]),
     ({"layer_replication": [[0, 1]]}, {}, ["layer_replication"]),
     ({"of_a_later_version": "on"}, {}, ["of_a_later_version"]),
+    ({"target_parameters": "gate_up_proj"}, {}, ["target_parameters", "no list"]),
+    ({"target_parameters": [["down_proj"]]}, {}, ["target_parameters"]),
     ({"peft_type": "IA3"}, {}, ["peft_type", "IA3"]),
     ({"r": 0}, {}, ["r is no rank"]), ({"r": "4"}, {}, ["r is no rank"]),
     ({"lora_alpha": None}, {}, ["lora_alpha"]),
