@@ -136,9 +136,7 @@ def environment(extra=None):
     # Its word of MPI_Finalize may come later than the end of a rank on a busy machine;
     # that of another status or a signal still counts (docs/dependencies.md).
     env["OMPI_MCA_orte_allowed_exit_without_sync"] = "1"
-    # Thousands of runs start MPI: without a daemon for each rank that is alone, nor a
-    # look for networks, of which these runs use none.
-    env["OMPI_MCA_ess_singleton_isolated"] = "1"
+    # Thousands of runs start MPI: without a look for networks, of which they use none.
     env["OMPI_MCA_pml"] = "ob1"
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
