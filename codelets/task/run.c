@@ -17,11 +17,11 @@ static void log_span(struct span_log *log, const struct iz_span *s)
 {
     uint64_t head = atomic_load_explicit(&log->head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&log->tail, memory_order_acquire);
-    if (head - tail == log->size) {
+    if (head - tail == SPANS) {
         atomic_fetch_add_explicit(&log->lost, 1, memory_order_relaxed);
         return;
     }
-    log->span[head % log->size] = *s;
+    log->span[head % SPANS] = *s;
     atomic_store_explicit(&log->head, head + 1, memory_order_release);
 }
 

@@ -8,10 +8,7 @@
 #include "codelets/base/futex.h"
 #include "codelets/task/task.h"
 
-/* Of a worker; powers of two.  A simulation reads them at its end: its pages
- * are taken as they are written. */
-#define SPANS 32768
-#define SIMULATED_SPANS (1 << 21)
+#define SPANS 32768   /* per worker; a power of two */
 #define WAITING 32768 /* tasks whose names are kept; a power of two */
 #define MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
 
@@ -19,7 +16,6 @@
 struct span_log {
     _Atomic uint64_t head, tail;
     _Atomic int64_t lost;
-    uint64_t size;
     struct iz_span *span;
 };
 

@@ -195,7 +195,7 @@ int64_t iz_graph_spans(struct iz_graph *g,
         struct span_log *log = &g->worker[i].log;
         uint64_t head = atomic_load_explicit(&log->head, memory_order_acquire);
         for (uint64_t k = atomic_load(&log->tail); k < head; k++)
-            take(arg, &log->span[k % log->size]);
+            take(arg, &log->span[k % SPANS]);
         atomic_store_explicit(&log->tail, head, memory_order_release);
         lost += atomic_exchange(&log->lost, 0);
     }
