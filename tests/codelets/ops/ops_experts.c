@@ -1,232 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops of a mixture of experts against double precision: routers, rows to
- * experts and back, and the products of each expert with its rows. */
+/* The ops of experts against double precision: rows to experts and back, and
+ * the products of each expert with its rows. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/codelets/ops/mixture.h"
 #include "tests/codelets/ops/reference.h"
-#include "tests/codelets/ops/scene.h"
-
-/* First what iz_route_fwd fills in. */
-enum { P, LSE, WEIGHT, PLACE, CHOSEN, END, ROUTED };
-enum { DWEIGHT = ROUTED, DLOGITS, TOLD, ROUTER_TENSORS };
-#define ROUTES                                                                 \
-    (BIT(P) | BIT(LSE) | BIT(WEIGHT) | BIT(PLACE) | BIT(CHOSEN) | BIT(END))
-
-/* Of rows, experts and how many of them a row chooses. */
-struct mixture {
-    struct scene s;
-    int64_t m, e, k;
-    int64_t first, here; /* experts */
-    bool normalise, back, adapted;
-    float balance, z;
-};
-
-static struct mixture mixture_new(int64_t m, int64_t e, int64_t k)
-{
-    return (struct mixture){.s = {.n = ROUTED,
-                                  .t = {[P] = tensor_new(IZ_F32, m, e, 2),
-                                        [LSE] = tensor_new(IZ_F32, m, 1, 1),
-                                        [WEIGHT] = tensor_new(IZ_F32, m, k, 1),
-                                        [PLACE] = bytes_new(m * k * 4),
-                                        [CHOSEN] = bytes_new(m * k * 4),
-                                        [END] = bytes_new(e * 4)}},
-                            .m = m,
-                            .e = e,
-                            .k = k};
-}
-
-static struct iz_view numbers(struct iz_view v, int64_t rows, int64_t cols)
-{
-    return (struct iz_view){v.p, IZ_I32, rows, cols, NULL, NULL};
-}
-
-static struct iz_routes routes_of(const struct mixture *a,
-                                  const struct iz_view *v)
-{
-    return (struct iz_routes){.p = v[P],
-                              .lse = v[LSE],
-                              .weight = v[WEIGHT],
-                              .place = numbers(v[PLACE], a->m, a->k),
-                              .chosen = numbers(v[CHOSEN], a->m, a->k),
-                              .end = numbers(v[END], 1, a->e),
-                              .normalise = a->normalise,
-                              .first = a->first,
-                              .here = a->here};
-}
-
-static void route_op(struct iz_exec *x, const struct iz_view *v,
-                     const void *arg)
-{
-    struct iz_routes r = routes_of(arg, v);
-    iz_route_fwd(x, &r);
-}
-
-static const struct pass route = {route_op, BIT(P), ROUTES};
-
-/* ---- routers ---- */
-
-static void tell_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
-{
-    const struct mixture *a = arg;
-    struct iz_routes r = routes_of(a, v);
-    iz_route_tell(x, v[TOLD].p, &r, (double)a->balance, (double)a->z);
-}
-
-static void route_bwd_op(struct iz_exec *x, const struct iz_view *v,
-                         const void *arg)
-{
-    const struct mixture *a = arg;
-    struct iz_routes r = routes_of(a, v);
-    iz_route_bwd(x, v[DLOGITS], v[DWEIGHT], &r, a->balance, a->z);
-}
-
-/* The router by the book, of the choice that was made. */
-static double objective(void *arg)
-{
-    struct mixture *a = arg;
-    const int32_t *chosen = a->s.t[CHOSEN].v.p;
-    double *rows = calloc((size_t)a->e, 3 * sizeof(*rows));
-    double *mean = rows + a->e, *p = mean + a->e, f = 0, z = 0;
-    for (int64_t t = 0; t < a->m; t++) {
-        double sum = 0, of_chosen = 0;
-        for (int64_t i = 0; i < a->e; i++)
-            sum += p[i] = exp(a->s.t[P].d[t * a->e + i]);
-        for (int64_t i = 0; i < a->e; i++)
-            mean[i] += (p[i] /= sum) / (double)a->m;
-        for (int64_t j = 0; j < a->k; j++)
-            of_chosen += p[chosen[t * a->k + j]];
-        for (int64_t j = 0; j < a->k; j++) {
-            int32_t i = chosen[t * a->k + j];
-            rows[i]++;
-            f += a->s.t[DWEIGHT].d[t * a->k + j] * p[i] /
-                 (a->normalise ? of_chosen : 1);
-        }
-        z += log(sum) * log(sum) / (double)a->m;
-    }
-    for (int64_t i = 0; i < a->e; i++)
-        f += (double)a->balance * (double)a->e * rows[i] / (double)a->m *
-             mean[i];
-    free(rows);
-    return f + (double)a->z * z;
-}
-
-/* k largest logits, of equal ones the first, by number; each expert's rows
- * ascend. */
-static void check_choice(const struct mixture *a)
-{
-    const int32_t *chosen = a->s.t[CHOSEN].v.p, *place = a->s.t[PLACE].v.p;
-    const int32_t *end = a->s.t[END].v.p;
-    int32_t *next = calloc((size_t)a->e, sizeof(*next));
-    for (int64_t i = 1; i < a->e; i++)
-        next[i] = end[i - 1];
-    for (int64_t i = 0; i < a->m * a->k; i++)
-        assert_int_equal(place[i], next[chosen[i]]++);
-    assert_memory_equal(next, end, (size_t)a->e * sizeof(*next));
-    free(next);
-    for (int64_t t = 0; t < a->m; t++) {
-        const double *l = a->s.t[P].d + t * a->e;
-        for (int64_t j = 0; j < a->k; j++) {
-            int64_t c = chosen[t * a->k + j], before = 0;
-            for (int64_t i = 0; i < a->e; i++)
-                before += l[i] > l[c] || (l[i] == l[c] && i < c);
-            assert_true(before < a->k);
-            assert_true(!j || c > chosen[t * a->k + j - 1]);
-        }
-    }
-}
-
-struct loads {
-    double least, most;
-};
-
-/* The fewest and the most rows of an expert. */
-static struct loads loads_of(const struct mixture *a)
-{
-    const int32_t *chosen = a->s.t[CHOSEN].v.p;
-    struct loads l = {.least = INFINITY};
-    for (int64_t i = 0; i < a->e; i++) {
-        double n = 0;
-        for (int64_t j = 0; j < a->m * a->k; j++)
-            n += chosen[j] == i;
-        l.least = fmin(l.least, n);
-        l.most = fmax(l.most, n);
-    }
-    return l;
-}
-
-static void check_router(struct mixture *a, enum iz_dtype act)
-{
-    struct tensor *t = a->s.t;
-    a->s.n = ROUTER_TENSORS;
-    t[DWEIGHT] = tensor_new(IZ_F32, a->m, a->k, 1);
-    t[DLOGITS] = tensor_new(act, a->m, a->e, 1);
-    t[TOLD] = bytes_new(sizeof(struct iz_told));
-    a->s.pinned = BIT(TOLD);
-    scene_run(&a->s, &route, a);
-    check_choice(a);
-    ref_gradient(tensor_want(&t[DLOGITS]), objective, a, t[P].d, a->m * a->e);
-    scene_run(&a->s,
-              &(struct pass){route_bwd_op, ROUTES | BIT(DWEIGHT), BIT(DLOGITS)},
-              a);
-    fixture_close("dlogits", &t[DLOGITS], 2e-5);
-    struct iz_told *told = t[TOLD].v.p;
-    *told = (struct iz_told){.loss = 3, .least = 0.7, .most = 1.2};
-    scene_run(&a->s, &(struct pass){tell_op, ROUTES | BIT(TOLD), BIT(TOLD)}, a);
-    memset(t[DWEIGHT].d, 0, (size_t)(a->m * a->k) * sizeof(double));
-    double want = 3 + objective(a), even = (double)(a->m * a->k) / (double)a->e;
-    assert_true(fabs(told->loss - want) <= 1e-6 * want);
-    struct loads l = loads_of(a);
-    assert_true(told->least == fmin(0.7, l.least / even));
-    assert_true(told->most == fmax(1.2, l.most / even));
-    scene_free(&a->s);
-}
-
-static void routers_agree_with_central_differences(void **state)
-{
-    static const int64_t size[][3] = {{1, 1, 1}, {1, 5, 5},    {7, 4, 1},
-                                      {9, 8, 2}, {133, 16, 3}, {3, 130, 8}};
-    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
-        for (int how = 0; how < 4; how++) {
-            struct mixture a = mixture_new(size[i][0], size[i][1], size[i][2]);
-            a.normalise = how & 1;
-            a.balance = how & 2 ? 0.7f : 0;
-            a.z = how & 2 ? 0.3f : 0;
-            check_router(&a, backend.act(fixture_types[i % 3]));
-        }
-}
-
-/* Quarters, so that many logits are equal. */
-static void of_equal_ones_the_first_is_chosen(void **state)
-{
-    struct mixture a = mixture_new(40, 9, 4);
-    for (int64_t i = 0; i < 40 * 9; i++)
-        a.s.t[P].d[i] = floor(a.s.t[P].d[i]) / 4;
-    tensor_store(&a.s.t[P]);
-    check_router(&a, backend.act(IZ_F32));
-}
-
-/* Of what is no number, any k different experts, and no weight that hides it.
- */
-static void nan_stays_and_still_has_a_place(void **state)
-{
-    struct mixture a = mixture_new(3, 5, 2);
-    bool there[6] = {false};
-    a.s.t[P].d[7] = NAN; /* of row 1 */
-    tensor_store(&a.s.t[P]);
-    scene_run(&a.s, &route, &a);
-    const int32_t *place = a.s.t[PLACE].v.p;
-    const float *weight = a.s.t[WEIGHT].v.p;
-    for (int i = 0; i < 6; i++) {
-        assert_true(place[i] >= 0 && place[i] < 6 && !there[place[i]]);
-        there[place[i]] = true;
-        assert_true(isnan(weight[i]) == (i / 2 == 1));
-    }
-    scene_free(&a.s);
-}
-
-/* ---- experts ---- */
 
 /* Rows and by expert, an expert's weights and its hidden channels; an adapter's
  * matrices and their gradients. */
@@ -274,7 +54,7 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
 static void dispatch_op(struct iz_exec *x, const struct iz_view *v,
                         const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     iz_dispatch(x, v[BY], v[A], &r);
 }
 
@@ -282,7 +62,7 @@ static void combine_op(struct iz_exec *x, const struct iz_view *v,
                        const void *arg)
 {
     const struct mixture *a = arg;
-    struct iz_routes r = routes_of(a, v);
+    struct iz_routes r = mixture_routes(a, v);
     iz_combine(x, v[A], v[A], v[BY], &r, a->back);
 }
 
@@ -290,7 +70,7 @@ static void combine_none_op(struct iz_exec *x, const struct iz_view *v,
                             const void *arg)
 {
     const struct mixture *a = arg;
-    struct iz_routes r = routes_of(a, v);
+    struct iz_routes r = mixture_routes(a, v);
     iz_combine(x, v[A], IZ_NONE, v[BY], &r, a->back);
 }
 
@@ -311,7 +91,7 @@ static struct iz_linear linear_of(const struct mixture *a,
 
 static void fwd_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     struct iz_adapter f;
     struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_fwd(x, v[G], v[BY], &l, &r);
@@ -319,7 +99,7 @@ static void fwd_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 
 static void da_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     struct iz_adapter f;
     struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_da(x, v[BY], v[G], &l, &r);
@@ -327,7 +107,7 @@ static void da_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 
 static void dw_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     struct iz_adapter f;
     struct iz_linear l = linear_of(arg, v, &f);
     iz_experts_dw(x, v[G], v[BY], &l, &r);
@@ -336,20 +116,20 @@ static void dw_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 static void weigh_op(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     iz_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
 }
 
 static void gate_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     iz_experts_swiglu_fwd(x, v[G], v[DU], &r);
 }
 
 static void gate_bwd_op(struct iz_exec *x, const struct iz_view *v,
                         const void *arg)
 {
-    struct iz_routes r = routes_of(arg, v);
+    struct iz_routes r = mixture_routes(arg, v);
     iz_experts_swiglu_bwd(x, v[DU], v[G], v[DG], v[DU], &r);
 }
 
@@ -640,7 +420,7 @@ static void experts_agree_with_reference(void **state)
         for (int64_t j = 0; skewed && j < n->m * n->e; j++)
             a.s.t[P].d[j] = (double)-(j % n->e);
         tensor_store(&a.s.t[P]);
-        scene_run(&a.s, &route, &a);
+        mixture_route(&a);
         const int32_t *end = a.s.t[END].v.p;
         assert_true(!skewed || end[0] == n->m);
         assert_true(!skewed || end[n->k - 1] == n->m * n->k);
@@ -662,7 +442,7 @@ static void sums_do_not_depend_on_how_experts_are_cut(void **state)
     char *begin = malloc((size_t)bytes), *whole = malloc((size_t)bytes);
     struct tensor *y = &a.s.t[A];
     struct pass sums = {combine_op, ROUTES | BIT(BY) | BIT(A), BIT(A)};
-    scene_run(&a.s, &route, &a);
+    mixture_route(&a);
     memcpy(begin, y->v.p, (size_t)bytes);
     for (int back = 0; back < 2; back++)
         for (int64_t cut = 9; cut > 0; cut -= 4) { /* at once, then cut */
@@ -686,9 +466,6 @@ static void sums_do_not_depend_on_how_experts_are_cut(void **state)
 int ops_experts(void)
 {
     const struct CMUnitTest tests[] = {
-        SEEDED(routers_agree_with_central_differences),
-        SEEDED(of_equal_ones_the_first_is_chosen),
-        SEEDED(nan_stays_and_still_has_a_place),
         SEEDED(experts_agree_with_reference),
         SEEDED(sums_do_not_depend_on_how_experts_are_cut),
     };

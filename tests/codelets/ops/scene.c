@@ -357,11 +357,12 @@ static const struct group {
     const char *name;
     int (*run)(void);
 } groups[] = {
-    {"matmul", ops_matmul},   {"rows", ops_rows},
-    {"llama", ops_llama},     {"attention", ops_attention},
-    {"experts", ops_experts}, {"tokens", ops_tokens},
-    {"tables", ops_tables},   {"preference", ops_preference},
-    {"flat", ops_flat},       {"quant", ops_quant},
+    {"matmul", ops_matmul},         {"rows", ops_rows},
+    {"llama", ops_llama},           {"attention", ops_attention},
+    {"experts", ops_experts},       {"routers", ops_routers},
+    {"tokens", ops_tokens},         {"tables", ops_tables},
+    {"preference", ops_preference}, {"flat", ops_flat},
+    {"quant", ops_quant},
 };
 
 static const struct group *find(const char *name)

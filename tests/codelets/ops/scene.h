@@ -113,6 +113,7 @@ int ops_rows(void);
 int ops_llama(void);
 int ops_attention(void);
 int ops_experts(void);
+int ops_routers(void);
 int ops_tokens(void);
 int ops_tables(void);
 int ops_preference(void);

@@ -302,12 +302,12 @@ def write_adapter(folder, tensors, **config):
     return folder
 
 
-def random_adapter(modules, seed=5):
+def random_adapter(modules, size=0.3):
     """{module: (inputs, outputs)} with random matrices."""
-    rng, out = random.Random(seed), {}
+    rng, out = random.Random(5), {}
     for name, (n_in, n_out) in modules.items():
         for matrix, shape in (("A", (RANK, n_in)), ("B", (n_out, RANK))):
-            values = [rng.gauss(0, 0.3) for _ in range(shape[0] * shape[1])]
+            values = [rng.gauss(0, size) for _ in range(shape[0] * shape[1])]
             out[f"base_model.model.{name}.lora_{matrix}.weight"] = \
                 ("F32", shape, hf.encode("F32", values))
     return out

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters of experts: an adapter has matrices of its own for each expert,
 and leaves and comes as PEFT has them, one adapter of each expert's linear layer."""
-import random
-
 import pytest
 
 import run
 from run import ckpt, hf
 from test_hf import model, written
 from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, files, floats, \
-    product, write_adapter
+    product, random_adapter, write_adapter
 
 pytestmark = pytest.mark.single
 KINDS = tuple(hf.MOE)
@@ -25,16 +23,6 @@ def experts(kind):
     shapes = hf.llama_shapes(hf.llama_config(kind))
     return {name.removesuffix(".weight"): (shape[1], shape[0])
             for name, shape in shapes.items() if ".experts." in name}
-
-
-def random_adapter(modules):
-    rng, out = random.Random(5), {}
-    for name, (n_in, n_out) in modules.items():
-        for matrix, shape in (("A", (RANK, n_in)), ("B", (n_out, RANK))):
-            values = [rng.gauss(0, 1.5) for _ in range(shape[0] * shape[1])]
-            out[f"base_model.model.{name}.lora_{matrix}.weight"] = \
-                ("F32", shape, hf.encode("F32", values))
-    return out
 
 
 @pytest.mark.parametrize("per_unit, ranks", ((0, 1), (3, 1), (3, 2)))
@@ -69,7 +57,7 @@ def test_merged_is_the_base_and_each_experts_product(kind, per_unit, ranks, plac
 def test_a_block_in_several_units_learns_the_same(kind, place):
     """The experts' adapters begin the same: from a folder."""
     base = written(place, kind)
-    start = write_adapter(place.folder / "adapter", random_adapter(experts(kind)))
+    start = write_adapter(place.folder / "adapter", random_adapter(experts(kind), 1.5))
     runs = []
     for per_unit in (0, 1, 2):
         out = place.folder / f"adapter{per_unit}"
@@ -100,7 +88,7 @@ def test_an_exported_adapter_is_a_start(targets, place):
 def test_an_adapter_of_each_expert_is_read(kind, place):
     """What is merged with it has its loss."""
     base, out = written(place, kind), place.folder / "out"
-    folder = write_adapter(place.folder / "adapter", random_adapter(experts(kind)))
+    folder = write_adapter(place.folder / "adapter", random_adapter(experts(kind), 1.5))
     c = {**STILL, "train_batch_size": 12, "run.steps": 1}
     plain = place.good(1, {**c, **model(base)})
     r = place.good(2, {**c, **model(base), **SHARDED, "lora.import": str(folder),
