@@ -145,6 +145,12 @@ static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
     return rows_from(r->end.p, i, 1, first);
 }
 
+int64_t iz_routes_rows(const struct iz_routes *r)
+{
+    int64_t first;
+    return rows_from(r->end.p, r->first, iz_experts_here(r), &first);
+}
+
 /* `end` where the host can read it. */
 static const int32_t *ends_of(struct iz_exec *x, const struct iz_routes *r)
 {
@@ -275,15 +281,17 @@ void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
     const int32_t *place = r->place.p;
     check_routes(r);
     assert(a.rows == m && y.rows == m * k && y.cols == c);
+    assert(a.dtype == y.dtype);
     iz_count(x, 0,
              (double)iz_view_bytes(a) +
                  part_here(r) * (double)iz_view_bytes(y));
     if (iz_runs(x, IZ_CUDA))
         iz_dispatch_cuda(x, y, a, r);
+    int64_t bytes = c * iz_dtype_bytes(a.dtype);
     for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++)
         if (is_here(r, i))
-            memcpy((float *)y.p + place[i] * c, (float *)a.p + i / k * c,
-                   (size_t)c * sizeof(float));
+            memcpy((char *)y.p + place[i] * bytes, (char *)a.p + i / k * bytes,
+                   (size_t)bytes);
 }
 
 IZ_SIMD static void add_weighed(float *y, const float *a, float weight,
@@ -482,6 +490,20 @@ void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
             ((float *)dweight.p)[i] = weigh_row(
                 (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
                 (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
+}
+
+void iz_weights_copy(struct iz_exec *x, struct iz_view to, struct iz_view from,
+                     const struct iz_routes *r)
+{
+    check_routes(r);
+    assert(iz_view_len(to) == iz_view_len(r->place));
+    assert(iz_view_len(from) == iz_view_len(to));
+    iz_count(x, 0, 2 * part_here(r) * (double)iz_view_bytes(to));
+    if (iz_runs(x, IZ_CUDA))
+        iz_weights_copy_cuda(x, to, from, r);
+    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(to); i++)
+        if (is_here(r, i))
+            ((float *)to.p)[i] = ((float *)from.p)[i];
 }
 
 /* ---- gates ---- */

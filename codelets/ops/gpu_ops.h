@@ -140,6 +140,8 @@ void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
 void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
                        struct iz_view g, struct iz_view du, struct iz_view dg,
                        const struct iz_routes *r);
+void iz_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
+                          struct iz_view from, const struct iz_routes *r);
 
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */

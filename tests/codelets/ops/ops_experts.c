@@ -120,6 +120,12 @@ static void weigh_op(struct iz_exec *x, const struct iz_view *v,
     iz_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
 }
 
+static void copy_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    struct iz_routes r = mixture_routes(arg, v);
+    iz_weights_copy(x, v[DS], v[WEIGHT], &r);
+}
+
 static void gate_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     struct iz_routes r = mixture_routes(arg, v);
@@ -366,6 +372,13 @@ static void check_weights(struct mixture *a)
     fixture_close("weighed gradient", &t[DU], 0x1p-24);
     tensor_load(&t[G]);
     tensor_load(&t[DU]);
+    tensor_load(&t[DS]);
+    ds = want_kept(&t[DS]);
+    for (int64_t i = 0; i < a->m * a->k; i++)
+        if (expert_of(a, place[i]) >= 0)
+            ds[i] = (double)((float *)t[WEIGHT].v.p)[i];
+    scene_run(&a->s, &(struct pass){copy_op, ROUTES | BIT(DS), BIT(DS)}, a);
+    fixture_close("copied weights", &t[DS], 0);
 }
 
 /* Gates of the rows of the experts here; the others stay. */
