@@ -84,6 +84,8 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
             ",\n\"model\": %s,\n\"optimizer\": \"%s\"",
             FORMAT, step, ranks, k->model_text ? k->model_text : "null",
             k->optimizer);
+    if (k->cold_experts)
+        put_string(f, ",\n\"cold_experts\": ", k->cold_experts);
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
@@ -392,4 +394,6 @@ void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k)
 {
     for (int i = 0; i < k->n_scalars; i++)
         scalar_get(x, k->scalar[i].name, &k->scalar[i].value);
+    if (json_object_get(x->root, "cold_experts"))
+        k->cold_experts = strdup(iz_json_text_of(x->root, "cold_experts"));
 }

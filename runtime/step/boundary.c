@@ -88,6 +88,13 @@ static void boundary_move(struct iz_engine *e, bool back, int content,
         boundary_io(e, back, unit, track, host, home);
 }
 
+static void bring_home(struct iz_engine *e, struct iz_slot *s)
+{
+    if (!s->home)
+        boundary_move(e, false, s->unit, s);
+    s->home = true;
+}
+
 /* The slot whose content is read last after position `from`. */
 static struct iz_slot *last_used(const struct iz_engine *e, int from)
 {
@@ -119,6 +126,8 @@ void iz_boundary_begin(struct iz_engine *e, int tracks, bool training)
     e->boundaries.training = training;
     for (int i = 0; i < e->plan.act.boundary_slots; i++)
         e->boundaries.slot[i].unit = -1;
+    for (int t = 0; t < tracks; t++)
+        e->track[t].dy_home = 0;
 }
 
 starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
@@ -129,9 +138,18 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
         return e->track[track].boundary_handle[unit];
     struct iz_slot *s = last_used(e, at);
     if (s->unit >= 0 && next_use(e, s->unit, at) != NEVER)
-        boundary_move(e, false, s->unit, s);
+        bring_home(e, s);
     s->unit = at;
+    s->home = false;
     return s->handle;
+}
+
+starpu_data_handle_t iz_boundary_home(struct iz_engine *e, int unit, int track)
+{
+    struct iz_slot *s = slot_of(e, unit * e->boundaries.tracks + track);
+    if (s)
+        bring_home(e, s);
+    return e->track[track].boundary_handle[unit];
 }
 
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track)
@@ -165,5 +183,6 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
             return;
         boundary_move(e, true, content, s);
         s->unit = content;
+        s->home = true;
     }
 }

@@ -421,6 +421,15 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     int n = 0;
     if (direct && !many)
         return;
+    if (iz_is_cold(e, unit)) {
+        add_pieces(e, unit, acc, slot,
+                   (struct piece_arg){.inputs = slots,
+                                      .accumulate = a.accumulate,
+                                      .squares = last && g->plan->sums_squares,
+                                      .from = a.wire,
+                                      .type = a.type});
+        return;
+    }
     if (p->zero.sums_near) {
         add_near(e, unit, acc, last, slot[0], a);
         return;

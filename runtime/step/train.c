@@ -15,6 +15,13 @@
 
 /* ---- waves ---- */
 
+/* Where a backward of unit u writes its gradient. */
+static starpu_data_handle_t next_grad(struct iz_engine *e, int u)
+{
+    return iz_is_cold(e, u) ? iz_next_staging(e, IZ_STAGING_GRAD)->handle
+                            : iz_next_grad(e, u);
+}
+
 /* Adds the gradient of one micro-batch of unit u, and lets backward fill the
  * next buffers: a ring buffer must be reduced before its turn comes again. */
 static void backward_micro(struct iz_engine *e, int u, int track)
@@ -25,7 +32,7 @@ static void backward_micro(struct iz_engine *e, int u, int track)
     starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
-        grad[s] = trained ? iz_next_grad(e, u) : NULL;
+        grad[s] = trained ? next_grad(e, u) : NULL;
         tied_grad[s] = tied < 0 ? NULL : iz_next_grad(e, tied);
         struct iz_call c = {.kind = IZ_BACKWARD,
                             .call = IZ_CALL_BACKWARD,
@@ -122,9 +129,11 @@ void iz_train_step(struct iz_engine *e)
     int all = e->plan.micro_batches, wave = e->plan.wave;
     int published = 0;
     bool early = iz_updates_early(e);
+    iz_cold_choose(e);
     int64_t begin = iz_cpu_ns();
     iz_trace_step(e);
     iz_update_order_begin(e);
+    e->cold.now = iz_cold_of(e, e->step);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
@@ -137,6 +146,7 @@ void iz_train_step(struct iz_engine *e)
             iz_update_unit(e, u);
         published = publish_units(e, published, u + 1);
     }
+    e->cold.now = NULL; /* what is evaluated is computed in one place */
     iz_update_end(e);
     publish_units(e, published, e->plan.n_units);
     barrier(e);

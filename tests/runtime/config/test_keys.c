@@ -55,7 +55,7 @@ static void every_key_is_its_own_nearest(void **state)
 static void auto_is_resolved_or_refused(void **state)
 {
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
-        bool own_word = k->words && strncmp(k->words, "auto", 4) == 0;
+        bool own_word = k->words && strstr(k->words, "auto");
         if (iz_key_is_text(k) || own_word)
             continue;
         read_override(k->name, "auto");
