@@ -167,15 +167,6 @@ static int64_t part_rows(const struct iz_layer *a)
     return iz_routes_rows(&p.r);
 }
 
-/* Of all rows by expert those of the experts here. */
-static struct iz_view here(const struct iz_exec *x, struct iz_view v,
-                           const struct iz_routes *r)
-{
-    const int32_t *end = r->end.p;
-    int64_t first = !x->dry && r->first ? end[r->first - 1] : 0;
-    return x->dry ? v : iz_view_rows(v, first, iz_routes_rows(r));
-}
-
 /* Rows of v by expert, in the host's type of activations. */
 static struct iz_view dispatched(struct iz_exec *x, const struct iz_routes *r,
                                  struct iz_view v)
@@ -185,7 +176,7 @@ static struct iz_view dispatched(struct iz_exec *x, const struct iz_routes *r,
     if (v.dtype == x->act)
         return by;
     struct iz_view own = iz_work(x, x->act, by.rows, by.cols);
-    iz_convert(x, here(x, own, r), here(x, by, r));
+    iz_experts_convert(x, own, by, r);
     return own;
 }
 
@@ -194,12 +185,14 @@ static void far_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *b = a->self;
     struct iz_passed p = read_passed(a);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
+    int64_t mark = iz_work_mark(x);
     struct iz_view to = far_of(a).rows, by = dispatched(x, &p.r, p.h);
     struct iz_view u =
         iz_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
     iz_experts_fwd(x, u, by, &fc, &p.r);
     iz_experts_rows(x, &p.r, u, by, &proj);
-    iz_convert(x, here(x, to, &p.r), here(x, by, &p.r));
+    iz_experts_convert(x, to, by, &p.r);
+    iz_work_release(x, mark);
 }
 
 static void far_backward(struct iz_exec *x, const struct iz_layer *a)
@@ -208,6 +201,7 @@ static void far_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_passed p = read_passed(a), dy = iz_passed_of(b, a->dy, false);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
     struct far to = far_of(a);
+    int64_t mark = iz_work_mark(x);
     struct iz_view by = dispatched(x, &p.r, p.h);
     struct iz_view u =
         iz_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
@@ -215,7 +209,8 @@ static void far_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_experts_rows_bwd(x, &p.r, u, to.weight, dispatched(x, &p.r, dy.c),
                         &proj);
     iz_experts_rows_end(x, &p.r, u, by, &fc);
-    iz_convert(x, here(x, to.rows, &p.r), here(x, by, &p.r));
+    iz_experts_convert(x, to.rows, by, &p.r);
+    iz_work_release(x, mark);
 }
 
 /* ---- units ---- */

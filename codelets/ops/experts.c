@@ -520,6 +520,18 @@ static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
                : rows_from(ends_of(x, r), r->first, iz_experts_here(r), first);
 }
 
+void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_routes *r)
+{
+    int64_t first, n = rows_here(x, r, &first);
+    iz_count(x, 0,
+             part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    struct counters counted = counters_of(x);
+    if (n)
+        iz_convert(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
+    counters_set(x, counted);
+}
+
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r)
 {

@@ -242,6 +242,9 @@ void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                            struct iz_view y, struct iz_view dy,
                            struct iz_view a, const struct iz_routes *r);
+/* iz_convert of rows by expert. */
+void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_routes *r);
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */
