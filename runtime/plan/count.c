@@ -188,14 +188,13 @@ static void count_copies(struct iz_plan *p)
     whole = max64(whole, unit);
     if (!p->target.gpu)
         return;
-    /* The host's collectives add to its accumulators themselves. */
-    /* Where it computes experts, each of its workers writes a gradient. */
+    /* Every worker of the host has one, and one is on its way. */
     int each = p->target.workers + 1;
-    int grads = p->cold.rows ? each : 2;
-    add_staging(p, IZ_STAGING_FAR, each, p->cold.rows ? p->cold.far_bytes : 0);
+    add_staging(p, IZ_STAGING_FAR, each, p->cold.far_bytes);
+    /* The host's collectives add to its accumulators themselves. */
     if (p->zero.grads_down && (!many || p->target.nccl))
-        add_staging(p, IZ_STAGING_GRAD, grads, down * (many ? 4 : size));
-    /* Every worker of the host has one, and one is on its way up. */
+        add_staging(p, IZ_STAGING_GRAD, p->cold.rows ? each : 2,
+                    down * (many ? 4 : size));
     if (p->zero.params_up)
         add_staging(p, IZ_STAGING_UPDATE, each, chunk * size);
     if (many && p->target.nccl)
