@@ -488,6 +488,11 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
     if (p->zero.sums_near && p->micro_batches > 1)
         fprintf(out, "      the GPU adds the micro-batches; their sums come "
                      "down once a step\n");
+    if (p->cold.rows)
+        fprintf(out,
+                "      the host computes units of experts that had up to %d "
+                "rows an expert in the step before\n",
+                p->cold.rows);
     if (m->table_rows)
         print_tables(p, m, out);
     iz_plan_split_print(p, out);

@@ -510,6 +510,11 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
         printf("experts had %.2f to %.2f of an even share of rows in the last "
                "step, balance %.3f; no row was dropped\n",
                m->told.least, m->told.most, m->told.balance / m->told.routers);
+    if (e->plan.cold.rows && e->step) {
+        int all, cold = iz_cold_units(e, e->step - 1, &all);
+        printf("the host computed %d of %d units of experts in the last step\n",
+               cold, all);
+    }
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",

@@ -265,6 +265,18 @@ char *iz_cold_text(const struct iz_engine *e, int64_t step)
     return iz_text_close(&text);
 }
 
+int iz_cold_units(const struct iz_engine *e, int64_t step, int *all)
+{
+    const bool *cold = iz_cold_of(e, step);
+    int n = 0;
+    *all = 0;
+    for (int u = 0; u < e->plan.n_units; u++) {
+        *all += e->model->unit[u].rows != NULL;
+        n += cold && cold[u];
+    }
+    return n;
+}
+
 /* The unit that has the first n letters as its name; -1: none. */
 static int named(const struct iz_model *m, const char *name, size_t n)
 {

@@ -52,6 +52,7 @@ def test_the_host_computes_the_same_bits(row, start):
     r = start(row, auto(10**6))
     same(r, want)
     assert cold(r) == [[]] + 3 * [UNITS]
+    assert "the host computed 6 of 6 units of experts in the last step" in r.out
     assert "cold_experts" not in want.steps[0]
 
 
