@@ -415,6 +415,19 @@ def test_codes_cross_the_bus(form, ranks, comm, stage, optimizer, param, start,
 
 
 @standin
+@pytest.mark.parametrize("micro", (2, 6))
+def test_experts_of_the_host_do_not_cross_the_bus(micro, traffic):
+    """Their parameters do not go up, their gradients do not come down."""
+    row = {**ROW, **FAR, "model": "units of experts", "micro": micro,
+           "boundaries": "host", "schedule": "breadth_first"}
+    every, _ = traffic(row)
+    real, planned = traffic(row, **{"run.cold_experts": "auto",
+                                    "run.cold_expert_rows": 10**6})
+    assert real["h2d_bytes"] == planned["up_bytes"] < every["h2d_bytes"]
+    assert real["d2h_bytes"] == planned["down_bytes"]
+
+
+@standin
 @pytest.mark.parametrize("form, group, param", (
     ("nf4", 8192 + 256 + 8, "cpu"), ("nf4", 8192 + 256 + 8, "nvme"),
     ("int8", 16384 + 4 * 256, "cpu")))

@@ -77,12 +77,6 @@ def test_rows_of_the_step_before_decide(start):
     assert any(set() < step < set(UNITS) for run in runs for step in run), runs
 
 
-def test_what_is_not_fetched_does_not_go_up(start):
-    every, some = start(PLACE, EVAL), start(PLACE, auto(10**6))
-    assert some.summary["fetched_bytes"] < every.summary["fetched_bytes"]
-    assert some.summary["up_bytes"] < every.summary["up_bytes"]
-
-
 @pytest.mark.parametrize("mode", ("sync", "async"))
 def test_a_resumed_run_chooses_the_same(mode, start, place):
     """The choice for the next step is in the checkpoint."""
