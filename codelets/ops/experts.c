@@ -506,7 +506,7 @@ void iz_weights_copy(struct iz_exec *x, struct iz_view to, struct iz_view from,
             ((float *)to.p)[i] = ((float *)from.p)[i];
 }
 
-/* ---- gates ---- */
+/* ---- gates and types ---- */
 
 /* In *first the first of the rows by expert of those that are here, and their
  * number; 0 in a dry run. */
@@ -520,28 +520,31 @@ static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
                : rows_from(ends_of(x, r), r->first, iz_experts_here(r), first);
 }
 
-void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_routes *r)
+/* f of the rows here. */
+static void
+each_row(struct iz_exec *x,
+         void (*f)(struct iz_exec *x, struct iz_view y, struct iz_view a),
+         struct iz_view y, struct iz_view a, const struct iz_routes *r)
 {
     int64_t first, n = rows_here(x, r, &first);
     iz_count(x, 0,
              part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        iz_convert(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
+        f(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);
+}
+
+void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                        const struct iz_routes *r)
+{
+    each_row(x, iz_convert, y, a, r);
 }
 
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r)
 {
-    int64_t first, n = rows_here(x, r, &first);
-    iz_count(x, 0,
-             part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    struct counters counted = counters_of(x);
-    if (n)
-        iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
-    counters_set(x, counted);
+    each_row(x, iz_swiglu_fwd, y, a, r);
 }
 
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,

@@ -141,10 +141,10 @@ struct iz_unit {
     int experts;
     int64_t sample_rows;
     int64_t (*rows)(const struct iz_layer *a);
-    /* What the host does: all that needs parameters.  It reads x, and dy, which
-     * are of any type, as they were at the block's first such unit, and leaves
-     * `far`: so many elements of a sample.  From there on forward and backward
-     * of the unit take it, and no parameters. */
+    /* What the host does: all that needs parameters.  It reads what the router
+     * handed over as x, of dy the gradient of the block's output, both of any
+     * type, and leaves `far`: so many elements of a sample.  Forward and
+     * backward of the unit take that, and no parameters. */
     int64_t far_elems;
     void (*far_forward)(struct iz_exec *x, const struct iz_layer *a);
     void (*far_backward)(struct iz_exec *x, const struct iz_layer *a);

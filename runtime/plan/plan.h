@@ -337,6 +337,7 @@ int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
  * `err` (which may be NULL). */
 int iz_plan_check_cold(const struct iz_config *c, const struct iz_model *m,
                        const struct iz_target *target, int ranks, FILE *err);
+/* Sets p->cold: whether units may be cold, and the bytes that it takes. */
 void iz_plan_find_cold(struct iz_plan *p, const struct iz_config *c,
                        const struct iz_model *m);
 

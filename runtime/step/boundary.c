@@ -38,9 +38,8 @@ static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
 }
 
-/* Between a slot of the GPU and a buffer of the host. */
-static void boundary_copy(struct iz_engine *e, bool back, int unit,
-                          starpu_data_handle_t slot, starpu_data_handle_t host)
+void iz_boundary_copy(struct iz_engine *e, bool back, int unit,
+                      starpu_data_handle_t slot, starpu_data_handle_t host)
 {
     int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
     struct iz_task t =
@@ -83,7 +82,7 @@ static void boundary_move(struct iz_engine *e, bool back, int content,
     if (file && back)
         boundary_io(e, back, unit, track, host, home);
     if (gpu)
-        boundary_copy(e, back, unit, slot->handle, host);
+        iz_boundary_copy(e, back, unit, slot->handle, host);
     if (file && !back)
         boundary_io(e, back, unit, track, host, home);
 }

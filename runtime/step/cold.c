@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts that few rows want are cheaper where their parameters live: the host
  * forms their products, and rows go down and up in the place of parameters and
- * gradients.  Which units
- * these are in a step follows from the rows of the step before, never from
- * times, so a run is reproducible.  See zero.h and train.h. */
-#include <stdlib.h>
+ * gradients.  Which units these are in a step follows from the rows of the step
+ * before, never from times, so a run is reproducible.  See zero.h and train.h.
+ */
 #include <string.h>
 
 #include "codelets/base/die.h"
-#include "codelets/base/int64.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/train.h"
@@ -183,29 +181,16 @@ static void set_cost(const struct iz_engine *e, int unit, bool backward,
 
 /* ---- the host's part of a unit ---- */
 
-/* buf: to, from. */
-static void run_down(struct iz_exec *x, void **buf, const void *arg)
-{
-    iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
-}
-
 /* The gradient of a block's output, which comes first in that of all that is
  * handed over, stays as it is until the block's router: one copy is enough. */
 static starpu_data_handle_t dy_at_home(struct iz_engine *e, int unit,
                                        struct iz_track *track)
 {
     int first = first_of_experts(e, unit);
-    int last = end_of_experts(e, unit) - 1;
-    int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, last);
-    struct iz_task t = iz_task_of(e, IZ_OFFLOAD, IZ_ON_DOWN, run_down, unit);
-    if (track->dy_home == first)
-        return track->dy_home_handle;
+    if (track->dy_home != first)
+        iz_boundary_copy(e, false, end_of_experts(e, unit) - 1, track->d_handle,
+                         track->dy_home_handle);
     track->dy_home = first;
-    iz_task_add(&t, track->dy_home_handle, STARPU_W);
-    iz_task_add(&t, track->d_handle, STARPU_R);
-    t.bytes = (double)bytes;
-    iz_submit_with(e, &t, &bytes, sizeof(bytes));
-    e->counts.down_bytes += bytes;
     return track->dy_home_handle;
 }
 

@@ -154,6 +154,10 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track);
 /* The same at home, which is memory of the host. */
 starpu_data_handle_t iz_boundary_home(struct iz_engine *e, int unit, int track);
+/* Between a buffer of the GPU and one of the host: the output of a unit, or its
+ * gradient; up if `back`. */
+void iz_boundary_copy(struct iz_engine *e, bool back, int unit,
+                      starpu_data_handle_t slot, starpu_data_handle_t host);
 /* After backward of a unit was submitted: submits copies of what the next ones
  * read, as far ahead as there are slots. */
 void iz_boundary_ahead(struct iz_engine *e, int unit, int track);
