@@ -6,11 +6,15 @@ import json
 import os
 import resource
 import subprocess
+import sys
 
 import pytest
 
 import cover
 import run
+
+sys.path.insert(0, str(run.ROOT / "bench"))
+import harness  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
                                 reason="needs tools/setup --simgrid")
@@ -423,6 +427,25 @@ def test_cores_that_multiply_bf16(simulate, tmp_path):
     assert simulate(*want, asked, machine=path)["step_s"] == fast
     wide = simulate(*want, "run.cpu_products=\"fp32\"", machine=path)
     assert wide["step_s"] == plain["step_s"]
+
+
+# ---- against what was measured ----
+
+@pytest.mark.parametrize("record", sorted((run.ROOT / "bench/results").glob("*/simulated.json")),
+                         ids=lambda path: path.parent.name)
+def test_agrees_with_what_was_measured(record):
+    """A step within 10 %, its parts within 15 %: of themselves, or of a twentieth of the
+    step where they are less."""
+    missed = []
+    for row, measured, found in harness.recorded(record):
+        step = measured["step_s"]
+        for key in harness.RECORDED:
+            room = 0.1 * step if key == "step_s" else 0.15 * max(measured[key], step / 20)
+            if abs(found[key] - measured[key]) > room:
+                missed.append((row["name"], key, measured[key], found[key]))
+        if found["limited_by"] != row["limited_by"]:
+            missed.append((row["name"], row["limited_by"], found["limited_by"]))
+    assert not missed
 
 
 # ---- part of the optimizer on the GPU ----
