@@ -125,7 +125,7 @@ def test_a_debugger_is_given_a_small_yardstick(tmp_path):
     sanitize = found["phases"]["sanitize"]["parts"]
     assert sanitize["racecheck of a run"]["status"] == "passed", text
     log = (tmp_path / "gpu.log").read_text()
-    assert log.count("in GEMM of 256 cubed") >= 2
+    assert log.count("in GEMM of 256 cubed, cool") >= 2
 
 
 PHASES = ("ops", "bench", "equal", "near", "train", "matrix", "sanitize")
