@@ -178,10 +178,9 @@ def recorded(path):
     machine = json.loads((ROOT / f"configs/machines/{record['machine']}.json").read_text())
 
     def one(row):
-        config = json.loads((ROOT / f"configs/{row['config']}.json").read_text())
-        sets = {**record["sets"], **row["sets"]}
-        found = simulate(config, {**machine, **record["rates"], **row.get("rates", {})},
-                         *(x for k, v in sets.items()
+        found = simulate(record["configs"][row["config"]],
+                         {**machine, **record["rates"], **row.get("rates", {})},
+                         *(x for k, v in row["sets"].items()
                            for x in ("--set", f"{k}={json.dumps(v)}")))
         head = row.get("head_s", 0)
         return row, {k: row[k] - (head if k in ("step_s", "backward_s") else 0)
