@@ -167,8 +167,8 @@ void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
                         struct iz_view scratch);
 
 /* gemm_rate_cuda.c: rate of y[m,n] = a[m,k] b[k,n] of type x->act in the last
- * third of about `seconds`, flop/s; waits.  A GPU that was idle is cool for half
- * a second, and faster than in a step.  Called outside of steps. */
+ * third of about `seconds`, flop/s; waits.  A GPU that was idle is cool for
+ * half a second, and faster than in a step.  Called outside of steps. */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds);
 
