@@ -129,30 +129,9 @@ static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
         iz_attention_fwd_cudnn(x, a, scratch);
 }
 
-/* Counts a call of this shape. */
-static void note_kind(struct iz_attention_choice *c,
-                      const struct iz_attention *a)
-{
-    int i = 0;
-    for (; i < c->asked; i++) {
-        const struct iz_attention *b = &c->kind[i];
-        if (a->qkv.rows == b->qkv.rows && a->qkv.cols == b->qkv.cols &&
-            a->o.cols == b->o.cols && a->seq == b->seq &&
-            a->heads == b->heads && a->full == b->full)
-            break;
-    }
-    if (i == IZ_ATTENTION_KINDS)
-        iz_die("more than %d kinds of attention", IZ_ATTENTION_KINDS);
-    c->kind[i] = *a;
-    c->calls[i]++;
-    c->asked = i == c->asked ? i + 1 : c->asked;
-}
-
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
-    if (x->kinds_of_attention)
-        note_kind(x->kinds_of_attention, a);
     if (x->cudnn)
         cudnn_fwd(x, a);
     else {
@@ -163,13 +142,14 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
     }
 }
 
-/* One sample after the other, or the scratch would grow with them. */
+/* One sample after the other, or the scratch would grow with them.  delta is as
+ * large as ours, so that a run which planned with cuDNN's has room for ours. */
 static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
     int64_t bytes = iz_cudnn_bwd_bytes(a->seq, a->heads, iz_attention_keys(a),
                                        a->o.cols / a->heads);
-    struct iz_view delta = iz_work(x, IZ_F32, a->heads, a->seq);
+    struct iz_view delta = iz_work(x, IZ_F32, 1, iz_view_len(a->lse));
     struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
     cudnn_ask(x, a, true);
     if (iz_runs(x, IZ_CUDA))
@@ -196,6 +176,7 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
+    x->attends = true;
     iz_count_attention(x, x->cudnn, false, 2 * flops(a),
                        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
@@ -212,6 +193,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
+    x->attends = true;
     iz_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
                        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
                                 iz_view_bytes(dqkv) + iz_view_bytes(dy)));

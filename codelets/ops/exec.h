@@ -77,9 +77,6 @@ struct iz_exec {
      * libraries are not involved. */
     struct iz_refusal *ask;
     bool asks_products; /* ... and for matrix products */
-    /* In a dry run on a GPU: where the forwards of attention are noted (see
-     * gpu_ops.h), or NULL. */
-    struct iz_attention_choice *kinds_of_attention;
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
      * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
      */
@@ -92,6 +89,7 @@ struct iz_exec {
     struct iz_arena save; /* what forward keeps for backward */
     bool widens; /* widened activations are not kept: see iz_save_widened */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
+    bool attends;        /* attention was among the ops */
     /* In a dry run with rates: seconds of all ops, one after the other. */
     struct iz_rate rate;
     double seconds;

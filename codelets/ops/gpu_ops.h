@@ -191,22 +191,6 @@ void iz_product_time(struct iz_exec *x, double budget_s, char *list,
 bool iz_product_take(struct iz_exec *x, const char *list,
                      struct iz_product_choice *c, struct iz_refusal *why);
 
-/* attention_choice.c, outside of steps: whether our forward of attention or
- * cuDNN's is faster for what dry runs have noted (x->kinds_of_attention). */
-enum { IZ_ATTENTION_KINDS = 16 };
-struct iz_attention_choice {
-    struct iz_attention kind[IZ_ATTENTION_KINDS]; /* without memory */
-    int calls[IZ_ATTENTION_KINDS], asked;
-    bool cudnn;            /* is taken */
-    double seconds;        /* that were measured */
-    double own_s, cudnn_s; /* of all calls of a dry run */
-    struct iz_refusal why; /* ours is taken without a comparison; or "" */
-};
-/* Times both on operands in x's work arena.  Cuts it short, for ours, when
- * budget_s are spent. */
-void iz_attention_time(struct iz_exec *x, double budget_s,
-                       struct iz_attention_choice *c);
-
 /* cuda_lib.c: handles of the libraries for a compute worker; waits.  -errno
  * with the reason printed; close accepts NULL. */
 int iz_cuda_open(struct iz_cuda **out);

@@ -396,6 +396,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
     c.backward_s = x.seconds;
+    c.attends = x.attends;
     if (u->forward)
         forward_cost(&c, m, unit, samples, rows, param_type, like);
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
@@ -434,7 +435,6 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     x.cuda = like->cuda;
     x.tf32 = like->tf32;
     x.asks_products = like->asks_products;
-    x.kinds_of_attention = like->kinds_of_attention;
     x.ask = why;
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD,

@@ -360,23 +360,18 @@ const struct iz_key iz_config_keys[] = {
          "a quick measurement at the start shows that the model's products are "
          "faster with it. Muon's products are of this type too, unless "
          "ns_method is gram. A resumed run keeps its first choice."),
-    WORD(
-        "run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn|timed",
-        "\"auto\"",
-        "On a GPU, with 16-bit parameters: the kernel for the forward of "
-        "attention, izar's own or cuDNN's. "
-        "timed: the faster one, measured by rank 0 before step 0, or own where "
-        "cuDNN cannot be used; another new run may measure another choice, "
-        "with other bits. The config beside the output then has the choice. "
-        "auto: own. A resumed run keeps its first choice, even after steps on "
-        "a CPU."),
+    WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
+         "On a GPU, with 16-bit parameters: the kernel for the forward of "
+         "attention, izar's own or cuDNN's. auto: cuDNN's from compute "
+         "capability 9.0 on, where the library is found, has a kernel and the "
+         "plan has room for its scratch, unless documents are kept apart; "
+         "otherwise own. The config beside the output then has the choice. A "
+         "resumed run keeps its first choice, even after steps on a CPU."),
     WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
          "a fixed order, sample by sample; they take 2 bytes of the GPU's "
-         "memory for each score of each head, which the plan counts. auto: "
-         "own. A resumed run keeps its first choice, even after steps on a "
-         "CPU."),
+         "memory for each score of each head, which the plan counts."),
     WORD("run.muon_products", c.run.muon_products, "auto|host|gpu", "\"auto\"",
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "

@@ -220,8 +220,6 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
 {
     struct iz_target t = p->target;
     t.bf16_products = t.bf16_products && c->run.cpu_products != IZ_PRODUCTS_F32;
-    t.cudnn_bwd =
-        t.cudnn_bwd && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 
@@ -501,12 +499,13 @@ static void choose_logits(struct iz_config *c, const struct iz_model *m,
 }
 
 void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
-                    int rank, const struct iz_target *t,
+                    int rank, struct iz_target *t,
                     const struct iz_limits *limit,
                     bool (*all)(void *arg, bool ok), void *arg)
 {
     choose_order(c, m, ranks, rank, t, limit, all, arg);
     choose_logits(c, m, ranks, rank, t, limit, all, arg);
+    iz_plan_choose_attention(c, m, ranks, rank, t, limit, all, arg);
 }
 
 /* ---- the largest model ---- */

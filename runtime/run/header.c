@@ -88,10 +88,6 @@ static void print_place(const struct run *r)
            iz_mib(p->info.total_bytes));
     if (p->sharing > 1)
         printf(", shared by %d ranks", p->sharing);
-    if (r->e->plan.target.cudnn)
-        printf("; forward of attention by cuDNN");
-    if (r->e->plan.target.cudnn_bwd)
-        printf("; backward of attention by cuDNN");
     if (r->coll->size > 1)
         printf("; collectives through %s",
                p->nccl ? "NCCL" : "MPI and pinned memory");
@@ -123,17 +119,6 @@ static void print_products(const struct iz_product_choice *p)
                p->timed, p->seconds,
                p->first_s > 0 ? 100 * p->best_s / p->first_s : 100);
     printf("\n");
-}
-
-/* Who was timed; otherwise nothing. */
-static void print_attention(const struct iz_attention_choice *a)
-{
-    if (a->why.why[0])
-        printf("      forward of attention: own, not timed: %s\n", a->why.why);
-    else if (a->seconds > 0)
-        printf("      forward of attention: %s; per micro-batch own takes "
-               "%.3f ms, cudnn %.3f ms\n",
-               a->cudnn ? "cudnn" : "own", 1e3 * a->own_s, 1e3 * a->cudnn_s);
 }
 
 /* Of all ranks, in order; malloc'ed. */
@@ -173,7 +158,6 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
     print_products(&r->products);
-    print_attention(&r->attention);
     iz_environment_print(stdout);
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");

@@ -177,12 +177,11 @@ static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
         }
 }
 
-static double chosen(struct iz_config c, struct iz_limits l,
-                     const struct iz_target *t)
+static double chosen(struct iz_config c, struct iz_limits l, struct iz_target t)
 {
     c.zero.optimizer.ratio = 1;
     c.zero.optimizer.ratio_auto = true;
-    iz_plan_choose(&c, model, 1, 0, t, &l, NULL, NULL);
+    iz_plan_choose(&c, model, 1, 0, &t, &l, NULL, NULL);
     return c.zero.optimizer.ratio;
 }
 
@@ -194,11 +193,11 @@ static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
     struct iz_limits l = needs(c, 0.35);
     l.host = INT64_MAX;
     c.run.recompute = IZ_RECOMPUTE_FULL;
-    assert_true(chosen(c, l, &gpu_bf16) == 0.35);
+    assert_true(chosen(c, l, gpu_bf16) == 0.35);
     l.device = INT64_MAX;
-    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    assert_true(chosen(c, l, gpu_bf16) == 0);
     c.run.recompute = IZ_RECOMPUTE_AUTO;
-    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    assert_true(chosen(c, l, gpu_bf16) == 0);
     c.zero.optimizer.ratio = 0.6;
     c.micro_batch = 32;
     for (c.grad_accum = 1; c.grad_accum <= 2; c.grad_accum++) {
@@ -207,34 +206,34 @@ static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
         iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
         l.device = iz_plan_device_bytes(&p);
         assert_true(needs(c, 0).device <= l.device);
-        assert_true(chosen(c, l, &gpu_bf16) == 0.6);
+        assert_true(chosen(c, l, gpu_bf16) == 0.6);
         /* A host that has room for half of the states: most are kept then. */
         l.host = needs(c, 0.5).host;
-        double half = chosen(c, l, &gpu_bf16);
+        double half = chosen(c, l, gpu_bf16);
         assert_true(half > 0.3 && half <= 0.5);
         l.host = INT64_MAX;
         c.run.recompute = IZ_RECOMPUTE_FULL;
-        assert_true(chosen(c, l, &gpu_bf16) == 0);
+        assert_true(chosen(c, l, gpu_bf16) == 0);
     }
     l = needs(offloaded(1, IZ_HOME_CPU), 0.5);
     l.device--;
-    assert_true(chosen(c, l, &gpu_bf16) == 1); /* nothing fits */
+    assert_true(chosen(c, l, gpu_bf16) == 1); /* nothing fits */
 }
 
 static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
     struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
-    assert_true(chosen(c, l, &target1) == 1);
+    assert_true(chosen(c, l, target1) == 1);
     c.run.state_dtype = IZ_MOMENT_FP8;
-    assert_true(chosen(c, l, &gpu_bf16) == 0);
+    assert_true(chosen(c, l, gpu_bf16) == 0);
     c.run.save_mode = IZ_SAVE_ASYNC; /* which reads no coded states of a GPU */
-    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16) == 1);
     c = offloaded(1, IZ_HOME_NVME);
-    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16) == 1);
     c = offloaded(1, IZ_HOME_NONE);
     c.zero.optimizer.home = IZ_HOME_NONE;
-    assert_true(chosen(c, l, &gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16) == 1);
 }
 
 static void a_gpu_that_is_full_takes_no_chunks(void **state)
