@@ -32,6 +32,8 @@ static const struct field {
     {"core_fused_flops_per_s", AT(core_fused_flops_per_s), OPTIONAL},
     {"core_bf16_flops_per_s", AT(core_bf16_flops_per_s), OPTIONAL},
     {"core_squares_per_s", AT(core_squares_per_s), OPTIONAL},
+    {"core_moments_per_s", AT(core_moments_per_s), OPTIONAL},
+    {"core_fp8_moments_per_s", AT(core_fp8_moments_per_s), OPTIONAL},
     {"disk_bytes", AT(disk_bytes), 0},
     {"disk_bytes_per_s", AT(disk_bytes_per_s), 0},
     {"node_bytes_per_s", AT(node_bytes_per_s), 0},
@@ -41,9 +43,20 @@ static const struct field {
     {"fp32_flops_per_s", AT(flops_per_s[IZ_F32]), 0},
     {"bf16_flops_per_s", AT(flops_per_s[IZ_BF16]), 0},
     {"fp16_flops_per_s", AT(flops_per_s[IZ_F16]), 0},
-    {"gpu_fused_flops_per_s", AT(gpu_fused_flops_per_s), OPTIONAL},
+    {"gpu_attention_flops_per_s", AT(gpu_attention_flops_per_s[0][0]),
+     OPTIONAL},
+    {"gpu_attention_backward_flops_per_s", AT(gpu_attention_flops_per_s[0][1]),
+     OPTIONAL},
+    {"gpu_cudnn_flops_per_s", AT(gpu_attention_flops_per_s[1][0]), OPTIONAL},
+    {"gpu_cudnn_backward_flops_per_s", AT(gpu_attention_flops_per_s[1][1]),
+     OPTIONAL},
+    {"gpu_sum_flops_per_s", AT(gpu_sum_flops_per_s), OPTIONAL},
+    {"gpu_squares_bytes_per_s", AT(gpu_squares_bytes_per_s), OPTIONAL},
     {"up_bytes_per_s", AT(up_bytes_per_s), 0},
+    {"up_both_bytes_per_s", AT(up_both_bytes_per_s), OPTIONAL},
+    {"up_busy_bytes_per_s", AT(up_busy_bytes_per_s), OPTIONAL},
     {"down_bytes_per_s", AT(down_bytes_per_s), 0},
+    {"down_both_bytes_per_s", AT(down_both_bytes_per_s), OPTIONAL},
     {"peer_bytes_per_s", AT(peer_bytes_per_s), 0},
     {"launch_ns", AT(launch_ns), 0},
     {"kernel_ns", AT(kernel_ns), 0},
@@ -51,6 +64,21 @@ static const struct field {
     {"message_ns", AT(message_ns), 0},
 };
 #define FIELDS ((int)(sizeof(fields) / sizeof(fields[0])))
+
+/* What a missing or 0 field takes from another one, in this order. */
+static const struct {
+    size_t of, is;
+} otherwise[] = {
+    {AT(gpu_attention_flops_per_s[0][0]), AT(flops_per_s[IZ_F16])},
+    {AT(gpu_attention_flops_per_s[0][1]), AT(gpu_attention_flops_per_s[0][0])},
+    {AT(gpu_attention_flops_per_s[1][0]), AT(gpu_attention_flops_per_s[0][0])},
+    {AT(gpu_attention_flops_per_s[1][1]), AT(gpu_attention_flops_per_s[0][1])},
+    {AT(gpu_sum_flops_per_s), AT(flops_per_s[IZ_F16])},
+    {AT(gpu_squares_bytes_per_s), AT(gpu_bytes_per_s)},
+    {AT(up_both_bytes_per_s), AT(up_bytes_per_s)},
+    {AT(up_busy_bytes_per_s), AT(up_bytes_per_s)},
+    {AT(down_both_bytes_per_s), AT(down_bytes_per_s)},
+};
 
 static int read_field(struct iz_machine *m, const struct field *f,
                       const json_t *v, const char *path, FILE *err)
@@ -90,6 +118,11 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
     for (const char *k = iz_json_key(j, NULL); k; k = iz_json_key(j, k))
         if (!known(k))
             r = iz_refuse(err, "%s: %s: unknown key", path, k);
+    for (size_t i = 0; i < sizeof(otherwise) / sizeof(otherwise[0]); i++) {
+        int64_t *of = (int64_t *)((char *)m + otherwise[i].of);
+        if (!*of)
+            *of = *(int64_t *)((char *)m + otherwise[i].is);
+    }
     if (!m->gpu_capability)
         m->gpu_capability = 80;
     if (!m->core_squares_per_s)
@@ -159,7 +192,7 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
         .flops_per_s = (double)m->flops_per_s[t],
         .bytes_per_s = (double)m->gpu_bytes_per_s,
         .fused_flops_per_s =
-            (double)(t == IZ_F32 ? 0 : m->gpu_fused_flops_per_s),
+            (double)(t == IZ_F32 ? 0 : m->gpu_attention_flops_per_s[0][0]),
         .latency_s = seconds(m->kernel_ns)};
 }
 

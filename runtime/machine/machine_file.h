@@ -20,13 +20,23 @@ struct iz_machine {
     int64_t core_squares_per_s;     /* elements that a sum squares while a core
                                      * has them in its cache; 0: what reading
                                      * them at core_bytes_per_s gives */
+    /* Elements whose states of 16 bits, or of fp8, a core updates while memory
+     * keeps up; 0: memory alone is the limit. */
+    int64_t core_moments_per_s, core_fp8_moments_per_s;
     int64_t disk_bytes, disk_bytes_per_s;
     int64_t node_bytes_per_s; /* network of a node, each way */
     /* Of one GPU; up and down: between it and the host. */
     int gpu_capability;                                 /* 90 for 9.0 */
     int64_t gpu_bytes, gpu_bytes_per_s, flops_per_s[3]; /* by enum iz_dtype */
-    int64_t gpu_fused_flops_per_s; /* as core_fused_flops_per_s, of 16 bits */
+    /* Products inside attention in 16 bits: [cuDNN's][backward]. */
+    int64_t gpu_attention_flops_per_s[2][2];
+    int64_t gpu_sum_flops_per_s; /* of products of 16 bits summed in fp32 over
+                                  * several chunks */
+    int64_t gpu_squares_bytes_per_s; /* read for the norm */
     int64_t up_bytes_per_s, down_bytes_per_s;
+    /* ... beside a copy the other way, and while most of the host's workers are
+     * busy. */
+    int64_t up_both_bytes_per_s, up_busy_bytes_per_s, down_both_bytes_per_s;
     int64_t peer_bytes_per_s; /* between GPUs of a node, each way */
     /* Latencies: between dependent tasks, of a kernel, of a copy, of a
      * message. */
