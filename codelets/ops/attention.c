@@ -196,8 +196,8 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
-    iz_count_fused(x, 2 * flops(a),
-                   (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
+    iz_count_attention(x, x->cudnn, false, 2 * flops(a),
+                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, false, NULL, NULL);
     else
@@ -212,9 +212,9 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
-    iz_count_fused(x, 4 * flops(a),
-                   (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
-                            iz_view_bytes(dqkv) + iz_view_bytes(dy)));
+    iz_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
+                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
+                                iz_view_bytes(dqkv) + iz_view_bytes(dy)));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, true, dqkv.p, dy.p);
     else

@@ -165,7 +165,8 @@ static void ask_cuda(struct iz_exec *x, const struct iz_classifier *c,
     }
 }
 
-/* The products that iz_matmul_* count on a CPU. */
+/* The products, of which dw is summed in fp32 over the chunks or rounded at the
+ * end, and a pass over the logits, which writes their gradients. */
 static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_classifier_parts *p)
 {
@@ -175,11 +176,16 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     double flops = 2 * rows * (double)iz_view_len(c->w);
     double a = (double)iz_view_bytes(c->a), w = (double)iz_view_bytes(c->w);
     double dlogits = rows * v * (double)iz_dtype_bytes(p->grad.dtype);
+    double dw = (double)iz_view_bytes(p->dw);
+    bool sum = p->dw.dtype == IZ_F32 && x->act != IZ_F32;
     iz_count(x, flops, rows * v * 4 + a + chunks * w);
+    iz_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
     if (grad)
         iz_count(x, flops, dlogits + (double)iz_view_bytes(c->da) + chunks * w);
     if (grad && p->dw.rows)
-        iz_count(x, flops, dlogits + a + chunks * (double)iz_view_bytes(p->dw));
+        (sum ? iz_count_sum : iz_count)(x, flops, dlogits + a + chunks * dw);
+    if (grad && p->dw.rows && p->dw.dtype != c->dw.dtype)
+        iz_count(x, 0, dw + (double)iz_view_bytes(c->dw));
 }
 
 static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)

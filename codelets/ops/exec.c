@@ -66,10 +66,13 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
                             .save = {.size = INT64_MAX}};
 }
 
+/* flops_per_s 0: as of other products. */
 static void exec_count(struct iz_exec *x, double flops, double bytes,
                        double flops_per_s)
 {
     const struct iz_rate *r = &x->rate;
+    if (flops_per_s <= 0)
+        flops_per_s = r->flops_per_s;
     x->flops += flops;
     x->bytes += bytes;
     if (r->bytes_per_s <= 0)
@@ -81,11 +84,16 @@ static void exec_count(struct iz_exec *x, double flops, double bytes,
 
 void iz_count(struct iz_exec *x, double flops, double bytes)
 {
-    exec_count(x, flops, bytes, x->rate.flops_per_s);
+    exec_count(x, flops, bytes, 0);
 }
 
-void iz_count_fused(struct iz_exec *x, double flops, double bytes)
+void iz_count_attention(struct iz_exec *x, bool cudnn, bool back, double flops,
+                        double bytes)
 {
-    double own = x->rate.fused_flops_per_s;
-    exec_count(x, flops, bytes, own > 0 ? own : x->rate.flops_per_s);
+    exec_count(x, flops, bytes, x->rate.attention_flops_per_s[cudnn][back]);
+}
+
+void iz_count_sum(struct iz_exec *x, double flops, double bytes)
+{
+    exec_count(x, flops, bytes, x->rate.sum_flops_per_s);
 }

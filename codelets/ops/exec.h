@@ -39,9 +39,16 @@ struct iz_arena {
  * its bytes, and the squares that it adds on the way. */
 struct iz_rate {
     double flops_per_s, bytes_per_s, latency_s;
-    double fused_flops_per_s; /* 0: flops_per_s */
-    double squares_per_s;     /* of elements in the cache; 0: at no cost */
-    double all_bytes_per_s;   /* what the busy workers share; 0: no limit */
+    /* Of products inside attention, [cuDNN's][backward], and of those that are
+     * summed in fp32 over chunks; 0: flops_per_s. */
+    double attention_flops_per_s[2][2], sum_flops_per_s;
+    double squares_per_s;    /* of elements in the cache; 0: at no cost */
+    double moments_per_s[3]; /* elements with such states (enum iz_moment_type)
+                              * that are updated; 0: at no cost */
+    double all_bytes_per_s;  /* what the busy workers share; 0: no limit */
+    /* Of a copy that begins beside one the other way, or while more than half
+     * of the host's workers are busy; 0: bytes_per_s. */
+    double both_bytes_per_s, busy_bytes_per_s;
 };
 
 /* One sentence; "": nothing was refused. */
@@ -120,8 +127,11 @@ static inline bool iz_runs(const struct iz_exec *x, enum iz_backend b)
 
 /* Adds to the counters. */
 void iz_count(struct iz_exec *x, double flops, double bytes);
-/* Like iz_count, for products inside a kernel of our own, as in attention. */
-void iz_count_fused(struct iz_exec *x, double flops, double bytes);
+/* Like iz_count, for products inside attention. */
+void iz_count_attention(struct iz_exec *x, bool cudnn, bool back, double flops,
+                        double bytes);
+/* Like iz_count, for products of 16 bits that are summed in fp32. */
+void iz_count_sum(struct iz_exec *x, double flops, double bytes);
 
 static inline int64_t iz_view_len(struct iz_view v)
 {

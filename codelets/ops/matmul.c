@@ -266,8 +266,11 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
     int64_t mark = iz_work_mark(x);
     assert(a.rows == dy.rows && (!l->add || l->dw.dtype == IZ_F32));
-    if (db)
-        iz_count(x, 0, (double)iz_view_bytes(l->db));
+    if (db) { /* on a GPU a pass over dy of its own */
+        bool pass = x->backend == IZ_CUDA && !x->fused_db;
+        iz_count(x, 0,
+                 (double)(iz_view_bytes(l->db) + pass * iz_view_bytes(dy)));
+    }
     if (dw)
         product_count(x, &p);
     if (x->backend == IZ_CPU) {

@@ -136,10 +136,10 @@ void iz_end_cuda(void *arg)
 /* In a simulation only StarPU knows when a task began. */
 void iz_end_simulated(void *arg)
 {
-    const struct head *h = arg;
+    struct head *h = arg;
     struct starpu_profiling_task_info *p =
         starpu_task_get_current()->profiling_info;
-    h->g->busy -= h->counted;
+    h->g->busy[h->where] -= h->begun;
     log_task(h, starpu_worker_get_id(),
              (int64_t)(starpu_timing_timespec_to_us(&p->start_time) * 1e3),
              (int64_t)(starpu_timing_timespec_to_us(&p->end_time) * 1e3));
@@ -219,7 +219,7 @@ static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_ON_COMM] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
     [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
     [IZ_RATE_GATHER] = {0, 10e9, 10e-6},    [IZ_RATE_GROUP] = {0, 10e9, 10e-6},
-    [IZ_RATE_COPY] = {0, 10e9, 10e-6},
+    [IZ_RATE_COPY] = {0, 10e9, 10e-6},      [IZ_RATE_SQUARES] = {0, 1e12, 5e-6},
 };
 
 void iz_set_rates(struct iz_graph *g)
@@ -231,23 +231,40 @@ void iz_set_rates(struct iz_graph *g)
             g->config.rate[w] = plausible[w];
 }
 
-/* What the worker gets of a memory that it shares with the busy ones: at the
- * task's start, which StarPU simulates by asking for its cost on the worker; to
- * a scheduler that asks before, all are busy. */
-static double worker_bytes_per_s(struct head *h, struct starpu_task *task,
-                                 const struct iz_rate *r)
+/* What the bytes take of a worker that begins now.  What others have begun
+ * before it comes first: the host's memory never moves more than it can. */
+static double begun_memory_s(struct iz_graph *g, const struct head *h,
+                             const struct iz_rate *r)
+{
+    enum iz_where other = h->where == IZ_ON_UP ? IZ_ON_DOWN : IZ_ON_UP;
+    double now = starpu_timing_now() * 1e-6, rate = r->bytes_per_s, s;
+    if (r->both_bytes_per_s > 0 && g->busy[other])
+        rate = fmin(rate, r->both_bytes_per_s);
+    if (r->busy_bytes_per_s > 0 && 2 * g->busy[IZ_ON_HOST] > g->config.workers)
+        rate = fmin(rate, r->busy_bytes_per_s);
+    s = h->bytes / rate;
+    if (r->all_bytes_per_s <= 0)
+        return s;
+    g->memory_free_s =
+        fmax(g->memory_free_s, now) + h->bytes / r->all_bytes_per_s;
+    return fmax(s, g->memory_free_s - now);
+}
+
+/* A task begins when StarPU, to simulate it, asks for its cost on the worker;
+ * to a scheduler that asks before, all workers are busy. */
+static double memory_s(struct head *h, struct starpu_task *task,
+                       const struct iz_rate *r)
 {
     struct iz_graph *g = h->g;
-    int busy = g->config.workers;
-    if (g->config.simulated && starpu_task_get_current() == task &&
-        mask_has(g->mask[IZ_ON_HOST], starpu_worker_get_id())) {
-        g->busy += !h->counted;
-        h->counted = true;
-        busy = g->busy;
+    double rate = r->bytes_per_s;
+    if (g->config.simulated && starpu_task_get_current() == task && !h->begun) {
+        h->memory_s = begun_memory_s(g, h, r);
+        h->begun = true;
+        g->busy[h->where]++;
     }
-    return r->all_bytes_per_s > 0
-               ? fmin(r->bytes_per_s, r->all_bytes_per_s / busy)
-               : r->bytes_per_s;
+    if (r->all_bytes_per_s > 0)
+        rate = fmin(rate, r->all_bytes_per_s / g->config.workers);
+    return h->begun ? h->memory_s : h->bytes / rate;
 }
 
 static double cost_us(struct starpu_task *task,
@@ -255,13 +272,14 @@ static double cost_us(struct starpu_task *task,
 {
     struct head *h = task->cl_arg;
     const struct iz_rate *r = &h->g->config.rate[h->rate];
+    double moments_per_s = r->moments_per_s[h->moment_type];
     double compute = r->flops_per_s > 0 ? h->flops / r->flops_per_s : 0;
-    double memory = h->bytes / worker_bytes_per_s(h, task, r);
+    double moments = moments_per_s > 0 ? h->moments / moments_per_s : 0;
     double squares = r->squares_per_s > 0 ? h->squares / r->squares_per_s : 0;
-    double s =
-        h->seconds > 0
-            ? h->seconds
-            : r->latency_s + (compute > memory ? compute : memory) + squares;
+    double memory = memory_s(h, task, r);
+    double s = h->seconds > 0 ? h->seconds
+                              : r->latency_s + squares +
+                                    fmax(fmax(compute, moments), memory);
     return s > 1e-6 ? s * 1e6 : 1;
 }
 

@@ -61,7 +61,10 @@ struct iz_graph {
     _Atomic int64_t submitted, begun, ended;
     struct waiting *waiting; /* the last ones submitted, by their number */
     double bytes[IZ_WORKER_KINDS]; /* of what was submitted */
-    int busy; /* simulated: the CPU's compute workers that have a task */
+    /* Simulated: workers of each kind that have a task, and when the host's
+     * memory has moved all that its tasks have begun. */
+    int busy[IZ_WORKER_KINDS];
+    double memory_free_s;
     int64_t waited_ns; /* that the submitting thread waited for tasks */
     int position;
     bool started;
@@ -71,12 +74,14 @@ struct iz_graph {
 struct head {
     struct iz_graph *g;
     void (*run)(struct iz_exec *x, void **buf, const void *arg);
-    double flops, bytes, squares, seconds;
+    double flops, bytes, squares, moments, seconds;
+    double memory_s; /* simulated, once it has begun: what its bytes take */
+    int moment_type;
     enum iz_kind kind;
     enum iz_where where, rate;
     int unit, step;
-    bool ends_step, counted; /* in g->busy */
-    int64_t number;          /* of those submitted */
+    bool ends_step, begun; /* simulated: it is in g->busy */
+    int64_t number;        /* of those submitted */
     int64_t begin_ns;
     _Alignas(16) char arg[];
 };

@@ -69,9 +69,10 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .flops = t->flops,
                        .bytes = t->bytes,
                        .squares = t->squares,
+                       .moments = t->moments,
+                       .moment_type = t->moment_type,
                        .seconds = t->seconds,
                        .kind = t->kind,
-                       .where = t->where,
                        .rate = t->rate ? t->rate : t->where,
                        .unit = t->unit,
                        .step = t->step,
@@ -126,7 +127,8 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     task->priority = iz_kinds[t->kind].priority + t->urgency;
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].codelet;
-    task->tag_id = tag(choose_workers(g, task, t->where), t);
+    h->where = choose_workers(g, task, t->where);
+    task->tag_id = tag(h->where, t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
         task->callback_func =
             g->config.simulated ? iz_end_simulated : iz_end_cuda;

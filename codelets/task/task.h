@@ -67,6 +67,7 @@ enum iz_where {
     IZ_RATE_GATHER = IZ_WORKER_KINDS,
     IZ_RATE_GROUP,
     IZ_RATE_COPY,
+    IZ_RATE_SQUARES, /* the GPU's, of passes that square a gradient */
     IZ_RATES
 };
 
@@ -98,7 +99,9 @@ struct iz_task {
     int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     double squares;      /* elements that it squares while it has them */
-    enum iz_where rate;  /* of a collective, IZ_RATE_...; else 0 */
+    double moments;      /* elements whose states, of such a type, it updates */
+    int moment_type;     /* enum iz_moment_type */
+    enum iz_where rate;  /* IZ_RATE_..., or 0: that of its workers */
     double seconds;      /* if known: what it costs */
     int unit, step;      /* what the trace and the messages call it */
     bool ends_step;      /* its end is marked in the trace */

@@ -181,19 +181,23 @@ static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
                                    bool bf16_products, int ranks)
 {
     double part = core_part(m, ranks);
+    struct iz_rate r = {.flops_per_s = (double)m->flops_per_s[t],
+                        .bytes_per_s = (double)m->gpu_bytes_per_s,
+                        .latency_s = seconds(m->kernel_ns)};
     if (!m->gpus)
-        return (struct iz_rate){
+        r = (struct iz_rate){
             .flops_per_s = (double)(bf16_products ? m->core_bf16_flops_per_s
                                                   : m->core_flops_per_s) *
                            part,
-            .bytes_per_s = (double)m->core_bytes_per_s * part,
-            .fused_flops_per_s = (double)m->core_fused_flops_per_s * part};
-    return (struct iz_rate){
-        .flops_per_s = (double)m->flops_per_s[t],
-        .bytes_per_s = (double)m->gpu_bytes_per_s,
-        .fused_flops_per_s =
-            (double)(t == IZ_F32 ? 0 : m->gpu_attention_flops_per_s[0][0]),
-        .latency_s = seconds(m->kernel_ns)};
+            .bytes_per_s = (double)m->core_bytes_per_s * part};
+    else if (t != IZ_F32)
+        r.sum_flops_per_s = (double)m->gpu_sum_flops_per_s;
+    for (int i = 0; i < 4; i++)
+        r.attention_flops_per_s[i / 2][i % 2] =
+            !m->gpus      ? (double)m->core_fused_flops_per_s * part
+            : t != IZ_F32 ? (double)m->gpu_attention_flops_per_s[i / 2][i % 2]
+                          : 0;
+    return r;
 }
 
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
@@ -354,18 +358,28 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
                                                     host / m->cores),
                          .latency_s = 1e-6,
                          .all_bytes_per_s = host / ranks};
+    rate[IZ_ON_HOST].moments_per_s[IZ_MOMENT_BF16] =
+        part * (double)m->core_moments_per_s;
+    rate[IZ_ON_HOST].moments_per_s[IZ_MOMENT_FP8] =
+        part * (double)m->core_fp8_moments_per_s;
     rate[IZ_ON_COMPUTE] = p->target.compute;
     rate[IZ_ON_COMPUTE].latency_s = p->target.gpu ? seconds(m->launch_ns) : 0;
+    rate[IZ_RATE_SQUARES] = rate[IZ_ON_COMPUTE];
+    rate[IZ_RATE_SQUARES].bytes_per_s = (double)m->gpu_squares_bytes_per_s;
     int others = p->ranks - 1, group = p->zero.group;
     rate[IZ_ON_COMM] = network(m, sum_rate(m, p), others);
     rate[IZ_RATE_GATHER] = network(m, gather_rate(m, p, p->ranks), others);
     rate[IZ_RATE_GROUP] = network(m, gather_rate(m, p, group), group - 1);
     rate[IZ_RATE_COPY] = network(m, copy_rate(m, p), p->ranks / group);
-    rate[IZ_ON_UP] = (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
-                                      .latency_s = seconds(m->copy_ns)};
+    rate[IZ_ON_UP] =
+        (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
+                         .latency_s = seconds(m->copy_ns),
+                         .both_bytes_per_s = (double)m->up_both_bytes_per_s,
+                         .busy_bytes_per_s = (double)m->up_busy_bytes_per_s};
     rate[IZ_ON_DOWN] =
         (struct iz_rate){.bytes_per_s = (double)m->down_bytes_per_s,
-                         .latency_s = seconds(m->copy_ns)};
+                         .latency_s = seconds(m->copy_ns),
+                         .both_bytes_per_s = (double)m->down_both_bytes_per_s};
     rate[IZ_ON_IO] =
         (struct iz_rate){.bytes_per_s = (double)m->disk_bytes_per_s / ranks / 2,
                          .latency_s = 100e-6};

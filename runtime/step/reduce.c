@@ -254,6 +254,7 @@ static void submit_squares(struct iz_engine *e, int unit, int i,
     iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
     iz_task_add(&t, tied, STARPU_R);
     t.urgency = iz_in_order(unit) + 3500;
+    t.rate = IZ_RATE_SQUARES;
     t.bytes = pass_bytes(a.n, &a, true);
     iz_submit_with(e, &t, &a, sizeof(a));
 }
@@ -515,6 +516,7 @@ static void submit_norm(struct iz_engine *e, int unit)
     iz_task_add(&t, g->grad_handle[0][0], a.add ? STARPU_RW : STARPU_R);
     iz_task_add(&t, a.add ? g->grad_handle[1][0] : iz_touched_list(e, unit),
                 STARPU_R);
+    t.rate = p->target.gpu ? IZ_RATE_SQUARES : 0;
     t.bytes = pass_bytes(n, &a, p->target.gpu);
     t.squares = a.add && !p->target.gpu ? (double)n : 0;
     iz_submit_with(e, &t, &a, sizeof(a));

@@ -259,6 +259,8 @@ static void submit_update(struct iz_engine *e, int unit,
         iz_die("no memory for an update of %s", iz_unit_name(e, unit));
     t.urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);
+    t.moments = pass->along ? 0 : (double)n;
+    t.moment_type = a->states.type;
     iz_task_add(&t, grad.handle, grad.mode);
     iz_task_add(&t, state, STARPU_RW);
     /* A 16-bit copy is overwritten, an fp32 master updated; a skipped step
