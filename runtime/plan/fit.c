@@ -379,8 +379,10 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
 {
     if (c->run.recompute == IZ_RECOMPUTE_AUTO)
         keep_most(p, c, m, limit);
-    if (fits_either_way(p, c, m, limit))
+    if (fits_either_way(p, c, m, limit)) {
+        iz_plan_split_widen(p, limit);
         return 0;
+    }
     if (!err)
         return -ENOMEM;
     if (iz_plan_host_need(p, limit) > limit->host)

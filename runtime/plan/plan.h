@@ -359,6 +359,9 @@ void iz_plan_find_cold(struct iz_plan *p, const struct iz_config *c,
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
 /* Elements of a unit whose states are where the offloaded optimizer lives. */
 int64_t iz_plan_host_elems(const struct iz_plan_unit *g);
+/* Gives a plan that is within the limits more buffers for chunks that the GPU
+ * updates, of the GPU's memory that is left. */
+void iz_plan_split_widen(struct iz_plan *p, const struct iz_limits *limit);
 void iz_plan_split_print(const struct iz_plan *p, FILE *out);
 
 /* Bytes of a chunk's states in a file: whole pages. */

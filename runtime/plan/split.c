@@ -7,7 +7,7 @@
 #include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
-#define BUFFERS 8 /* chunks on their way to the GPU and back */
+#define BUFFERS 8 /* chunks on their way to the GPU and back, at least */
 
 static int64_t elems_of(const struct iz_plan_unit *g, int chunks)
 {
@@ -67,6 +67,22 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
         p->staging[IZ_STAGING_SPLIT].bytes ? BUFFERS : 0;
 }
 
+/* The update of a chunk waits for the forward that the GPU is in, and its
+ * buffer with it: one forward lets as many chunks pass as there are buffers,
+ * and with one for each chunk all may pass before the first. */
+void iz_plan_split_widen(struct iz_plan *p, const struct iz_limits *limit)
+{
+    struct iz_plan_staging *s = &p->staging[IZ_STAGING_SPLIT];
+    int64_t chunks = 0, spare = limit->device - iz_plan_device_need(p, limit);
+    for (int u = 0; u < p->n_units; u++)
+        chunks += p->unit[u].chunks - p->unit[u].host_chunks;
+    if (!s->n || chunks <= s->n)
+        return;
+    int64_t more = min64(spare / s->bytes, chunks - s->n);
+    s->n += (int)more;
+    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] += more * s->bytes;
+}
+
 void iz_plan_split_print(const struct iz_plan *p, FILE *out)
 {
     int chunks = 0, host = 0;
@@ -82,6 +98,9 @@ void iz_plan_split_print(const struct iz_plan *p, FILE *out)
     }
     fprintf(out,
             "      optimizer: %d of %d chunks on the host, the others on the "
-            "GPU; effective ratio %.3f\n",
-            host, chunks, of_host / owned);
+            "GPU",
+            host, chunks);
+    if (p->staging[IZ_STAGING_SPLIT].n)
+        fprintf(out, " through %d buffers", p->staging[IZ_STAGING_SPLIT].n);
+    fprintf(out, "; effective ratio %.3f\n", of_host / owned);
 }

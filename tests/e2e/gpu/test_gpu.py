@@ -6,6 +6,7 @@ random delays in front of tasks and of everything on a stream; on a real GPU
 between host and GPU is what the run says it planned."""
 import itertools
 import random
+import re
 
 import pytest
 
@@ -468,6 +469,21 @@ def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, start, t
         0.3 < more / (2 * a_step) < 0.5
     assert once["h2d_bytes"] == 2 * planned["up_bytes"]
     assert once["d2h_bytes"] == 2 * planned["down_bytes"]
+
+
+@standin
+@pytest.mark.parametrize("param, master", (("cpu", "remainder"), ("none", "full")))
+def test_buffers_of_chunks_do_not_change_bits(param, master, start):
+    """One for each chunk that the GPU updates, or eight for all."""
+    row = {**ROW, **FAR, "ranks": 2, "comm": "mpi", "param": param, "master": master,
+           "ratio": 0.3, "recompute": "full"}
+    many = start(row)
+    n = int(re.search(r"on the GPU through (\d+) buffers", many.out).group(1))
+    staging = many.memory["staging", "device"][1]
+    few = start(row, {"run.device_memory_limit_bytes":
+                      many.bytes_in("device") - staging * (n - 8) // n})
+    assert n > 8 and "through 8 buffers" in few.out
+    assert few.numbers == many.numbers
 
 
 @standin

@@ -154,6 +154,32 @@ static struct iz_limits needs_near(struct iz_config c, double ratio)
                               .device = iz_plan_device_bytes(&p)};
 }
 
+/* Of memory that is left, whole ones, and at most one for each chunk. */
+static void what_is_left_of_the_gpu_becomes_buffers(void **state)
+{
+    enum { LEAST = 8 };
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    struct iz_limits l = needs_near(c, 0.5);
+    const struct iz_plan_staging *s = &p.staging[IZ_STAGING_SPLIT];
+    int64_t bytes = l.device, most = 0;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    for (int u = 0; u < p.n_units; u++)
+        most += p.unit[u].chunks - p.unit[u].host_chunks;
+    for (int64_t more = 0; more <= most + 1; more += 100) {
+        int64_t n = min64(LEAST + more, most);
+        l.device = bytes + (more + 1) * s->bytes - 1;
+        make(&p, &c, 1, &gpu_bf16);
+        assert_int_equal(s->n, LEAST);
+        assert_int_equal(fit(&p, &c, l), 0);
+        assert_int_equal(s->n, n);
+        assert_int_equal(iz_plan_device_bytes(&p),
+                         bytes + (n - LEAST) * s->bytes);
+        iz_plan_count(&p, &c, model);
+        assert_int_equal(iz_plan_device_bytes(&p),
+                         bytes + (n - LEAST) * s->bytes);
+    }
+}
+
 /* As much of the optimizer on the host as there is room for, and no more on the
  * GPU than it takes. */
 static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
@@ -274,6 +300,7 @@ int main(void)
         cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
         cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
+        cmocka_unit_test(what_is_left_of_the_gpu_becomes_buffers),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
         cmocka_unit_test(an_automatic_ratio_is_the_smallest_that_fits),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
