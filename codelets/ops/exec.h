@@ -27,6 +27,9 @@ struct iz_view {
     /* For a view of some rows of a sparse table: the numbers of these rows,
      * ascending (codelets/flat/touched_rows.h).  NULL otherwise. */
     const int32_t *row;
+    /* Of a parameter: elements that follow its own ones, and are parameters
+     * too. */
+    int64_t room;
 };
 
 /* Bump allocator over memory owned by somebody else. */
@@ -69,8 +72,8 @@ struct iz_exec {
     enum iz_dtype between; /* ... of those between units: on the host of a GPU
                             as they are there */
     int capability;        /* compute capability of the GPU, 90 for 9.0 */
-    /* On a GPU: of fp32 logits that the classifier computes at a time, if a row
-     * does not have more.  Sums over chunks depend on it. */
+    /* On a GPU: of fp32 logits that the classifier computes at a time, if 8
+     * rows do not have more.  Sums over chunks depend on it. */
     int64_t logits_bytes;
     /* In a dry run by a GPU's worker: the libraries prepare for the operations
      * that are counted, and the first refusal is recorded here.  NULL: the

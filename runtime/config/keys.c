@@ -391,7 +391,7 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.gpu_logits_bytes", INT64, c.run.gpu_logits_bytes, 0, COUNT_MAX,
            "0",
            "On a GPU: bytes of fp32 logits that are computed at a time, at "
-           "least one row of them; the more, the fewer passes over the last "
+           "least 8 rows of them; the more, the fewer passes over the last "
            "layer's weights and their gradient. 0: 1 GiB if the plan may use "
            "more than 64 GiB of the GPU and repeats nothing more for it, else "
            "256 MiB; a resumed run keeps it. Another number adds in another "
