@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import re
 import shutil
 import signal
@@ -104,11 +105,11 @@ def end(p, send=os.killpg):
 
 
 def text_file(folder):
-    """A text to train on; the loss does not matter here."""
+    """A text to train on, the same everywhere."""
     path = folder / "text"
     if not path.exists():
         words = "the of and to in that is was he for it with as his on be at by".split()
-        path.write_text(" ".join(words[i * i % 18] for i in range(700000)))
+        path.write_text(" ".join(random.Random(1).choices(words, k=700000)))
     return path
 
 
@@ -138,7 +139,7 @@ def json_lines(path):
 def settings(changes):
     """Options of the program that set keys of its config."""
     return [x for k, v in changes.items()
-            for x in ("--set", f"{k}={v if isinstance(v, str) else json.dumps(v)}")]
+            for x in ("--set", f"{k}={v if isinstance(v, (str, pathlib.Path)) else json.dumps(v)}")]
 
 
 def refusal(text):
