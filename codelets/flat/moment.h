@@ -27,6 +27,10 @@ enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V }; /* with a sign; without one */
 
 enum { IZ_MOMENT_BLOCK = 64 };
 
+/* What a checkpoint calls the rounding of today: another name with the next
+ * change of its bits. */
+#define IZ_MOMENT_ROUNDING "mul32"
+
 /* An array of n elements: the codes, then in fp8 a byte per block. */
 struct iz_moments {
     void *p;
