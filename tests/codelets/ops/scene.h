@@ -41,6 +41,7 @@ struct scene {
     bool exact;        /* the bits of the CPU's op */
     double flops;      /* of the last run, and the scratch that it took */
     int64_t scratch;
+    int64_t spare; /* bytes of the arena beside those that the dry run counts */
     const int (*into)[2]; /* see scene_in_place */
     int n_into;
 };
@@ -59,7 +60,8 @@ struct pass {
     unsigned reads, writes;
 };
 
-/* Runs the op dry and then twice with a work arena of exactly the size found,
+/* Runs the op dry and then twice with a work arena of exactly the size found
+ * and what the scene spares,
  * which is full of NaN the first time and of something else the second, and
  * checks: the same bits both times, tensors that it only reads unchanged,
  * nothing written beside tensors and arena, the counters those of the dry run.
