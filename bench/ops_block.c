@@ -78,8 +78,10 @@ static const struct op {
     enum call call;
     int in, out;
     /* On a GPU alone: db by the library's epilogue, not by a kernel of ours;
-     * attention by cuDNN, and its backward with scratch for all samples. */
-    bool fused_db, cudnn, all;
+     * attention by cuDNN, its backward with scratch for so many samples more.
+     */
+    bool fused_db, cudnn;
+    int more;
 } ops[] = {
     {"layernorm", .call = NORM},
     {"layernorm again", .call = NORM_AGAIN},
@@ -92,7 +94,8 @@ static const struct op {
     {"attention by cuDNN", ATTENTION, .cudnn = true},
     {"attention backward", .call = ATTENTION_BWD},
     {"attn backward by cuDNN", ATTENTION_BWD, .cudnn = true},
-    {"the same, all at once", ATTENTION_BWD, .cudnn = true, .all = true},
+    {"the same, 4 at once", ATTENTION_BWD, .cudnn = true, .more = 3},
+    {"the same, 16 at once", ATTENTION_BWD, .cudnn = true, .more = 15},
     {"c_proj [C,C]", PRODUCT, .in = 1, .out = 1},
     {"c_proj da", PRODUCT_DA, .in = 1, .out = 1},
     {"c_proj dw", PRODUCT_DW, .in = 1, .out = 1},
@@ -241,15 +244,14 @@ static void run_op(void *arg, int i)
 static int64_t scratch_bytes(struct job j)
 {
     struct iz_attention a = attention_of(&j, &j.t[0]);
-    int64_t samples = a.o.rows / a.seq;
     j.x = iz_exec_dry(j.bench->backend, j.bench->act);
     j.x.capability = j.bench->capability;
     j.x.logits_bytes = BENCH_LOGITS_BYTES;
     run_op(&j, 0);
     return j.x.work.peak +
-           (j.op->all ? iz_cudnn_bwd_bytes(samples, a.seq, a.heads, a.heads,
-                                           a.o.cols / a.heads)
-                      : 0);
+           (j.op->more ? iz_cudnn_bwd_bytes(j.op->more, a.seq, a.heads, a.heads,
+                                            a.o.cols / a.heads)
+                       : 0);
 }
 
 static int64_t scratch_most(struct job *j)

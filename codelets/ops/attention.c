@@ -154,9 +154,10 @@ static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
     int64_t samples = a->o.rows / a->seq, unused = x->work.size - x->work.used;
     int64_t one = iz_cudnn_bwd_bytes(1, a->seq, a->heads, keys, d);
     int64_t all = iz_cudnn_bwd_bytes(samples, a->seq, a->heads, keys, d);
+    int64_t most = min64(all, IZ_CUDNN_SCORES + IZ_CUDNN_SCRATCH);
     bool counts = x->work.size == INT64_MAX; /* and does not ask */
     struct iz_view scratch = iz_work(
-        x, IZ_U8, 1, counts ? one : max64(one, min64(all, unused / 64 * 64)));
+        x, IZ_U8, 1, counts ? one : max64(one, min64(most, unused / 64 * 64)));
     cudnn_ask(x, a, true, scratch);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);

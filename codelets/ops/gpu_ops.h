@@ -24,6 +24,9 @@ IZ_C_BEGIN
  * need at most 256 bytes. */
 #define IZ_CUDNN_SCRATCH (INT64_C(1) << 16)
 
+/* Of a backward of several samples at most: kernels may count in 32 bits. */
+#define IZ_CUDNN_SCORES (INT64_C(1) << 30)
+
 /* The same of a backward of so many samples, whose kernels keep the gradient of
  * each head's scores in tiles of 64 x 128, and with shared keys those of each
  * head's keys and values. */

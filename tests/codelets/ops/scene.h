@@ -60,13 +60,12 @@ struct pass {
     unsigned reads, writes;
 };
 
-/* Runs the op dry and then twice with a work arena of exactly the size found
- * and what the scene spares,
- * which is full of NaN the first time and of something else the second, and
- * checks: the same bits both times, tensors that it only reads unchanged,
- * nothing written beside tensors and arena, the counters those of the dry run.
- * What the op only writes is NaN before.  Where it must have the CPU's bits,
- * they are compared.  Results are in t[i].v, t[i].d is as it was. */
+/* Runs the op dry and then twice with a work arena of exactly the size found,
+ * and `spare`, which is full of NaN the first time and of something else the
+ * second, and checks: the same bits both times, tensors that it only reads
+ * unchanged, nothing written beside tensors and arena, the counters those of
+ * the dry run.  What the op only writes is NaN before.  Where it must have the
+ * CPU's bits, they are compared.  Results are in t[i].v, t[i].d is as it was. */
 void scene_run(struct scene *s, const struct pass *p, const void *arg);
 
 /* After scene_run: the same pass with tensor i in the memory of tensor j, for
