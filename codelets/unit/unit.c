@@ -449,6 +449,7 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD,
                  IZ_FAR_NOT, NULL);
+    x.work = (struct iz_arena){.size = like->work.size};
     dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, IZ_FAR_NOT,
              NULL);
 }

@@ -370,8 +370,9 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
-         "a fixed order, sample by sample; they take 2 bytes of the GPU's "
-         "memory for each score of each head, which the plan counts."),
+         "a fixed order; they take 2 bytes of the GPU's memory for each score "
+         "of each head of a sample, which the plan counts, and do more samples "
+         "at once where its scratch has room."),
     WORD("run.muon_products", c.run.muon_products, "auto|host|gpu", "\"auto\"",
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "

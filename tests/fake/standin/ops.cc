@@ -385,7 +385,7 @@ void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
 }
 
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
-                            bool back)
+                            bool back, int64_t)
 {
     bool none = cudnn_is("none") || (back && cudnn_is("no backward"));
     if (none)
