@@ -21,15 +21,7 @@ static void product_cuda(struct iz_exec *x, const struct iz_strided_product *p,
                          void *arg)
 {
     const struct by_cublas *by = arg;
-    struct iz_product q = {.a = view_of(p->a, by->type),
-                           .b = view_of(p->b, by->type),
-                           .d = view_of(p->d, by->type),
-                           .ta = p->ta,
-                           .tb = p->tb,
-                           .scale = p->scale,
-                           .keep = p->keep};
-    if (p->keep != 0)
-        q.c = view_of(p->c, by->type);
+    struct iz_product q = iz_orthogonal_product(p, by->type);
     if (p->b.rows)
         iz_product_cuda(x, &q, by->workspace);
     else
