@@ -299,9 +299,10 @@ static struct iz_product_plan *plan_of(struct iz_cublas *b,
 /* Without memory every operand has the alignment that arenas give. */
 void iz_product_ask(struct iz_exec *x, const struct iz_product *p)
 {
-    struct iz_product_key k = key_of(x, p);
+    struct iz_padded padded = iz_product_pad(p, NULL);
+    struct iz_product_key k = key_of(x, &padded.p);
     struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
-    q->asked = *p;
+    q->asked = padded.p;
     q->calls++;
 }
 
@@ -351,8 +352,8 @@ static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
                       &k);
 }
 
-bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
-                     struct iz_view scratch)
+static bool enqueue(struct iz_exec *x, const struct iz_product *p,
+                    struct iz_view scratch)
 {
     if (x->rows_vary) {
         enqueue_varying(x, p, scratch);
@@ -364,6 +365,39 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
         return false;
     matmul_cuda_check(iz_product_enqueue(x, q, p, scratch), "cublasLtMatmul",
                       &k);
+    return true;
+}
+
+/* Fills the operands of q that are copies of those of p. */
+static void copy_operands(struct iz_exec *x, const struct iz_product *q,
+                          const struct iz_product *p)
+{
+    int64_t m = p->d.rows, n = iz_product_n(p), k = iz_product_k(p);
+    struct iz_view c = p->add ? p->d : p->c;
+    if (q->a.p != p->a.p)
+        iz_corner_cuda(x, q->a, p->a, p->ta ? k : m, p->ta ? m : k, true);
+    if (q->b.p != p->b.p)
+        iz_corner_cuda(x, q->b, p->b, p->b.rows, p->b.cols, true);
+    if (q->bias.p != p->bias.p)
+        iz_corner_cuda(x, q->bias, p->bias, 1, n, true);
+    if (q->d.p != p->d.p && c.rows)
+        iz_corner_cuda(x, q->d, c, m, n, true);
+}
+
+/* Nobody asks the library for the sums of a copy. */
+bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
+                     struct iz_view scratch)
+{
+    struct iz_padded q = iz_product_pad(p, scratch.p);
+    bool sums = p->use == IZ_BIAS_SUM_A || p->use == IZ_BIAS_SUM_B;
+    assert(iz_view_bytes(scratch) >= q.bytes);
+    if (sums && q.bytes > IZ_PRODUCT_SCRATCH)
+        return false;
+    copy_operands(x, &q.p, p);
+    if (!enqueue(x, &q.p, scratch))
+        return false;
+    if (q.p.d.p != p->d.p)
+        iz_corner_cuda(x, p->d, q.p.d, p->d.rows, iz_product_n(p), false);
     return true;
 }
 

@@ -21,15 +21,7 @@ static void product_cuda(struct iz_exec *x, const struct iz_strided_product *p,
                          void *arg)
 {
     const struct by_cublas *by = arg;
-    struct iz_product q = {.a = view_of(p->a, by->type),
-                           .b = view_of(p->b, by->type),
-                           .d = view_of(p->d, by->type),
-                           .ta = p->ta,
-                           .tb = p->tb,
-                           .scale = p->scale,
-                           .keep = p->keep};
-    if (p->keep != 0)
-        q.c = view_of(p->c, by->type);
+    struct iz_product q = iz_orthogonal_product(p, by->type);
     if (p->b.rows)
         iz_product_cuda(x, &q, by->workspace);
     else
@@ -56,13 +48,11 @@ void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
     struct iz_strided other = take_matrix(&at, m->rows, m->cols, by.type);
     for (int i = 0; i < iz_orthogonal_squares(m); i++)
         square[i] = take_matrix(&at, least, least, by.type);
-    double *sums = (double *)at;
-    at += (IZ_ORTHOGONAL_SUMS + 1) * (int64_t)sizeof(*sums);
-    by.workspace = (struct iz_view){.p = at,
-                                    .dtype = IZ_U8,
-                                    .rows = 1,
-                                    .cols = iz_view_bytes(scratch) -
-                                            (at - (char *)scratch.p)};
+    /* the sums last, as copies of operands lie at multiples of 64 bytes */
+    char *end = (char *)scratch.p + iz_view_bytes(scratch);
+    double *sums = (double *)end - (IZ_ORTHOGONAL_SUMS + 1);
+    by.workspace = (struct iz_view){
+        .p = at, .dtype = IZ_U8, .rows = 1, .cols = (char *)sums - at};
     iz_normalise_rows_cuda(x, view_of(one, by.type), m, sums);
     one = iz_orthogonal_iterate(x, m, one, other, square, product_cuda, &by);
     iz_spread_rows_cuda(x, m, view_of(one, by.type));

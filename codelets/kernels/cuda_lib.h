@@ -27,12 +27,17 @@ struct iz_cuda {
 int iz_cublas_open(struct iz_cublas **out);
 void iz_cublas_close(struct iz_cublas **b);
 
-/* Enqueues the product; scratch is the workspace, IZ_PRODUCT_SCRATCH bytes at
- * least.  False when the library finds no way for a product with this `use`,
- * whatever the reason; then nothing is enqueued.  One with IZ_BIAS_NONE that it
- * cannot do ends the job. */
+/* Enqueues the product; scratch has the bytes of iz_product_pad at least.
+ * False when the library finds no way for a product with this `use`, whatever
+ * the reason; then no result is written.  One with IZ_BIAS_NONE that it cannot
+ * do ends the job. */
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch);
+
+/* The first rows and columns of y = those of a; with `clear` what y has beyond
+ * them becomes 0, else it stays. */
+void iz_corner_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                    int64_t rows, int64_t cols, bool clear);
 
 /* sum[j] = the sum of column j of dy, in fp32, rounded once: sum [1,N] of the
  * type of dy or fp32.  scratch as for a product. */

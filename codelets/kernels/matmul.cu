@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cuBLASLt may not do beside a product.  The gradient of a bias: sums of
- * columns, in an order that depends on the shape alone.  And the bias itself:
- * rows that a product is added to. */
+ * columns, in an order that depends on the shape alone.  The bias itself: rows
+ * that a product is added to.  And copies of matrices with odd rows. */
 #include <assert.h>
 
 #include "codelets/kernels/cuda_lib.h"
@@ -126,5 +126,34 @@ void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
         IZ_LAUNCH((whole ? add_rows<wide, T> : add_rows<1, T>),
                   iz_blocks(n, per), 32 * WARPS, 0, x->stream, (T *)y.p,
                   (const T *)r.p, (const T *)b.p, n, y.cols);
+    });
+}
+
+/* n elements of y in rows of `width`, ld apart. */
+template <class T>
+static __global__ void __launch_bounds__(32 * WARPS)
+    copy_corner(T *y, int64_t ld, int64_t width, int64_t n, const T *a,
+                int64_t a_ld, int64_t rows, int64_t cols)
+{
+    int64_t i = (int64_t)blockIdx.x * 32 * WARPS + threadIdx.x;
+    int64_t row = i / width, col = i % width;
+    if (i >= n)
+        return;
+    if (row < rows && col < cols)
+        y[row * ld + col] = a[row * a_ld + col];
+    else
+        iz_store(y + row * ld + col, 0);
+}
+
+void iz_corner_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                    int64_t rows, int64_t cols, bool clear)
+{
+    int64_t width = clear ? y.cols : cols, n = (clear ? y.rows : rows) * width;
+    assert(y.dtype == a.dtype);
+    iz_by_type(y.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        IZ_LAUNCH(copy_corner<T>, iz_blocks(n, 32 * WARPS), 32 * WARPS, 0,
+                  x->stream, (T *)y.p, y.cols, width, n, (const T *)a.p, a.cols,
+                  rows, cols);
     });
 }

@@ -103,35 +103,6 @@ IZ_SIMD static double rows_fwd(struct iz_view logits,
     return sum;
 }
 
-struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
-                                               const struct iz_classifier *c,
-                                               void *base)
-{
-    bool grad = c->da.rows > 0;
-    struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
-    struct iz_classifier_parts p = {0};
-    int64_t m = c->a.rows, v = c->w.rows, ld = round_up(v, CUDA_COLS);
-    assert(x->logits_bytes > 0);
-    p.rows = chunk_rows(m, ld, x->logits_bytes, CUDA_ROWS);
-    e.work.base = base;
-    p.product = iz_work(&e, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
-    p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;
-    p.target = iz_work(&e, IZ_I32, m, 1).p;
-    p.logits = iz_work(&e, IZ_F32, p.rows, ld);
-    p.grad = p.logits;
-    if (grad && x->act != IZ_F32)
-        p.grad = iz_work(&e, x->act, p.rows, ld);
-    p.w = c->w;
-    p.w.rows = ld;
-    if (c->w.room < (ld - v) * c->w.cols)
-        p.w = iz_work(&e, c->w.dtype, ld, c->w.cols);
-    p.dw = iz_wanted(x, c->dw) ? c->dw : IZ_NONE;
-    if (grad && p.dw.rows && (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
-        p.dw = iz_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
-    p.bytes = e.work.peak;
-    return p;
-}
-
 struct iz_product iz_classifier_logits(struct iz_view logits, struct iz_view a,
                                        struct iz_view w)
 {
@@ -148,6 +119,50 @@ struct iz_product iz_classifier_dw(struct iz_view dw, struct iz_view d,
                                    struct iz_view a, bool add)
 {
     return (struct iz_product){.a = d, .ta = true, .b = a, .d = dw, .add = add};
+}
+
+/* Scratch of the hungriest of a chunk's products. */
+static int64_t product_bytes(const struct iz_classifier *c,
+                             const struct iz_classifier_parts *p)
+{
+    struct iz_view a = iz_view_rows(c->a, 0, p->rows);
+    struct iz_product list[] = {
+        iz_classifier_logits(p->logits, a, p->w),
+        iz_classifier_da(iz_view_rows(c->da, 0, p->rows), p->grad, p->w),
+        iz_classifier_dw(p->dw, p->grad, a, false)};
+    int64_t most = 0;
+    for (int i = 0; i < (!c->da.rows ? 1 : p->dw.rows ? 3 : 2); i++)
+        most = max64(most, iz_product_pad(&list[i], NULL).bytes);
+    return most;
+}
+
+struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
+                                               const struct iz_classifier *c,
+                                               void *base)
+{
+    bool grad = c->da.rows > 0;
+    struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
+    struct iz_classifier_parts p = {0};
+    int64_t m = c->a.rows, v = c->w.rows, ld = round_up(v, CUDA_COLS);
+    assert(x->logits_bytes > 0);
+    p.rows = chunk_rows(m, ld, x->logits_bytes, CUDA_ROWS);
+    e.work.base = base;
+    p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;
+    p.target = iz_work(&e, IZ_I32, m, 1).p;
+    p.logits = iz_work(&e, IZ_F32, p.rows, ld);
+    p.grad = p.logits;
+    if (grad && x->act != IZ_F32)
+        p.grad = iz_work(&e, x->act, p.rows, ld);
+    p.w = c->w;
+    p.w.rows = ld;
+    if (c->w.room < (ld - v) * c->w.cols || c->w.odd)
+        p.w = iz_work(&e, c->w.dtype, ld, c->w.cols);
+    p.dw = iz_wanted(x, c->dw) ? c->dw : IZ_NONE;
+    if (grad && p.dw.rows && (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
+        p.dw = iz_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
+    p.product = iz_work(&e, IZ_U8, 1, product_bytes(c, &p));
+    p.bytes = e.work.peak;
+    return p;
 }
 
 /* The products of each chunk, as iz_classifier_cuda makes them. */

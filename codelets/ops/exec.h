@@ -30,6 +30,7 @@ struct iz_view {
     /* Of a parameter: elements that follow its own ones, and are parameters
      * too. */
     int64_t room;
+    bool odd; /* p may be no multiple of 16 bytes */
 };
 
 /* Bump allocator over memory owned by somebody else. */

@@ -184,9 +184,10 @@ static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
 
 /* ---- a layer's three products, its adapter left out ---- */
 
-static struct iz_view matmul_cuda_scratch(struct iz_exec *x)
+static struct iz_view matmul_cuda_scratch(struct iz_exec *x,
+                                          const struct iz_product *p)
 {
-    return iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
+    return iz_work(x, IZ_U8, 1, iz_product_pad(p, NULL).bytes);
 }
 
 static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
@@ -199,7 +200,7 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     assert(y.rows == a.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = matmul_cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x, &p);
         if (x->asks_products)
             iz_product_ask(x, &p);
         if (!x->dry)
@@ -218,7 +219,7 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     assert(da.rows == dy.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = matmul_cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x, &p);
         if (x->asks_products)
             iz_product_ask(x, &p);
         if (!x->dry)
@@ -279,7 +280,7 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
         if (dw)
             product_on_cpu(x, &p, l);
     } else if (dw || db) {
-        struct iz_view scratch = matmul_cuda_scratch(x);
+        struct iz_view scratch = matmul_cuda_scratch(x, &p);
         if (x->asks_products && dw)
             iz_product_ask(x, &p);
         if (!x->dry)
@@ -308,8 +309,10 @@ static struct iz_adapter *adapter_of(const struct iz_linear *l)
  * first one, and its rows are as long as before. */
 static struct iz_view outputs_of(struct iz_view v, const struct iz_adapter *f)
 {
+    int64_t bytes = f->first * iz_dtype_bytes(v.dtype);
     if (v.p)
-        v.p = (char *)v.p + f->first * iz_dtype_bytes(v.dtype);
+        v.p = (char *)v.p + bytes;
+    v.odd |= bytes % 16 != 0;
     return v;
 }
 

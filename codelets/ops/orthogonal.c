@@ -10,6 +10,7 @@
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/gpu_ops.h"
+#include "codelets/ops/product.h"
 
 /* y = scale x; they may be the same. */
 static void scale_rows(struct iz_strided y, struct iz_strided x, float scale)
@@ -146,8 +147,39 @@ static void orthogonal_cpu(struct iz_exec *x, const struct iz_orthogonal *m)
         scale_rows(to, at, (float)m->scale);
 }
 
+static struct iz_view packed(struct iz_strided m, enum iz_dtype t)
+{
+    return (struct iz_view){
+        .p = m.p, .dtype = t, .rows = m.rows, .cols = m.cols};
+}
+
+struct iz_product iz_orthogonal_product(const struct iz_strided_product *p,
+                                        enum iz_dtype t)
+{
+    return (struct iz_product){.a = packed(p->a, t),
+                               .b = packed(p->b, t),
+                               .d = packed(p->d, t),
+                               .c = p->keep != 0 ? packed(p->c, t) : IZ_NONE,
+                               .ta = p->ta,
+                               .tb = p->tb,
+                               .scale = p->scale,
+                               .keep = p->keep};
+}
+
+/* Raises *arg to the scratch that a product takes on a GPU, of either type. */
+static void measure_product(struct iz_exec *x,
+                            const struct iz_strided_product *p, void *arg)
+{
+    struct iz_product q = iz_orthogonal_product(p, IZ_F16);
+    int64_t *most = arg;
+    (void)x;
+    if (p->b.rows)
+        *most = max64(*most, iz_product_pad(&q, NULL).bytes);
+}
+
+/* most: of a product. */
 static struct iz_view scratch_of(struct iz_exec *x,
-                                 const struct iz_orthogonal *m)
+                                 const struct iz_orthogonal *m, int64_t most)
 {
     int64_t least = min64(m->rows, m->cols);
     int64_t elems = 2 * round_up(m->rows * m->cols, 64) +
@@ -155,7 +187,7 @@ static struct iz_view scratch_of(struct iz_exec *x,
     return iz_work(x, IZ_U8, 1,
                    elems * iz_dtype_bytes(iz_orthogonal_type(m->gram)) +
                        (IZ_ORTHOGONAL_SUMS + 1) * (int64_t)sizeof(double) +
-                       IZ_PRODUCT_SCRATCH);
+                       most);
 }
 
 void iz_orthogonal(struct iz_exec *x, const struct iz_orthogonal *m)
@@ -168,7 +200,10 @@ void iz_orthogonal(struct iz_exec *x, const struct iz_orthogonal *m)
     iz_orthogonal_iterate(x, m, shape, shape, squares, count_product, NULL);
     iz_count(x, 0, 8 * (double)m->rows * (double)m->cols);
     if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = scratch_of(x, m);
+        int64_t most = 0;
+        iz_orthogonal_iterate(x, m, shape, shape, squares, measure_product,
+                              &most);
+        struct iz_view scratch = scratch_of(x, m, most);
         if (!x->dry)
             iz_orthogonal_cuda(x, m, scratch);
     } else {

@@ -43,6 +43,7 @@ struct iz_strided_product {
     float scale, keep;
 };
 
+struct iz_product; /* product.h */
 typedef void iz_strided_product_fn(struct iz_exec *x,
                                    const struct iz_strided_product *p,
                                    void *arg);
@@ -64,6 +65,10 @@ static inline enum iz_dtype iz_orthogonal_type(bool gram)
 {
     return gram ? IZ_F16 : IZ_BF16;
 }
+
+/* The product of operands of this type, whose rows have no gaps. */
+struct iz_product iz_orthogonal_product(const struct iz_strided_product *p,
+                                        enum iz_dtype t);
 
 /* Scratch of a GPU: two matrices and the squares in that type, sums of squares,
  * and a product's workspace. */

@@ -38,6 +38,21 @@ static inline int64_t iz_product_k(const struct iz_product *p)
     return p->tb ? p->b.cols : p->b.rows;
 }
 
+/* A product as cuBLASLt gets it, whose operands may be copies in the scratch
+ * and its result, too. */
+struct iz_padded {
+    struct iz_product p;
+    int64_t bytes; /* of scratch, IZ_PRODUCT_SCRATCH for the library first */
+};
+
+/* With 16-bit operands, neighbours in memory come in eights: rows of all
+ * matrices have a multiple of 8 elements and begin at a multiple of 16 bytes.
+ * How many rows there are does not matter.  A matrix that is not so gets a
+ * place in the scratch at `base` (NULL: in none), where what is added to it are
+ * zeros; b has rows that follow it instead, if it has the room and they meet
+ * zeros or columns of d that nobody reads. */
+struct iz_padded iz_product_pad(const struct iz_product *p, char *base);
+
 /* The products of iz_matmul_fwd, _da and _dw (without db) of ops.h. */
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                  struct iz_view a, const struct iz_linear *l);

@@ -22,8 +22,10 @@ static struct iz_view view_of(const struct iz_unit *u, int i,
 {
     const struct iz_param *p = &u->param[i];
     struct iz_view v = {.dtype = type, .rows = p->rows, .cols = p->cols};
+    at *= iz_dtype_bytes(type);
+    v.odd = at % 16 != 0;
     if (flat)
-        v.p = flat + at * iz_dtype_bytes(type);
+        v.p = flat + at;
     for (int k = i + 1; k < u->n_params; k++)
         if (iz_param_part(&u->param[k]) == iz_param_part(p))
             v.room += u->param[k].rows * u->param[k].cols;
@@ -324,8 +326,17 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
                      enum iz_unit_call call, enum iz_far far,
                      struct iz_adapter *probe)
 {
-    int64_t offset[IZ_UNIT_PARAMS] = {0};
+    int64_t offset[IZ_UNIT_PARAMS], of_tied[IZ_UNIT_PARAMS];
+    const struct iz_unit *u = &m->unit[unit];
+    const int64_t from[IZ_PARTS] = {0}; /* cache lines of any part */
     struct iz_unit_layout l = {.model = m, .unit = unit, .offset = offset};
+    iz_unit_offsets(u, from, offset);
+    if (u->tied_unit >= 0) {
+        const struct iz_unit *t = &m->unit[u->tied_unit];
+        iz_unit_offsets(t, from, of_tied);
+        l.tied_offset = of_tied[u->tied_param];
+        l.tied_reference = of_tied[iz_unit_reference(t, u->tied_param)];
+    }
     struct iz_unit_arg a = {
         .layout = &l, .samples = samples, .type = type, .far = far};
     struct frame f;

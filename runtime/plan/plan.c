@@ -232,6 +232,7 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
                 iz_unit_ties_trained(m, u) == iz_unit_ties_trained(m, v);
     for (int i = 0; same && i < a->n_params; i++)
         same = a->param[i].frozen == b->param[i].frozen &&
+               a->param[i].quant == b->param[i].quant &&
                a->param[i].adapts == b->param[i].adapts &&
                a->param[i].first == b->param[i].first &&
                a->param[i].rows == b->param[i].rows;

@@ -2,7 +2,8 @@
 /* The few functions of cuBLASLt that the program calls; see the header.  The
  * descriptors live in the library's opaque structs.  An algorithm remembers the
  * problem that it was found for, and refuses any other, but for one with fewer
- * columns of D or shorter sums of which it was asked just before. */
+ * columns of D or shorter sums of which it was asked just before.  It has none
+ * for matrices of 16 bits whose neighbours in memory do not come in eights. */
 #include "tests/fake/cublaslt.h"
 
 #include <assert.h>
@@ -229,6 +230,12 @@ static uint32_t align_of(const void *p)
     return (uint32_t)(u & -u);
 }
 
+/* The library has kernels for others, but they are slow. */
+static bool comes_in_eights(const struct layout *m)
+{
+    return m->rows % 8 == 0 && m->ld % 8 == 0;
+}
+
 /* Whether op(A) op(B) fits into D, and the types go together: 16-bit operands
  * with an output of their type or fp32, or all fp32. */
 static bool fits(const struct op *o, const struct layout *a,
@@ -241,6 +248,8 @@ static bool fits(const struct op *o, const struct layout *a,
     return m == d->rows && n == d->cols && ka == kb && a->type == b->type &&
            (d->type == a->type || d->type == CUDA_R_32F) &&
            o->scale == CUDA_R_32F &&
+           (a->type == CUDA_R_32F ||
+            (comes_in_eights(a) && comes_in_eights(b) && comes_in_eights(d))) &&
            (o->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
             (o->bias && o->bias_type == d->type));
 }
@@ -474,10 +483,13 @@ static bool overlap(const void *p, const struct layout *m, const void *q,
     return a < b + extent(n) && b < a + extent(m);
 }
 
-static bool as_promised(const struct algo *g, const void *const address[5])
+/* Of A, B, C, D and the bias; small: 16 bits. */
+static bool as_promised(const struct algo *g, const void *const address[5],
+                        bool small)
 {
     for (int i = 0; i < 5; i++)
-        if ((uintptr_t)address[i] % g->align[i] != 0)
+        if ((uintptr_t)address[i] % g->align[i] != 0 ||
+            (small && (uintptr_t)address[i] % 16 != 0))
             return false;
     return true;
 }
@@ -497,7 +509,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     uint64_t asked = problem(d, la, lb, lc, ld);
     bool may = asked == g.problem ||
                (asked == checked && g.kind == kind(d, la, lb, ld));
-    if (!h || !may || !as_promised(&g, address) ||
+    if (!h || !may ||
+        !as_promised(&g, address, layout_of(la)->type != CUDA_R_32F) ||
         workspace_bytes < g.workspace || (uintptr_t)workspace % 256 != 0 ||
         overlap(out, layout_of(ld), a, layout_of(la)) ||
         overlap(out, layout_of(ld), b, layout_of(lb)))

@@ -208,13 +208,14 @@ static void varying(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct varying *k = arg;
     int64_t mark = iz_work_mark(x);
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_PRODUCT_SCRATCH);
     struct iz_linear l = {.w = v[W], .dw = v[DW], .out_in = true};
     struct iz_view a = iz_view_rows(v[A], 0, k->n);
     struct iz_product p =
         k->gradient
             ? iz_product_dw(iz_view_rows(v[DY], 0, k->n), a, &l)
             : iz_product_fwd(iz_view_rows(v[Y], 0, k->n), IZ_NONE, a, &l);
+    struct iz_view scratch =
+        iz_work(x, IZ_U8, 1, iz_product_pad(&p, NULL).bytes);
     x->rows_vary = true;
     if (!x->dry)
         iz_product_cuda(x, &p, scratch);
