@@ -5,6 +5,8 @@
  * makes of twice as many instructions: it narrows before it chooses. */
 #include <immintrin.h>
 
+#include "codelets/flat/lookup_avx2.h"
+
 /* Each of 8 numbers that is not NaN as bf16, in the lower half of its place;
  * a number between two of them to the even one, or away from zero. */
 static inline __m256i bf16_of(__m256 x, bool away)

@@ -4,6 +4,8 @@
  * half.h does. */
 #include <immintrin.h>
 
+#include "codelets/flat/lookup_avx2.h"
+
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)
 {
