@@ -42,7 +42,7 @@ IZ_EITHER float iz_adam_m(const struct iz_adam_consts *k, float m, float g)
 
 IZ_EITHER float iz_adam_v(const struct iz_adam_consts *k, float v, float g)
 {
-    return iz_flush(k->beta2 * v + k->rest2 * (g * g));
+    return iz_flush_square(k->beta2 * v + k->rest2 * (g * g));
 }
 
 IZ_EITHER float iz_adam_p(const struct iz_adam_consts *k, float p, float m,

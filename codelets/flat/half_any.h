@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of 16 bits, for levels without an instruction for it: included by
- * loops.c alone. */
+/* Rows of 16 bits and of codes, for levels without an instruction for it:
+ * included by loops.c alone. */
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)
 {
@@ -27,4 +27,20 @@ static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = iz_bf16_round(x[i]);
+}
+
+/* y[2i] and y[2i + 1]: what the tables have for the upper and the lower half of
+ * x[i], for 32 bytes; a table has the lower bytes of 16 numbers, and the upper
+ * ones. */
+static inline void look_up(uint16_t *restrict y, const uint8_t *restrict x,
+                           const uint8_t *restrict lower,
+                           const uint8_t *restrict upper)
+{
+    uint16_t table[16];
+    for (int c = 0; c < 16; c++)
+        table[c] = (uint16_t)(lower[c] | upper[c] << 8);
+    for (int i = 0; i < 32; i++) {
+        uint32_t two = table[x[i] >> 4] | (uint32_t)table[x[i] & 15] << 16;
+        memcpy(y + 2 * i, &two, sizeof(two));
+    }
 }

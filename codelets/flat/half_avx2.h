@@ -5,6 +5,8 @@
  * makes of twice as many instructions: it narrows before it chooses. */
 #include <immintrin.h>
 
+#include "codelets/flat/lookup_avx2.h"
+
 /* Each of 8 numbers that is not NaN as bf16, in the lower half of its place;
  * a number between two of them to the even one, or away from zero. */
 static inline __m256i bf16_of(__m256 x, bool away)
@@ -50,11 +52,11 @@ static inline void round_upper(uint16_t *restrict y, const float *restrict x,
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,
                             int64_t n)
 {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    const int64_t whole = n - n % 8;
+    for (int64_t i = 0; i < whole; i += 8)
         _mm256_storeu_ps(
             y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(x + i))));
-    for (; i < n; i++)
+    for (int64_t i = whole; i < n; i++)
         y[i] = iz_f16_load(x[i]);
 }
 
@@ -62,10 +64,10 @@ static inline void round_f16(uint16_t *restrict y, const float *restrict x,
                              int64_t n)
 {
     enum { even = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    const int64_t whole = n - n % 8;
+    for (int64_t i = 0; i < whole; i += 8)
         _mm_storeu_si128((void *)(y + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(x + i), even));
-    for (; i < n; i++)
+    for (int64_t i = whole; i < n; i++)
         y[i] = iz_f16_round(x[i]);
 }

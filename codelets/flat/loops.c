@@ -12,7 +12,7 @@
 #include "codelets/flat/moment_code.h"
 #include "codelets/flat/nf4.h"
 
-/* load_f16, round_f16, round_bf16 and round_upper. */
+/* load_f16, round_f16, round_bf16, round_upper and look_up. */
 #include IZ_HALF_ROWS
 
 extern const struct iz_simd IZ_SIMD_TABLE;
@@ -398,6 +398,37 @@ static void load_4(float *restrict y, const uint8_t *restrict x,
     }
 }
 
+/* A block has 16 different weights at most: these are rounded, and then copied.
+ */
+static void load_4_to_16(uint16_t *restrict y, enum iz_dtype type,
+                         const uint8_t *restrict x, const float *restrict scale,
+                         int64_t n)
+{
+    enum { BLOCKS = 16 }; /* at a time */
+    float value[16 * BLOCKS];
+    uint16_t table[16 * BLOCKS];
+    uint8_t lower[16 * BLOCKS], upper[16 * BLOCKS];
+    for (int64_t b = 0, k; b < n / IZ_QUANT_BLOCK; b += k) {
+        k = n / IZ_QUANT_BLOCK - b < BLOCKS ? n / IZ_QUANT_BLOCK - b : BLOCKS;
+        for (int64_t i = 0; i < k; i++)
+#pragma omp simd
+            for (int c = 0; c < 16; c++)
+                value[16 * i + c] = nf4_value[c] * scale[b + i];
+        if (type == IZ_BF16)
+            round_bf16(table, value, 16 * k);
+        else
+            round_f16(table, value, 16 * k);
+        for (int64_t i = 0; i < 16 * k; i++) {
+            lower[i] = (uint8_t)table[i];
+            upper[i] = (uint8_t)(table[i] >> 8);
+        }
+        for (int64_t i = 0; i < k; i++)
+            look_up(y + (b + i) * IZ_QUANT_BLOCK,
+                    x + (b + i) * IZ_QUANT_BLOCK / 2, lower + 16 * i,
+                    upper + 16 * i);
+    }
+}
+
 const struct iz_simd IZ_SIMD_TABLE = {
     .load_bf16 = load_bf16,
     .load_f16 = load_f16,
@@ -428,4 +459,5 @@ const struct iz_simd IZ_SIMD_TABLE = {
     .store_8 = store_8,
     .store_4 = store_4,
     .load_4 = load_4,
+    .load_4_to_16 = load_4_to_16,
 };

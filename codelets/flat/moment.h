@@ -11,8 +11,8 @@
  * 3 of mantissa; one that is never negative, such as v: 5 and 3.  What is below
  * the smallest m is rounded stochastically to 0 or to it; a v that is not 0
  * stays at least the smallest, or an element would divide by eps.
- * A value that these types hold exactly is stored exactly.  The codes of a block
- * are in the order of iz_code_place: neighbours in a word of 32 bits are
+ * A value that these types hold exactly is stored exactly.  The codes of a
+ * block are in the order of iz_code_place: neighbours in a word of 32 bits are
  * neighbours in a word of two bf16, too. */
 #pragma once
 

@@ -33,13 +33,12 @@ IZ_EITHER uint32_t iz_block_bits(uint64_t key, int64_t first)
                       32);
 }
 
-/* Random bits of element i of a block that has h: a product with an odd number
- * of the element's own, and so each of 2^32 values for one h.  The numbers are
- * no progression: sums of a few of them that are near 0 would show as sums of
- * roundings. */
-IZ_EITHER uint32_t iz_random(uint32_t h, uint32_t i)
+/* Random bits of element i of a block that has h are h times this odd number,
+ * and so each of 2^32 values for one h.  The numbers are no progression: sums
+ * of a few of them that are near 0 would show as sums of roundings. */
+IZ_EITHER uint32_t iz_odd_of(uint32_t i)
 {
-    return h * ((i * 0x9e3779b9u ^ 0x846ca68bu) | 1u);
+    return (i * 0x9e3779b9u ^ 0x846ca68bu) | 1u;
 }
 
 /* So many bits of these for m, and others for v.  The lower bits of a product
@@ -54,7 +53,7 @@ IZ_EITHER uint32_t iz_noise(uint32_t random, int bits, bool v)
  * random bits; what is in the lower half is left over. */
 IZ_EITHER uint32_t iz_bf16_random(float x, uint32_t noise)
 {
-    return iz_float_bits(x) + (x != x ? 0 : noise);
+    return iz_float_bits(x) + (noise & -(uint32_t)(x == x));
 }
 
 /* most: the bits of the largest magnitude of a block.  The exponent field of

@@ -12,7 +12,7 @@ static void store_16(uint16_t *restrict y, const float *restrict x, int64_t n,
     for (int64_t b = 0; b < n; b += BLOCK) {
         uint32_t h = iz_block_bits(key, first + b);
         for (uint32_t i = 0; i < BLOCK; i++) {
-            uint32_t noise = iz_noise(iz_random(h, i), 16, v);
+            uint32_t noise = iz_noise(h * iz_odd_of(i), 16, v);
             y[b + i] = (uint16_t)(iz_bf16_random(x[b + i], noise) >> 16);
         }
     }
@@ -56,7 +56,7 @@ static void store_8(uint8_t *restrict y, uint8_t *restrict power,
             for (int j = 0; j < 4; j++) {
                 int i = iz_code_place(w, j);
                 uint32_t noise =
-                    iz_noise(iz_random(h, (uint32_t)i), IZ_CODE_CUT, v);
+                    iz_noise(h * iz_odd_of((uint32_t)i), IZ_CODE_CUT, v);
                 to |= iz_code_byte(v ? iz_v8_random(x[b + i], inverse, noise)
                                      : iz_m8_random(x[b + i], inverse, noise),
                                    j);
@@ -122,84 +122,17 @@ IZ_INLINE void keep_master(const struct row *r, bool halves, int w, float p0,
     }
 }
 
-IZ_INLINE void adam_block_16(const struct iz_adam_consts *c,
-                             const struct row *r, bool halves, bool wide,
-                             word *restrict m, word *restrict v, uint32_t h)
-{
-    const struct iz_adam_consts k = *c;
-#pragma omp simd
-    for (int w = 0; w < BLOCK / 2; w++) {
-        uint32_t to_m[2], to_v[2];
-        float p[2];
-        for (int j = 0; j < 2; j++) {
-            uint32_t x = iz_random(h, (uint32_t)(2 * w + j));
-            float g = gradient_of(r, wide, w, j) * k.scale;
-            float mj = iz_adam_m(&k, half_of(m[w], j), g);
-            float vj = iz_adam_v(&k, half_of(v[w], j), g);
-            p[j] = iz_adam_p(&k, master_of(r, halves, w, j), mj, vj);
-            to_m[j] = iz_bf16_random(mj, iz_noise(x, 16, false));
-            to_v[j] = iz_bf16_random(vj, iz_noise(x, 16, true));
-        }
-        m[w] = upper_halves(to_m[0], to_m[1]);
-        v[w] = upper_halves(to_v[0], to_v[1]);
-        keep_master(r, halves, w, p[0], p[1]);
-    }
-}
-
-/* A block's new states, still in fp32, and the inverses of their units. */
-struct fresh {
-    _Alignas(64) float m[4][WORDS]; /* whole vectors */
-    _Alignas(64) float v[4][WORDS];
-    float by_m, by_v;
+/* iz_odd_of by halves of words of 16 bits. */
+struct odds {
+    _Alignas(64) uint32_t half[2][BLOCK / 2]; /* whole vectors */
 };
 
-/* The unit of a block goes into the factor of its old state: the product of
- * both is exact. */
-IZ_INLINE void adam_block_8(const struct iz_adam_consts *c, const struct row *r,
-                            bool halves, bool wide, const word *m,
-                            uint8_t *m_power, const word *v, uint8_t *v_power,
-                            struct fresh *to)
+static inline struct odds all_odds(void)
 {
-    struct iz_adam_consts k = *c;
-    k.beta1 *= iz_code_unit(*m_power);
-    k.beta2 *= iz_code_unit(*v_power);
-#pragma omp simd
-    for (int w = 0; w < WORDS; w++) {
-        float p[4];
-        for (int j = 0; j < 4; j++) {
-            int at = w + j / 2 * WORDS;
-            float g = gradient_of(r, wide, at, j % 2) * k.scale;
-            float mj = iz_adam_m(&k, iz_m8_of(m[w], j), g);
-            float vj = iz_adam_v(&k, iz_v8_of(v[w], j), g);
-            p[j] = iz_adam_p(&k, master_of(r, halves, at, j % 2), mj, vj);
-            to->m[j][w] = mj;
-            to->v[j][w] = vj;
-        }
-        keep_master(r, halves, w, p[0], p[1]);
-        keep_master(r, halves, w + WORDS, p[2], p[3]);
-    }
-    *m_power = (uint8_t)block_power(to->m[0], false);
-    *v_power = (uint8_t)block_power(to->v[0], true);
-    to->by_m = iz_code_inverse(*m_power);
-    to->by_v = iz_code_inverse(*v_power);
-}
-
-IZ_INLINE void keep_8(word *restrict m, word *restrict v,
-                      const struct fresh *from, uint32_t h)
-{
-    float by_m = from->by_m, by_v = from->by_v;
-    for (int w = 0; w < WORDS; w++) {
-        uint32_t to_m = 0, to_v = 0;
-        for (int j = 0; j < 4; j++) {
-            uint32_t x = iz_random(h, (uint32_t)iz_code_place(w, j));
-            uint32_t m_noise = iz_noise(x, IZ_CODE_CUT, false);
-            uint32_t v_noise = iz_noise(x, IZ_CODE_CUT, true);
-            to_m |= iz_code_byte(iz_m8_random(from->m[j][w], by_m, m_noise), j);
-            to_v |= iz_code_byte(iz_v8_random(from->v[j][w], by_v, v_noise), j);
-        }
-        m[w] = to_m;
-        v[w] = to_v;
-    }
+    struct odds odd;
+    for (uint32_t i = 0; i < BLOCK; i++)
+        odd.half[i % 2][i / 2] = iz_odd_of(i);
+    return odd;
 }
 
 /* The block at element b. */
@@ -214,43 +147,120 @@ IZ_INLINE struct row row_of(const struct iz_streams *s, float *buf, int64_t b,
         .g16 = wide ? NULL : (const word *)((const uint16_t *)s->g + b)};
 }
 
+IZ_INLINE void adam_16(const struct iz_adam_consts *c,
+                       const struct iz_streams *s, int64_t n, bool halves,
+                       bool wide)
+{
+    const struct iz_adam_consts k = *c;
+    const struct odds odd = all_odds();
+    float buf[BLOCK];
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        struct row r = row_of(s, buf, b, halves, wide);
+        word *m = (word *)(s->code[0] + 2 * b);
+        word *v = (word *)(s->code[1] + 2 * b);
+        uint32_t h = iz_block_bits(s->key, s->first + b);
+#pragma omp simd
+        for (int w = 0; w < BLOCK / 2; w++) {
+            uint32_t to_m[2], to_v[2];
+            float p[2];
+            for (int j = 0; j < 2; j++) {
+                uint32_t x = h * odd.half[j][w];
+                float g = gradient_of(&r, wide, w, j) * k.scale;
+                float mj = iz_adam_m(&k, half_of(m[w], j), g);
+                float vj = iz_adam_v(&k, half_of(v[w], j), g);
+                p[j] = iz_adam_p(&k, master_of(&r, halves, w, j), mj, vj);
+                to_m[j] = iz_bf16_random(mj, iz_noise(x, 16, false));
+                to_v[j] = iz_bf16_random(vj, iz_noise(x, 16, true));
+            }
+            m[w] = upper_halves(to_m[0], to_m[1]);
+            v[w] = upper_halves(to_v[0], to_v[1]);
+            keep_master(&r, halves, w, p[0], p[1]);
+        }
+        if (!halves)
+            copy_out(s, b, BLOCK);
+    }
+}
+
+/* A block's new states, still in fp32, and the inverses of their units. */
+struct fresh {
+    _Alignas(64) float m[4][WORDS];
+    _Alignas(64) float v[4][WORDS];
+    float by_m, by_v;
+};
+
+/* The unit of a block goes into the factor of its old state: the product of
+ * both is exact. */
+IZ_INLINE void adam_block_8(const struct iz_adam_consts *c,
+                            const struct iz_streams *s, int64_t b, bool halves,
+                            bool wide, struct fresh *to)
+{
+    struct iz_adam_consts k = *c;
+    float buf[BLOCK];
+    struct row r = row_of(s, buf, b, halves, wide);
+    const word *m = (const word *)(s->code[0] + b);
+    const word *v = (const word *)(s->code[1] + b);
+    uint8_t *m_power = s->power[0] + b / BLOCK;
+    uint8_t *v_power = s->power[1] + b / BLOCK;
+    k.beta1 *= iz_code_unit(*m_power);
+    k.beta2 *= iz_code_unit(*v_power);
+#pragma omp simd
+    for (int w = 0; w < WORDS; w++) {
+        float p[4];
+        for (int j = 0; j < 4; j++) {
+            int at = w + j / 2 * WORDS;
+            float g = gradient_of(&r, wide, at, j % 2) * k.scale;
+            float mj = iz_adam_m(&k, iz_m8_of(m[w], j), g);
+            float vj = iz_adam_v(&k, iz_v8_of(v[w], j), g);
+            p[j] = iz_adam_p(&k, master_of(&r, halves, at, j % 2), mj, vj);
+            to->m[j][w] = mj;
+            to->v[j][w] = vj;
+        }
+        keep_master(&r, halves, w, p[0], p[1]);
+        keep_master(&r, halves, w + WORDS, p[2], p[3]);
+    }
+    if (!halves)
+        copy_out(s, b, BLOCK);
+    *m_power = (uint8_t)block_power(to->m[0], false);
+    *v_power = (uint8_t)block_power(to->v[0], true);
+    to->by_m = iz_code_inverse(*m_power);
+    to->by_v = iz_code_inverse(*v_power);
+}
+
+IZ_INLINE void keep_8(const struct iz_streams *s, int64_t b,
+                      const struct odds *odd, const struct fresh *from)
+{
+    word *m = (word *)(s->code[0] + b), *v = (word *)(s->code[1] + b);
+    float by_m = from->by_m, by_v = from->by_v;
+    uint32_t h = iz_block_bits(s->key, s->first + b);
+#pragma omp simd
+    for (int w = 0; w < WORDS; w++) {
+        uint32_t to_m = 0, to_v = 0;
+        for (int j = 0; j < 4; j++) {
+            uint32_t x = h * odd->half[j % 2][w + j / 2 * WORDS];
+            uint32_t m_noise = iz_noise(x, IZ_CODE_CUT, false);
+            uint32_t v_noise = iz_noise(x, IZ_CODE_CUT, true);
+            to_m |= iz_code_byte(iz_m8_random(from->m[j][w], by_m, m_noise), j);
+            to_v |= iz_code_byte(iz_v8_random(from->v[j][w], by_v, v_noise), j);
+        }
+        m[w] = to_m;
+        v[w] = to_v;
+    }
+}
+
 /* The codes of a block are made while the next one is updated: they wait for
  * its largest number. */
 IZ_INLINE void adam_8(const struct iz_adam_consts *k,
                       const struct iz_streams *s, int64_t n, bool halves,
                       bool wide)
 {
-    uint8_t *m = s->code[0], *v = s->code[1];
+    const struct odds odd = all_odds();
     struct fresh fresh[2];
-    float buf[BLOCK];
-    for (int64_t b = 0; b <= n; b += BLOCK) {
-        int64_t i = b / BLOCK, last = b - BLOCK;
-        if (b < n) {
-            struct row r = row_of(s, buf, b, halves, wide);
-            adam_block_8(k, &r, halves, wide, (word *)(m + b), s->power[0] + i,
-                         (word *)(v + b), s->power[1] + i, &fresh[i % 2]);
-            if (!halves)
-                copy_out(s, b, BLOCK);
-        }
-        if (b > 0)
-            keep_8((word *)(m + last), (word *)(v + last), &fresh[(i + 1) % 2],
-                   iz_block_bits(s->key, s->first + last));
+    adam_block_8(k, s, 0, halves, wide, &fresh[0]);
+    for (int64_t b = BLOCK; b < n; b += BLOCK) {
+        adam_block_8(k, s, b, halves, wide, &fresh[b / BLOCK % 2]);
+        keep_8(s, b - BLOCK, &odd, &fresh[1 - b / BLOCK % 2]);
     }
-}
-
-IZ_INLINE void adam_16(const struct iz_adam_consts *k,
-                       const struct iz_streams *s, int64_t n, bool halves,
-                       bool wide)
-{
-    uint16_t *m = (uint16_t *)s->code[0], *v = (uint16_t *)s->code[1];
-    float buf[BLOCK];
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        struct row r = row_of(s, buf, b, halves, wide);
-        adam_block_16(k, &r, halves, wide, (word *)(m + b), (word *)(v + b),
-                      iz_block_bits(s->key, s->first + b));
-        if (!halves)
-            copy_out(s, b, BLOCK);
-    }
+    keep_8(s, n - BLOCK, &odd, &fresh[(n / BLOCK + 1) % 2]);
 }
 
 IZ_INLINE void adam_by_master(const struct iz_adam_consts *k,
@@ -267,6 +277,7 @@ IZ_INLINE void adam_by_master(const struct iz_adam_consts *k,
         adam_16(k, s, n, false, wide);
 }
 
+/* n > 0. */
 static void adam_coded(const struct iz_adam_consts *k,
                        const struct iz_streams *streams, int64_t n)
 {

@@ -64,6 +64,8 @@ struct iz_simd {
     /* Whole blocks of nf4.h: codes, and scales in fp32. */
     void (*store_4)(uint8_t *y, float *scale, const float *x, int64_t n);
     void (*load_4)(float *y, const uint8_t *x, const float *scale, int64_t n);
+    void (*load_4_to_16)(uint16_t *y, enum iz_dtype type, const uint8_t *x,
+                         const float *scale, int64_t n);
 };
 
 enum { IZ_NORMAL_BLOCK = 256 }; /* normal numbers generated at a time */

@@ -118,7 +118,7 @@ static int64_t update_blocks(const struct iz_update *u,
     int64_t end = s->end < u->n ? s->end : u->n;
     int64_t n = (end - i) / IZ_MOMENT_BLOCK * IZ_MOMENT_BLOCK;
     struct iz_streams t = streams_of(u, i);
-    if (u->type == IZ_MOMENT_F32 || !k || (u->at + i) % IZ_MOMENT_BLOCK)
+    if (u->type == IZ_MOMENT_F32 || !k || (u->at + i) % IZ_MOMENT_BLOCK || !n)
         return 0;
     t.p = u->lower ? NULL : u->p + i;
     t.lower = u->lower ? u->lower + i : NULL;

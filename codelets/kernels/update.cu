@@ -288,7 +288,7 @@ struct bf16 {
     {
         uint32_t c[PER_THREAD];
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t random = iz_random(h, place_in_block() + j);
+            uint32_t random = h * iz_odd_of(place_in_block() + j);
             uint32_t noise = iz_noise(random, 16, k.state[s].positive);
             c[j] = iz_bf16_random(x[j], noise) >> 16;
         }
@@ -347,7 +347,7 @@ struct fp8 {
         if (!mine)
             return;
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t noise = iz_noise(iz_random(h, place_in_block() + j),
+            uint32_t noise = iz_noise(h * iz_odd_of(place_in_block() + j),
                                       IZ_CODE_CUT, positive);
             uint32_t one = positive ? iz_v8_random(x[j], inverse, noise)
                                     : iz_m8_random(x[j], inverse, noise);
