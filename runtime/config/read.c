@@ -475,7 +475,15 @@ static void note_value(FILE *notes, const struct iz_config_file *file,
     iz_config_value(notes, k, file);
 }
 
-/* A ratio is chosen when the memory is known; the plan's table has it. */
+/* What the plan chooses, whose table has it. */
+static bool is_planned(const struct iz_config_file *file, const char *key)
+{
+    return !strcmp(key, "zero_optimization.offload_optimizer.ratio") ||
+           (file->c.cut_auto &&
+            iz_word_among(key, "train_micro_batch_size_per_gpu|"
+                               "gradient_accumulation_steps"));
+}
+
 static void print_notes(FILE *notes, const struct iz_config_file *file,
                         bool optimizer, const char *ignored)
 {
@@ -485,7 +493,7 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
     const char *before = "config: \"auto\" stands for ";
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
         if (file->given[k - iz_config_keys] == IZ_GIVEN_AUTO &&
-            strcmp(k->name, "zero_optimization.offload_optimizer.ratio")) {
+            !is_planned(file, k->name)) {
             note_value(notes, file, k, before);
             before = ", ";
         }

@@ -37,6 +37,7 @@ struct run {
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;
+    struct iz_rate rate[IZ_RATES]; /* that choices are made by; 0: not known */
     int64_t free_bytes, reserve_bytes; /* that made limit.host; see memory.h */
     struct iz_data *data;
     struct iz_engine *e;

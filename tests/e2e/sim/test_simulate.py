@@ -460,6 +460,25 @@ def test_a_ratio_relieves_the_host(simulate):
     assert abs(came - 7 * elements() - stages + buffer) <= 8 * chunk
 
 
+@pytest.mark.parametrize("gpu, ranks, micro, accum, param, ratio, schedule", [
+    ("h200-141", 1, 16, 1, "none", 0.5, "breadth_first"),
+    ("h200-141", 1, 4, 4, "cpu", 0.5, "depth_first"),
+    ("v100-32-dgx2", 1, 2, 4, "cpu", 0.5, "breadth_first"),
+    ("h100-80-dgx", 8, 8, 1, "cpu", 1, "breadth_first")])
+def test_a_step_takes_what_the_plan_predicts(gpu, ranks, micro, accum, param, ratio,
+                                             schedule):
+    """Choices are made by it.  Limited by the optimizer, compute, link and host."""
+    s = simulate_file(
+        run.ROOT / "configs/gpt2-7b.json", "model.layers=8", "run.schedule=" + schedule,
+        f"train_micro_batch_size_per_gpu={micro}", f"gradient_accumulation_steps={accum}",
+        f"train_batch_size={micro * accum * ranks}",
+        f"zero_optimization.offload_optimizer.ratio={ratio}",
+        f"zero_optimization.offload_param.device={param}",
+        *(("bf16.enabled=false", "fp16.enabled=true") if gpu[0] == "v" else ()),
+        ranks=ranks, machine=MACHINES / f"{gpu}.json")
+    assert s["predicted_s"] == pytest.approx(s["step_s"], rel=0.05)
+
+
 def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):
     """Each has a buffer for the parameters that go up, so that it takes no
     longer than with parameters on the host."""

@@ -293,7 +293,7 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
     for (int i = 0; i < 4; i++) {
         struct iz_limits l = {.host = cases[i].host};
         c.run.sum_order = IZ_SUM_AUTO;
-        iz_plan_choose(&c, model, 2, 0, &target2, &l, NULL, NULL);
+        choose(&c, 2, &target2, l, 1e11);
         assert_int_equal(c.run.sum_order, cases[i].order);
     }
 }
@@ -311,7 +311,7 @@ static int64_t logits_chosen(struct iz_config c, int64_t device,
                              const struct iz_target *t)
 {
     struct iz_limits l = {.host = INT64_MAX, .device = device};
-    iz_plan_choose(&c, model, 1, 0, t, &l, NULL, NULL);
+    choose(&c, 1, t, l, 1e11);
     return c.run.gpu_logits_bytes;
 }
 
