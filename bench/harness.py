@@ -2,12 +2,14 @@
 """What all measurements share: figures with their spread, the machine, programs,
 training runs and simulations.  A case is a module of bench/cases with ABOUT and
 run(bench)."""
+import concurrent.futures
 import contextlib
 import ctypes
 import json
 import os
 import pathlib
 import platform
+import random
 import re
 import shutil
 import signal
@@ -103,11 +105,11 @@ def end(p, send=os.killpg):
 
 
 def text_file(folder):
-    """A text to train on; the loss does not matter here."""
+    """A text to train on, the same everywhere."""
     path = folder / "text"
     if not path.exists():
         words = "the of and to in that is was he for it with as his on be at by".split()
-        path.write_text(" ".join(words[i * i % 18] for i in range(700000)))
+        path.write_text(" ".join(random.Random(1).choices(words, k=700000)))
     return path
 
 
@@ -137,7 +139,7 @@ def json_lines(path):
 def settings(changes):
     """Options of the program that set keys of its config."""
     return [x for k, v in changes.items()
-            for x in ("--set", f"{k}={v if isinstance(v, str) else json.dumps(v)}")]
+            for x in ("--set", f"{k}={v if isinstance(v, (str, pathlib.Path)) else json.dumps(v)}")]
 
 
 def refusal(text):
@@ -147,11 +149,14 @@ def refusal(text):
 
 
 def simulate(config, machine, *options):
-    """What tools/simulate finds of a config; with --plan nothing.  None where it does
-    not fit."""
+    """What tools/simulate finds of a config, on the machine of a file or of a dict; with
+    --plan nothing.  None where it does not fit."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "config.json"
         path.write_text(json.dumps(config))
+        if isinstance(machine, dict):
+            described, machine = machine, pathlib.Path(folder) / "machine.json"
+            machine.write_text(json.dumps(described))
         r = subprocess.run([ROOT / "tools/simulate", path, "--machine", machine,
                             *map(str, options)], text=True, capture_output=True,
                            check=False)
@@ -162,6 +167,28 @@ def simulate(config, machine, *options):
                            f"exit status {r.returncode}")
     return {} if "--plan" in options else json.loads(
         r.stdout.strip().splitlines()[-1])["simulation"]
+
+
+RECORDED = ("step_s", "forward_s", "backward_s", "optimizer_s")
+
+
+def recorded(path):
+    """(row, measured, simulated) of every row of a record's simulated.json, which says
+    what the figures are; measured: RECORDED, as if the head had been padded."""
+    record = json.loads(pathlib.Path(path).read_text())
+    machine = json.loads((ROOT / f"configs/machines/{record['machine']}.json").read_text())
+
+    def one(row):
+        found = simulate(record["configs"][row["config"]],
+                         {**machine, **record["rates"], **row.get("rates", {})},
+                         *(x for k, v in row["sets"].items()
+                           for x in ("--set", f"{k}={json.dumps(v)}")))
+        head = row.get("head_s", 0)
+        return row, {k: row[k] - (head if k in ("step_s", "backward_s") else 0)
+                     for k in RECORDED}, found
+
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(one, record["rows"]))
 
 
 class Absent(Exception):

@@ -33,6 +33,8 @@ enum { N = 1 << 24, PIECE = 1 << 19, PIECES = N / PIECE, PAIRS_MAX = 1 << 14 };
 struct buffers {
     float *p, *m, *v, *g;
     uint16_t *out, *half; /* written by copies; gradients in 16 bits */
+    uint16_t *lower;      /* of masters in halves, with `out` */
+    uint16_t *coded[2];   /* m and v in fewer bytes */
 };
 
 struct kernel;
@@ -44,13 +46,16 @@ struct kernel {
     on_a_piece *limit, *run;
     enum iz_dtype in, out; /* of the gradient, of the copy: fp32 for none */
     enum iz_moment_type moments;
+    bool halves; /* the master */
     enum iz_quant quant;
 };
 
 static struct buffers kernels_at(const struct buffers *b, int64_t i)
 {
-    return (struct buffers){b->p + i, b->m + i,   b->v + i,
-                            b->g + i, b->out + i, b->half + i};
+    return (struct buffers){b->p + i,     b->m + i,
+                            b->v + i,     b->g + i,
+                            b->out + i,   b->half + i,
+                            b->lower + i, {b->coded[0] + i, b->coded[1] + i}};
 }
 
 /* ---- limits: the same streams, next to no arithmetic ---- */
@@ -175,6 +180,7 @@ static const void *gradient(const struct buffers *b, const struct kernel *k)
 static void run_adam(const struct buffers *b, const struct kernel *k)
 {
     struct iz_alike all = iz_alike_of(&options);
+    bool coded = k->moments != IZ_MOMENT_F32;
     iz_update(&(struct iz_update){.optimizer = options.hyper.type,
                                   .type = k->moments,
                                   .key = 1,
@@ -182,8 +188,10 @@ static void run_adam(const struct buffers *b, const struct kernel *k)
                                   .out_type = k->out,
                                   .n = PIECE,
                                   .room = PIECE,
-                                  .p = b->p,
-                                  .state = {b->m, b->v},
+                                  .p = k->halves ? NULL : b->p,
+                                  .lower = k->halves ? b->lower : NULL,
+                                  .state = {coded ? (void *)b->coded[0] : b->m,
+                                            coded ? (void *)b->coded[1] : b->v},
                                   .g = gradient(b, k),
                                   .out = k->out == IZ_F32 ? NULL : b->out,
                                   .span = &all,
@@ -195,6 +203,7 @@ static void run_adam_wide(const struct buffers *b, const struct kernel *k)
 {
     struct kernel wide = *k;
     wide.moments = IZ_MOMENT_F32;
+    wide.halves = false;
     run_adam(b, &wide);
 }
 
@@ -262,10 +271,14 @@ static const struct kernel kernels[] = {
     {"adam fp16 gradient and copy", 28, limit_adam, run_adam, .in = IZ_F16,
      .out = IZ_F16},
     /* Of these the limit is Adam with m and v in fp32. */
-    {"m and v bf16 against adam", 20, run_adam_wide, run_adam,
+    {"m, v bf16 against adam", 20, run_adam_wide, run_adam,
      .moments = IZ_MOMENT_BF16},
-    {"m and v fp8 against adam", 16, run_adam_wide, run_adam,
+    {"m, v fp8 against adam", 16, run_adam_wide, run_adam,
      .moments = IZ_MOMENT_FP8},
+    {"m, v bf16, master in halves", 18, run_adam_wide, run_adam, .in = IZ_BF16,
+     .out = IZ_BF16, .moments = IZ_MOMENT_BF16, .halves = true},
+    {"m, v fp8, master in halves", 14, run_adam_wide, run_adam, .in = IZ_BF16,
+     .out = IZ_BF16, .moments = IZ_MOMENT_FP8, .halves = true},
     {"fp32 to bf16", 6, limit_to_16, run_to_16, .out = IZ_BF16},
     {"bf16 to fp32", 6, limit_widen, run_widen, .in = IZ_BF16},
     {"fp32 to fp16", 6, limit_to_16, run_to_16, .out = IZ_F16},
@@ -319,8 +332,10 @@ static void *pages(size_t bytes)
 static struct buffers kernels_fill(void)
 {
     const size_t bytes = (size_t)N * 4;
-    struct buffers b = {pages(bytes), pages(bytes),     pages(bytes),
-                        pages(bytes), pages(bytes / 2), pages(bytes / 2)};
+    struct buffers b = {pages(bytes),     pages(bytes),
+                        pages(bytes),     pages(bytes),
+                        pages(bytes / 2), pages(bytes / 2),
+                        pages(bytes / 2), {pages(bytes / 2), pages(bytes / 2)}};
     iz_flat_normal(b.p, N, 1, 1, 0, 1.0f);
     iz_flat_normal(b.g, N, 1, 2, 0, 1.0f);
     return b;
@@ -389,6 +404,9 @@ static void time_kernel(struct worker *w, const struct kernel *k,
     double end = bench_now_s() + t->seconds;
     int n = 0;
     iz_cast(b->half, k->in == IZ_F32 ? IZ_BF16 : k->in, b->g, IZ_F32, N);
+    for (int i = 0; i < 2; i++)
+        memset(b->coded[i], 0, (size_t)N * 2);
+    iz_split(b->out, b->lower, b->p, N);
     do {
         int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
         limit[n] = timed(t, k->limit, k, kernels_at(b, i * PIECE));

@@ -78,8 +78,10 @@ static const struct op {
     enum call call;
     int in, out;
     /* On a GPU alone: db by the library's epilogue, not by a kernel of ours;
-     * attention by cuDNN. */
+     * attention by cuDNN, its backward with scratch for so many samples more.
+     */
     bool fused_db, cudnn;
+    int more;
 } ops[] = {
     {"layernorm", .call = NORM},
     {"layernorm again", .call = NORM_AGAIN},
@@ -92,6 +94,8 @@ static const struct op {
     {"attention by cuDNN", ATTENTION, .cudnn = true},
     {"attention backward", .call = ATTENTION_BWD},
     {"attn backward by cuDNN", ATTENTION_BWD, .cudnn = true},
+    {"the same, 4 at once", ATTENTION_BWD, .cudnn = true, .more = 3},
+    {"the same, 16 at once", ATTENTION_BWD, .cudnn = true, .more = 15},
     {"c_proj [C,C]", PRODUCT, .in = 1, .out = 1},
     {"c_proj da", PRODUCT_DA, .in = 1, .out = 1},
     {"c_proj dw", PRODUCT_DW, .in = 1, .out = 1},
@@ -236,18 +240,25 @@ static void run_op(void *arg, int i)
     call_op(j, j->op, &j->t[i % j->sets]);
 }
 
-/* The largest scratch of an op, from dry runs. */
-static int64_t scratch_bytes(struct job *j)
+/* Scratch of j->op, from a dry run. */
+static int64_t scratch_bytes(struct job j)
+{
+    struct iz_attention a = attention_of(&j, &j.t[0]);
+    j.x = iz_exec_dry(j.bench->backend, j.bench->act);
+    j.x.capability = j.bench->capability;
+    j.x.logits_bytes = BENCH_LOGITS_BYTES;
+    run_op(&j, 0);
+    return j.x.work.peak +
+           (j.op->more ? iz_cudnn_bwd_bytes(j.op->more, a.seq, a.heads, a.heads,
+                                            a.o.cols / a.heads)
+                       : 0);
+}
+
+static int64_t scratch_most(struct job *j)
 {
     int64_t most = 0;
-    for (int i = 0; i < OPS; i++) {
-        j->x = iz_exec_dry(j->bench->backend, j->bench->act);
-        j->x.capability = j->bench->capability;
-        j->x.logits_bytes = BENCH_LOGITS_BYTES;
-        j->op = &ops[i];
-        run_op(j, 0);
-        most = max64(most, j->x.work.peak);
-    }
+    for (j->op = ops; j->op < ops + OPS; j->op++)
+        most = max64(most, scratch_bytes(*j));
     return most;
 }
 
@@ -282,7 +293,7 @@ static void prepare(struct job *j, char *mem, int64_t bytes)
 }
 
 /* What cuDNN cannot do here is left out, and said. */
-static bool left_out(struct job *j)
+static bool left_out(struct job *j, int64_t scratch)
 {
     if (j->bench->backend == IZ_CPU)
         return j->op->cudnn || j->op->fused_db;
@@ -293,7 +304,8 @@ static bool left_out(struct job *j)
         return false;
     asking.ask = &why;
     if (!iz_cudnn_missing() &&
-        iz_attention_ask_cudnn(&asking, &a, j->op->call == ATTENTION_BWD))
+        iz_attention_ask_cudnn(&asking, &a, j->op->call == ATTENTION_BWD,
+                               scratch))
         return false;
     if (why.why[0])
         fprintf(stderr, "left out: %s: %s\n", j->op->name, why.why);
@@ -306,11 +318,14 @@ static void time_ops(struct bench *b, struct job *j, int64_t m, char *mem,
     struct iz_exec x = j->x;
     for (int i = 0; i < OPS; i++) {
         j->op = &ops[i];
-        if (left_out(j) || b->skip-- > 0)
+        int64_t scratch = scratch_bytes(*j);
+        if (left_out(j, scratch) || b->skip-- > 0)
             continue;
         prepare(j, mem, bytes);
+        j->x.work.size = scratch;
         double s = bench_time(b, run_op, j);
         j->x = x; /* one call's counts */
+        j->x.work.size = scratch;
         run_op(j, 0);
         bench_wait(b->stream);
         op_show(b, j, m, s);
@@ -332,7 +347,7 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
                     .x = iz_exec_dry(b->backend, b->act),
                     .sets = sets_of(b, m, model->width),
                     .loss = (double *)bench_pinned(b, 8)};
-    int64_t bytes = take_all(&j, m, NULL), scratch = scratch_bytes(&j);
+    int64_t bytes = take_all(&j, m, NULL), scratch = scratch_most(&j);
     char *mem = bench_device(b, bytes + scratch);
     printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
            (long long)m, j.sets, iz_mib(bytes + scratch));

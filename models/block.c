@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "models/experts_units.h"
 #include "models/parts.h"
+#include "models/passed.h"
 
 /* Whether the unit ends with the router of its block. */
 static bool routes_only(const struct iz_layer *a)

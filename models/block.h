@@ -7,6 +7,7 @@
  * values; gate, up. */
 #pragma once
 
+#include <math.h>
 #include <stdbool.h>
 
 #include "codelets/ops/ops.h"
@@ -36,7 +37,10 @@ struct iz_block_names {
 
 /* Of initial weights before a residual addition, so that the sum over all of
  * them keeps its variance. */
-float iz_block_residual(const struct iz_block *b);
+static inline float iz_block_residual(const struct iz_block *b)
+{
+    return IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
+}
 
 /* Of the last unit: weight and, but with llama, bias of its norm; then a matrix
  * of a row per class.  A list without that has the embedding's. */

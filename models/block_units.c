@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The units of a transformer and their parameters; see block.h. */
-#include <math.h>
 #include <stdio.h>
 
 #include "models/block_parts.h"
 #include "models/experts_units.h"
 #include "models/parts.h"
+#include "models/passed.h"
 
 static int embed_open(struct iz_unit *u, const struct iz_block *b,
                       const struct iz_ends *ends)
@@ -64,11 +64,6 @@ static int add_part(struct iz_param *list, int n, const struct iz_block *b,
     if (!b->llama)
         list[n++] = vector(full, p->out, IZ_INIT_ZERO);
     return n;
-}
-
-float iz_block_residual(const struct iz_block *b)
-{
-    return IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
 }
 
 static int add_block(struct iz_unit *u, const struct iz_block *b,

@@ -3,55 +3,8 @@
  * channels of an expert. */
 #include "models/experts_units.h"
 
-#include <math.h>
-
 #include "models/parts.h"
-
-/* ---- what is handed over ---- */
-
-/* Numbers of 4 bytes have room for two elements, which may have 2 each. */
-int64_t iz_passed_len(const struct iz_block *b)
-{
-    const struct iz_experts *c = &b->experts;
-    int64_t of_row = 2 * (int64_t)b->width + 2 * 3 * c->per_token;
-    return b->seq * of_row + 2 * (int64_t)c->n;
-}
-
-/* The next part of v, from byte *at on. */
-static struct iz_view next(struct iz_view v, int64_t *at, enum iz_dtype type,
-                           int64_t rows, int64_t cols)
-{
-    struct iz_view out = {.p = v.p ? (char *)v.p + *at : NULL,
-                          .dtype = type,
-                          .rows = rows,
-                          .cols = cols};
-    *at += iz_view_bytes(out);
-    return out;
-}
-
-struct iz_passed iz_passed_of(const struct iz_block *b, struct iz_view v,
-                              bool whole)
-{
-    int64_t at = 0, k = b->experts.per_token, m = v.rows * b->seq;
-    struct iz_passed p = {.c = next(v, &at, v.dtype, m, b->width)};
-    if (!whole)
-        return p;
-    p.h = next(v, &at, v.dtype, m, b->width);
-    p.r.weight = next(v, &at, IZ_F32, m, k);
-    p.r.place = next(v, &at, IZ_I32, m, k);
-    p.r.chosen = next(v, &at, IZ_I32, m, k);
-    p.r.end = next(v, &at, IZ_I32, 1, b->experts.n);
-    return p;
-}
-
-void iz_routes_copy(struct iz_exec *x, const struct iz_routes *to,
-                    const struct iz_routes *from)
-{
-    iz_copy(x, to->weight, from->weight);
-    iz_copy(x, to->place, from->place);
-    iz_copy(x, to->chosen, from->chosen);
-    iz_copy(x, to->end, from->end);
-}
+#include "models/passed.h"
 
 /* ---- a unit ---- */
 
@@ -103,8 +56,8 @@ static struct far far_of(const struct iz_layer *a)
 {
     const struct iz_block *b = a->self;
     int64_t at = 0, k = b->experts.per_token, m = a->far.rows * b->seq;
-    struct far f = {.weight = next(a->far, &at, IZ_F32, m, k)};
-    f.rows = next(a->far, &at, a->far.dtype, k * m, b->width);
+    struct far f = {.weight = next_view(a->far, &at, IZ_F32, m, k)};
+    f.rows = next_view(a->far, &at, a->far.dtype, k * m, b->width);
     return f;
 }
 

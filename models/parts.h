@@ -19,6 +19,19 @@ static inline struct iz_view tokens(struct iz_view v, int width)
     return v;
 }
 
+/* The next part of v, from byte *at on. */
+static inline struct iz_view next_view(struct iz_view v, int64_t *at,
+                                       enum iz_dtype type, int64_t rows,
+                                       int64_t cols)
+{
+    struct iz_view out = {.p = v.p ? (char *)v.p + *at : NULL,
+                          .dtype = type,
+                          .rows = rows,
+                          .cols = cols};
+    *at += iz_view_bytes(out);
+    return out;
+}
+
 /* The gradient of parameter i of the unit; absent in forward. */
 static inline struct iz_view gradient(const struct iz_layer *a, int i)
 {

@@ -21,12 +21,15 @@ def symbols(library):
 
 
 def file_of(member):
-    """codelets_task_run.c.o: codelets/task/run.c, where the tree has it."""
+    """codelets_task_run.c.o: codelets/task/run.c; of a library whose build file is in
+    a folder of its own, block.c.o: models/block.c, and flat.cu.o:
+    codelets/kernels/flat.cu.  None where the tree has no such file."""
     parts = pathlib.Path(member).name.removesuffix(".o").split("_")
-    for cut in range(1, 4):
-        path = "/".join(parts[:cut]) + "/" + "_".join(parts[cut:])
-        if pathlib.Path(path).is_file():
-            return path
+    for cut in range(4):
+        path = "/".join([*parts[:cut], "_".join(parts[cut:])])
+        for folder in (".", "models", "codelets/kernels"):
+            if (pathlib.Path(folder) / path).is_file():
+                return str(pathlib.Path(folder) / path)
     return None
 
 
@@ -37,7 +40,7 @@ def calls(libraries):
         for member, letter, name in symbols(library):
             path = file_of(member)
             if not path:
-                continue
+                sys.exit(f"{library}: which file of the tree is {member}?")
             if letter == "U":
                 wanted.setdefault(path, set()).add(name)
             elif letter in "TDBRC":

@@ -288,7 +288,7 @@ static int measure_gpu(struct gpu *g)
                                    .size = INT64_C(2) << 30};
         if (!x.work.base)
             return -ENOMEM;
-        g->flops[t] = iz_gemm_rate_cuda(&x, 8192, 8192, 8192, 0.5);
+        g->flops[t] = iz_gemm_rate_cuda(&x, 8192, 8192, 8192, SECONDS);
         iz_device_give(x.work.base);
     }
     iz_cuda_close(&x.cuda);

@@ -89,6 +89,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
     c->model_text = iz_json_dump(json_object_get(c->index->root, "model"));
     c->k.model_text = c->model_text;
     c->k.optimizer = iz_json_text_of(c->index->root, "optimizer");
+    c->k.rounding = iz_json_text_of(c->index->root, "rounding");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
         return -ENOMEM;
     describe_parts(c, name);

@@ -4,9 +4,10 @@
 
 Trains the GPT of models/gpt2.c with PyTorch, or under torchrun on N ranks with DeepSpeed's
 ZeRO-3 or PyTorch's fully_shard: the same shapes, AdamW, gradient clipping, random tokens,
-fp32.  bf16: autocast to it (eager, compile).  cuda (deepspeed, fsdp2): bf16 with fp32
-states, parameters and states on the host, activations recomputed.  Rank 0 prints a JSON
-object: seconds of each step, and versions.
+fp32.  bf16: autocast to it (eager, compile).  cuda: on a GPU; with deepspeed and fsdp2 in
+bf16 with fp32 states, parameters and states on the host, activations recomputed.  Rank 0
+prints a JSON object: seconds of each step, number of parameters, GiB of the GPU, and
+versions.
 """
 import json
 import math
@@ -72,7 +73,7 @@ def step_of(model, parameters, options, autocast=False):
     adam = torch.optim.AdamW(parameters, lr=3e-4, **options)
 
     def step(x, y):
-        with torch.autocast("cpu", torch.bfloat16, autocast):
+        with torch.autocast(x.device.type, torch.bfloat16, autocast):
             loss = model(x, y)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -84,7 +85,10 @@ def step_of(model, parameters, options, autocast=False):
 
 def with_torch(model, batch, flags):
     version = [int(n) for n in re.findall(r"\d+", torch.__version__)[:2]]
-    called = torch.compile(model) if "compile" in flags else model
+    called = torch.compile(model) if "compile" in flags and "cuda" not in flags else model
+    if called is model and "compile" in flags:  # whole, 48 layers take minutes
+        for block in model.blocks:
+            block.compile()
     return step_of(called, list(model.parameters()),
                    {"fused": True} if version >= [2, 4] else {},
                    "bf16" in flags), torch.__version__
@@ -140,7 +144,12 @@ def main():
         torch.cuda.set_device(device)
     if sharded:  # of what is on the host, norms are gathered there
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    step, version = MAKE[kind](GPT(*shape, recompute=cuda), batch, flags)
+    with torch.device(device):  # where numbers are made fast
+        model = GPT(*shape, recompute=sharded and cuda)
+    if sharded:
+        model = model.to("cpu")
+    parameters = sum(p.numel() for p in model.parameters())
+    step, version = MAKE[kind](model, batch, flags)
     seconds = []
     for _ in range(steps):
         x = torch.randint(shape[4], (batch, shape[3] + 1), device=device)
@@ -154,6 +163,9 @@ def main():
     if not sharded or dist.get_rank() == 0:
         print("\n" + json.dumps({"seconds": seconds, "version": version,
                                  "torch": torch.__version__,
+                                 "parameters": parameters,
+                                 "gpu_gib": torch.cuda.max_memory_allocated() / 2**30
+                                 if cuda else 0,
                                  "python": sys.version.split()[0],
                                  "loss": float(loss.detach())}))
     if sharded:

@@ -3,12 +3,9 @@
  * otherwise stay subnormal for ever, at a hundred times the cost. */
 #pragma once
 
-#include <float.h>
-#include <math.h>
-
-#include "codelets/base/build.h"
+#include "codelets/flat/half.h"
 
 IZ_EITHER float iz_flush(float x)
 {
-    return fabsf(x) < FLT_MIN ? 0.0f : x;
+    return iz_float_bits(x) & 0x7f800000u ? x : 0.0f;
 }

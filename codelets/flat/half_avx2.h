@@ -20,8 +20,8 @@ static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
                            int64_t n, bool away)
 {
     enum { in_order = 0xd8 }; /* packing keeps the two lanes apart */
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
+    const int64_t whole = n - n % 16;
+    for (int64_t i = 0; i < whole; i += 16) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
         __m256i two = _mm256_packus_epi32(bf16_of(a, away), bf16_of(b, away));
         _mm256_storeu_si256((void *)(y + i),
@@ -31,7 +31,7 @@ static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
             for (int64_t j = i; j < i + 16; j++)
                 y[j] = away ? iz_upper(x[j]) : iz_bf16_round(x[j]);
     }
-    for (; i < n; i++)
+    for (int64_t i = whole; i < n; i++)
         y[i] = away ? iz_upper(x[i]) : iz_bf16_round(x[i]);
 }
 

@@ -344,56 +344,7 @@ static void along(const union iz_consts *k, const struct iz_streams *streams,
     }
 }
 
-/* ---- states in fewer bytes: see moment_code.h ---- */
-
-enum { BLOCK = IZ_MOMENT_BLOCK };
-
-static void store_m16(uint16_t *restrict y, const float *restrict x, int64_t n,
-                      uint64_t key, int64_t first)
-{
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = iz_block_bits(key, first + b);
-        for (int i = 0; i < BLOCK; i++)
-            y[b + i] = iz_bf16_random(x[b + i], iz_random16(h, (uint32_t)i));
-    }
-}
-
-static inline uint32_t block_power(const float *x, uint32_t binades)
-{
-    uint32_t most = 0;
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t u = iz_float_bits(x[i]) & 0x7fffffffu;
-        most = u > most ? u : most;
-    }
-    return iz_block_power(most, binades);
-}
-
-static void load_8(float *restrict y, const uint8_t *restrict x,
-                   const uint8_t *restrict power, int64_t n, bool positive)
-{
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t p = power[b / BLOCK];
-        for (int i = 0; i < BLOCK; i++)
-            y[b + i] =
-                positive ? iz_v8_load(x[b + i], p) : iz_m8_load(x[b + i], p);
-    }
-}
-
-static void store_8(uint8_t *restrict y, uint8_t *restrict power,
-                    const float *restrict x, int64_t n, uint64_t key,
-                    int64_t first, bool positive)
-{
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = iz_block_bits(key, first + b);
-        uint32_t p = block_power(x + b, positive ? IZ_V_BINADES : IZ_M_BINADES);
-        power[b / BLOCK] = (uint8_t)p;
-        for (int i = 0; i < BLOCK; i++) {
-            uint32_t r = iz_random16(h, (uint32_t)i);
-            y[b + i] = positive ? iz_v8_random(x[b + i], p, r)
-                                : iz_m8_random(x[b + i], p, r);
-        }
-    }
-}
+#include "codelets/flat/moment_loops.h"
 
 /* ---- weights in 4 bits: see nf4.h ---- */
 
@@ -471,7 +422,8 @@ const struct iz_simd IZ_SIMD_TABLE = {
             [IZ_OPTIMIZER_DIRECTION] = muon,
             [IZ_OPTIMIZER_ALONG] = along,
         },
-    .store_m16 = store_m16,
+    .adam_coded = adam_coded,
+    .store_16 = store_16,
     .load_8 = load_8,
     .store_8 = store_8,
     .store_4 = store_4,

@@ -44,7 +44,8 @@ void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
     if (x->type == IZ_MOMENT_F32)
         memcpy((float *)x->p + at, in, (size_t)n * sizeof(*in));
     else if (x->type == IZ_MOMENT_BF16)
-        iz_simd()->store_m16((uint16_t *)x->p + at, in, n, key, first);
+        iz_simd()->store_16((uint16_t *)x->p + at, in, n, key, first,
+                            x->which == IZ_MOMENT_V);
     else
         iz_simd()->store_8(codes + at, codes + x->n + at / IZ_MOMENT_BLOCK, in,
                            n, key, first, x->which == IZ_MOMENT_V);

@@ -11,7 +11,9 @@
  * 3 of mantissa; one that is never negative, such as v: 5 and 3.  What is below
  * the smallest m is rounded stochastically to 0 or to it; a v that is not 0
  * stays at least the smallest, or an element would divide by eps.
- * A value that these types hold exactly is stored exactly. */
+ * A value that these types hold exactly is stored exactly.  The codes of a block
+ * are in the order of iz_code_place: neighbours in a word of 32 bits are
+ * neighbours in a word of two bf16, too. */
 #pragma once
 
 #include <stdint.h>
@@ -24,6 +26,10 @@ enum iz_moment_type { IZ_MOMENT_F32, IZ_MOMENT_BF16, IZ_MOMENT_FP8 };
 enum iz_moment { IZ_MOMENT_M, IZ_MOMENT_V }; /* with a sign; without one */
 
 enum { IZ_MOMENT_BLOCK = 64 };
+
+/* What a checkpoint calls the rounding of today: another name with the next
+ * change of its bits. */
+#define IZ_MOMENT_ROUNDING "mul32"
 
 /* An array of n elements: the codes, then in fp8 a byte per block. */
 struct iz_moments {

@@ -12,7 +12,8 @@
 #include "codelets/flat/flat.h"
 #include "codelets/flat/optimizer.h"
 
-/* The arrays of an update, states in fp32; out may be NULL. */
+/* The arrays of an update; out may be NULL.  States are in fp32, or for
+ * adam_coded in whole blocks of moment.h, rounded by (key, first). */
 struct iz_streams {
     float *p, *state[IZ_STATES_MAX];
     float *d; /* Muon's, of matrices */
@@ -20,6 +21,10 @@ struct iz_streams {
     enum iz_dtype g_type;
     void *out;
     enum iz_dtype out_type;
+    uint16_t *lower; /* adam_coded: of the master, whose rest is out; or NULL */
+    uint8_t *code[IZ_STATES_MAX], *power[IZ_STATES_MAX]; /* bf16: no powers */
+    uint64_t key;
+    int64_t first;
 };
 
 /* Buffers do not overlap, but for y = a or y = b in add. */
@@ -46,14 +51,16 @@ struct iz_simd {
     /* n elements by the formula of an optimizer. */
     void (*update[IZ_UPDATES])(const union iz_consts *k,
                                const struct iz_streams *s, int64_t n);
-    /* The arrays of moment.h: bf16; codes and powers of two, of m or, without
-     * a sign, of v. */
-    void (*store_m16)(uint16_t *y, const float *x, int64_t n, uint64_t key,
-                      int64_t first);
+    /* Adam without L2 decay, on whole blocks of states in fewer bytes. */
+    void (*adam_coded)(const struct iz_adam_consts *k,
+                       const struct iz_streams *s, int64_t n);
+    /* The arrays of moment.h: bf16; codes and powers of two; of v or of m. */
+    void (*store_16)(uint16_t *y, const float *x, int64_t n, uint64_t key,
+                     int64_t first, bool v);
     void (*load_8)(float *y, const uint8_t *x, const uint8_t *power, int64_t n,
-                   bool positive);
+                   bool v);
     void (*store_8)(uint8_t *y, uint8_t *power, const float *x, int64_t n,
-                    uint64_t key, int64_t first, bool positive);
+                    uint64_t key, int64_t first, bool v);
     /* Whole blocks of nf4.h: codes, and scales in fp32. */
     void (*store_4)(uint8_t *y, float *scale, const float *x, int64_t n);
     void (*load_4)(float *y, const uint8_t *x, const float *scale, int64_t n);

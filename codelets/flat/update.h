@@ -30,9 +30,9 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
  * begin.  No two buffers overlap.
  *
  * States in fewer bytes (see moment.h) are widened, updated in fp32 and rounded
- * again.  The random bits of the i-th state depend on key + i and on the
- * position; the first element has the position `first`, which differs from
- * `at` by whole blocks.  If only a part of a block is updated, its other
+ * again.  The random bits of a state depend on the key, on the position and on
+ * whether it is an m or a v; the first element has the position `first`, which
+ * differs from `at` by whole blocks.  If only a part of a block is updated, its other
  * elements keep their values.
  *
  * d: of Muon, where the directions of its matrices go; the first element's.

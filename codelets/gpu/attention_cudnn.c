@@ -11,11 +11,12 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/mix.h"
 #include "codelets/gpu/attention_graph.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 
-enum { PLANS = 64, CONFIGS = 8 };
+enum { PLANS = 64, CONFIGS = 8, CHOICES = 16 };
 
 #define ALIGN 256 /* of a workspace */
 
@@ -27,6 +28,7 @@ struct plan {
     struct iz_dnn_set set;
     descriptor plan;
     int64_t bytes;         /* of its workspace */
+    uint64_t kernel;       /* and how it is set */
     struct iz_refusal why; /* it is not possible */
 };
 
@@ -129,7 +131,8 @@ static int64_t planned_bytes(const struct iz_attention_key *k)
 {
     int64_t all = IZ_CUDNN_SCRATCH;
     if (k->back)
-        all = iz_cudnn_bwd_bytes(k->seq, k->heads, k->kv_heads, k->d);
+        all =
+            iz_cudnn_bwd_bytes(k->samples, k->seq, k->heads, k->kv_heads, k->d);
     return all - ALIGN;
 }
 
@@ -158,6 +161,31 @@ static bool build(struct plan *p, descriptor device, descriptor config)
     return false;
 }
 
+/* A number of the library's kernel and how it is set. */
+static uint64_t kernel_of(struct iz_dnn_set *g, descriptor config)
+{
+    descriptor engine = iz_dnn_make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    descriptor choice[CHOICES];
+    int64_t number = 0;
+    for (int i = 0; i < CHOICES; i++)
+        choice[i] = iz_dnn_make(g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    iz_dnn_get(g, config, CUDNN_ATTR_ENGINECFG_ENGINE, IZ_DNN_PART, 1, &engine);
+    iz_dnn_get(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, IZ_DNN_INT, 1,
+               &number);
+    uint64_t kernel = iz_mix((uint64_t)number);
+    int64_t n = iz_dnn_get(g, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                           IZ_DNN_PART, CHOICES, choice);
+    for (int64_t i = 0; i < n; i++) {
+        cudnnBackendKnobType_t knob = CUDNN_KNOB_TYPE_COUNTS;
+        iz_dnn_get(g, choice[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                   CUDNN_TYPE_KNOB_TYPE, 1, &knob);
+        iz_dnn_get(g, choice[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, IZ_DNN_INT,
+                   1, &number);
+        kernel = iz_mix(kernel ^ (uint64_t)knob << 32 ^ (uint64_t)number);
+    }
+    return g->failed ? 0 : kernel;
+}
+
 static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
 {
     struct iz_dnn_set *g = &p->set;
@@ -169,12 +197,14 @@ static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
     for (int64_t i = 0; i < n && !p->possible; i++) {
         p->possible =
             repeats(g, config[i], &p->why) && build(p, c->device, config[i]);
+        if (p->possible)
+            p->kernel = kernel_of(g, config[i]);
         g->failed = CUDNN_STATUS_SUCCESS; /* another one may do */
     }
 }
 
 static struct plan *plan_of(struct iz_cudnn *c, const struct iz_attention *a,
-                            bool back)
+                            int64_t back)
 {
     struct iz_attention_key k = iz_attention_key(a, back);
     for (int i = 0; i < PLANS; i++) {
@@ -195,8 +225,8 @@ static struct plan *plan_of(struct iz_cudnn *c, const struct iz_attention *a,
     iz_die("more than %d shapes of attention", PLANS);
 }
 
-bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a, bool back,
-                   int64_t *bytes, struct iz_refusal *why)
+bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
+                   int64_t back, int64_t *bytes, struct iz_refusal *why)
 {
     const struct plan *p = plan_of(c, a, back);
     const struct iz_attention_key *k = &p->key;
@@ -211,29 +241,48 @@ bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a, bool back,
     return p->possible;
 }
 
+int64_t iz_cudnn_at_once(struct iz_cudnn *c, const struct iz_attention *a,
+                         int64_t bytes)
+{
+    const struct plan *one = plan_of(c, a, 1);
+    int64_t samples = a->o.rows / a->seq, n = samples;
+    for (; n > 1; n--) {
+        int64_t want = iz_cudnn_bwd_bytes(
+            n, a->seq, a->heads, iz_attention_keys(a), a->o.cols / a->heads);
+        if (samples % n || want > bytes)
+            continue;
+        const struct plan *p = plan_of(c, a, n);
+        if (p->possible && p->kernel && p->kernel == one->kernel)
+            break;
+    }
+    return n;
+}
+
 /* ---- the ops ------------------------------------------------------------ */
 
 /* The handle is opened with the first plan, so that runs without cuDNN neither
  * load the library nor give it memory. */
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
-                            bool back)
+                            bool back, int64_t scratch_bytes)
 {
     int64_t bytes;
     if (!x->cuda->dnn && iz_cudnn_open(&x->cuda->dnn, x->stream, NULL, x->ask))
         return false;
-    return iz_cudnn_plan(x->cuda->dnn, a, back, &bytes, x->ask);
+    bool can = iz_cudnn_plan(x->cuda->dnn, a, back, &bytes, x->ask);
+    if (can && back)
+        iz_cudnn_at_once(x->cuda->dnn, a, scratch_bytes);
+    return can;
 }
 
-/* The plan that was asked for before step 0. */
-static const struct plan *plan_at_hand(struct iz_exec *x,
-                                       const struct iz_attention *a, bool back)
+/* Dies where the plan that was asked for before step 0 is not there. */
+static void plans_at_hand(struct iz_exec *x, const struct iz_attention *a,
+                          bool back)
 {
     struct iz_refusal why;
     struct iz_exec asking = *x;
     asking.ask = &why;
-    if (!iz_attention_ask_cudnn(&asking, a, back))
+    if (!iz_attention_ask_cudnn(&asking, a, back, 0))
         iz_die("%s", why.why);
-    return plan_of(x->cuda->dnn, a, back);
 }
 
 /* Enqueues the plan on its handle's stream.  The library has no way to point a
@@ -266,20 +315,22 @@ static void attention_cudnn_run(struct iz_exec *x, const struct plan *p,
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch)
 {
-    const struct plan *p = plan_at_hand(x, a, false);
+    plans_at_hand(x, a, false);
+    const struct plan *p = plan_of(x->cuda->dnn, a, 0);
     struct iz_attention_pack t;
     iz_attention_pack(&t, &p->key, a, 0, IZ_NONE, IZ_NONE, NULL);
     attention_cudnn_run(x, p, &t, scratch);
 }
 
-/* One sample after the other, in the same scratch. */
 void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
                             struct iz_view dy, const struct iz_attention *a,
                             struct iz_view delta, struct iz_view scratch)
 {
-    const struct plan *p = plan_at_hand(x, a, true);
+    plans_at_hand(x, a, true);
+    int64_t n = iz_cudnn_at_once(x->cuda->dnn, a, iz_view_bytes(scratch));
+    const struct plan *p = plan_of(x->cuda->dnn, a, n);
     struct iz_attention_pack t;
-    for (int64_t i = 0; i < a->o.rows / a->seq; i++) {
+    for (int64_t i = 0; i < a->o.rows / a->seq; i += n) {
         iz_attention_pack(&t, &p->key, a, i, dqkv, dy, delta.p);
         attention_cudnn_run(x, p, &t, scratch);
     }

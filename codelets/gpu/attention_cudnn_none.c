@@ -18,7 +18,7 @@ void iz_cudnn_close(struct iz_cudnn **c)
 }
 
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
-                            bool back)
+                            bool back, int64_t scratch_bytes)
 {
     snprintf(x->ask->why, sizeof(x->ask->why), "%s", iz_cudnn_missing());
     return false;

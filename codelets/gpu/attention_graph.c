@@ -27,16 +27,16 @@ enum {
 enum { TENSORS = K_T + 1, STEPS_MOST = 32 };
 
 struct iz_attention_key iz_attention_key(const struct iz_attention *a,
-                                         bool back)
+                                         int64_t back)
 {
-    return (struct iz_attention_key){back ? 1 : a->o.rows / a->seq,
+    return (struct iz_attention_key){back ? back : a->o.rows / a->seq,
                                      a->seq,
                                      a->heads,
                                      iz_attention_keys(a),
                                      a->o.cols / a->heads,
                                      a->o.dtype,
                                      a->full,
-                                     back};
+                                     back > 0};
 }
 
 /* [samples, heads, rows, cols] */

@@ -12,10 +12,10 @@ struct iz_attention_key {
     int64_t back; /* the gradient */
 };
 
-/* The forward is a graph of all samples, the backward one of a single sample,
- * because its memory grows with the samples. */
+/* Of a forward of all samples, or of a backward of so many at once, because its
+ * memory grows with them; 0: a forward. */
 struct iz_attention_key iz_attention_key(const struct iz_attention *a,
-                                         bool back);
+                                         int64_t back);
 
 /* Adds the operations to g; returns the descriptor of all. */
 cudnnBackendDescriptor_t iz_attention_graph(struct iz_dnn_set *g,

@@ -36,25 +36,29 @@ static double time_products(struct iz_exec *x, const struct iz_product *p,
     return (double)ms / 1e3;
 }
 
-/* flop/s of the fastest series; the first one only warms up. */
-static double best_rate(struct iz_exec *x, const struct iz_product *p,
+/* flop/s of the series that end in the last third of the time: clocks fall
+ * while the GPU works.  The first series only warms up. */
+static double last_rate(struct iz_exec *x, const struct iz_product *p,
                         struct iz_view scratch, double seconds)
 {
     double flops = 2. * (double)iz_view_len(p->d) * (double)iz_product_k(p);
-    double best = 0, total = 0;
+    double total = 0, last = 0;
+    int series = 0;
     cudaEvent_t at[2];
     gemm_rate_cuda_check(cudaEventCreate(&at[0]), "cudaEventCreate");
     gemm_rate_cuda_check(cudaEventCreate(&at[1]), "cudaEventCreate");
     time_products(x, p, scratch, at);
     do {
         double s = time_products(x, p, scratch, at);
-        double rate = PRODUCTS * flops / (s > 1e-9 ? s : 1e-9);
-        best = rate > best ? rate : best;
         total += s;
+        if (total < seconds * 2 / 3)
+            continue;
+        last += s;
+        series++;
     } while (total < seconds);
     gemm_rate_cuda_check(cudaEventDestroy(at[0]), "cudaEventDestroy");
     gemm_rate_cuda_check(cudaEventDestroy(at[1]), "cudaEventDestroy");
-    return best;
+    return series * PRODUCTS * flops / (last > 1e-9 ? last : 1e-9);
 }
 
 static struct iz_view matrix(const struct iz_exec *x, int64_t rows,
@@ -86,7 +90,7 @@ double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
     p.b.p = (char *)p.a.p + room(p.a);
     p.d.p = (char *)p.a.p + operands;
     iz_pattern_fill(p.a.p, operands, x->act);
-    double rate = best_rate(
+    double rate = last_rate(
         x, &p,
         (struct iz_view){
             .p = mem, .dtype = IZ_U8, .rows = 1, .cols = IZ_PRODUCT_SCRATCH},

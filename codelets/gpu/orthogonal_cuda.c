@@ -58,9 +58,11 @@ void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
         square[i] = take_matrix(&at, least, least, by.type);
     double *sums = (double *)at;
     at += (IZ_ORTHOGONAL_SUMS + 1) * (int64_t)sizeof(*sums);
-    by.workspace = (struct iz_view){
-        at,   IZ_U8, 1, iz_view_bytes(scratch) - (at - (char *)scratch.p),
-        NULL, NULL};
+    by.workspace = (struct iz_view){.p = at,
+                                    .dtype = IZ_U8,
+                                    .rows = 1,
+                                    .cols = iz_view_bytes(scratch) -
+                                            (at - (char *)scratch.p)};
     iz_normalise_rows_cuda(x, view_of(one, by.type), m, sums);
     one = iz_orthogonal_iterate(x, m, one, other, square, product_cuda, &by);
     iz_spread_rows_cuda(x, m, view_of(one, by.type));

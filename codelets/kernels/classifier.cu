@@ -100,7 +100,8 @@ struct of_samples {
 };
 
 /* The same and the gradient of every row, d [gridDim.x, ld], which may be s.
- * Must move 4 + sizeof(T) bytes per logit.  The second reading goes backwards,
+ * Columns of d from n on become zeros: products run over them.  Must move 4 +
+ * sizeof(T) bytes per logit.  The second reading goes backwards,
  * so that it finds in the L2 cache what the first read last; of two blocks per
  * multiprocessor half a row each is waiting there on average, 27 MB at a
  * vocabulary of 50257 and 132 multiprocessors. */
@@ -117,7 +118,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (by.scale)
         scale = by.scale[(by.first + i) / by.rows];
     if (t < 0) {
-        for (int64_t j = threadIdx.x; j < n; j += THREADS)
+        for (int64_t j = threadIdx.x; j < ld; j += THREADS)
             iz_store(d + j, 0);
         if (threadIdx.x == 0)
             loss[i] = 0;
@@ -132,6 +133,8 @@ static __global__ void __launch_bounds__(THREADS)
             row_gradient<WIDTH>(d, s, j, all, t, scale);
     for (int64_t j = whole + threadIdx.x; j < n; j += THREADS)
         row_gradient<1>(d, s, j, all, t, scale);
+    for (int64_t j = n + threadIdx.x; j < ld; j += THREADS)
+        iz_store(d + j, 0);
 }
 
 /* *mean = the sum of n losses over `count`, in an order that depends on n
@@ -227,7 +230,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         struct iz_view logits = iz_view_rows(p.logits, 0, n);
         struct iz_view d = iz_view_rows(p.grad, 0, n);
         const float *s = (const float *)logits.p;
-        classifier_product(x, p, iz_classifier_logits(logits, a, c->w));
+        classifier_product(x, p, iz_classifier_logits(logits, a, p.w));
         if (!grad) {
             IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
                       s, p.target + at, vocab, ld);
@@ -238,10 +241,14 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         if (p.dw.rows) /* reads a, which da may replace */
             classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
         classifier_product(
-            x, p, iz_classifier_da(iz_view_rows(c->da, at, n), d, c->w));
+            x, p, iz_classifier_da(iz_view_rows(c->da, at, n), d, p.w));
     }
-    if (p.dw.rows && p.dw.p != c->dw.p && grad)
-        round_to(x, (T *)c->dw.p, p.dw);
+    if (!grad || !p.dw.rows || p.dw.p == c->dw.p)
+        return;
+    if (p.dw.dtype == c->dw.dtype)
+        iz_copy_cuda(x, c->dw, iz_view_rows(p.dw, 0, vocab));
+    else
+        round_to(x, (T *)c->dw.p, iz_view_rows(p.dw, 0, vocab));
 }
 
 void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
@@ -249,6 +256,11 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
 {
     struct iz_classifier_parts p = iz_classifier_parts(x, c, scratch.p);
     float scale = count ? c->loss_scale / (float)count : 0;
+    if (p.w.p != c->w.p) {
+        int64_t vocab = c->w.rows;
+        iz_copy_cuda(x, p.w, c->w);
+        iz_clear_cuda(x, iz_view_rows(p.w, vocab, p.w.rows - vocab));
+    }
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);
     iz_by_type(x->act,

@@ -274,14 +274,7 @@ static __device__ uint32_t place_in_block()
     return threadIdx.x % LANES * PER_THREAD;
 }
 
-/* Random bits of the block of element i of state s. */
-static __device__ uint32_t bits_of_block(const struct coded &k, int s,
-                                         int64_t i)
-{
-    return iz_block_bits(k.key + (unsigned)s, k.first + i);
-}
-
-/* Elements of state s as fp32, from i on. */
+/* Elements of state s as fp32, from i on; h: the random bits of their block. */
 struct bf16 {
     static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
@@ -291,38 +284,18 @@ struct bf16 {
 
     static __device__ void store(const struct coded &k,
                                  const float (&x)[PER_THREAD], int s, int64_t i,
-                                 bool mine)
+                                 uint32_t h, bool mine)
     {
-        uint32_t h = bits_of_block(k, s, i), c[PER_THREAD];
-        uint2 two;
-
-        for (int j = 0; j < PER_THREAD; j++)
-            c[j] = iz_bf16_random(x[j], iz_random16(h, place_in_block() + j));
-        two.x = c[0] | c[1] << 16;
-        two.y = c[2] | c[3] << 16;
+        uint32_t c[PER_THREAD];
+        for (int j = 0; j < PER_THREAD; j++) {
+            uint32_t random = iz_random(h, place_in_block() + j);
+            uint32_t noise = iz_noise(random, 16, k.state[s].positive);
+            c[j] = iz_bf16_random(x[j], noise) >> 16;
+        }
         if (mine)
-            *(uint2 *)(k.state[s].codes + 2 * (k.state[s].at + i)) = two;
+            store_halves((uint16_t *)k.state[s].codes + k.state[s].at + i, c);
     }
 };
-
-/* Four codes, which lie anywhere: a state's begin behind the powers of the one
- * before. */
-static __device__ uint32_t load_codes(const unsigned char *p)
-{
-    if ((uintptr_t)p % 4 == 0)
-        return *(const uint32_t *)p;
-    return p[0] | p[1] << 8 | p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static __device__ void store_codes(unsigned char *p, uint32_t c)
-{
-    if ((uintptr_t)p % 4 == 0) {
-        *(uint32_t *)p = c;
-        return;
-    }
-    for (int j = 0; j < PER_THREAD; j++)
-        p[j] = (unsigned char)(c >> 8 * j);
-}
 
 /* The power of the block that this thread's LANES have; all threads call it. */
 static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
@@ -335,39 +308,51 @@ static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
     return iz_block_power(most, binades);
 }
 
+/* Two codes each of two words of a block are a thread's. */
 struct fp8 {
+    /* The first of them; a state's codes begin anywhere, behind the powers of
+     * the one before. */
+    static __device__ unsigned char *mine_of(const struct coded &k, int s,
+                                             int64_t i)
+    {
+        uint32_t e = place_in_block(), half = IZ_MOMENT_BLOCK / 2;
+        return k.state[s].codes + k.state[s].at + (i - e) + e % half * 2 +
+               e / half * 2;
+    }
+
     static __device__ void load(float (&to)[PER_THREAD], const struct coded &k,
                                 int s, int64_t i)
     {
-        int64_t at = k.state[s].at + i;
-        uint32_t c = load_codes(k.state[s].codes + at);
-        uint32_t power = k.state[s].power[at / IZ_MOMENT_BLOCK];
+        const unsigned char *c = mine_of(k, s, i);
+        float unit = iz_code_unit(
+            k.state[s].power[(k.state[s].at + i) / IZ_MOMENT_BLOCK]);
 
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t one = c >> 8 * j & 0xffu;
-            to[j] = k.state[s].positive ? iz_v8_load(one, power)
-                                        : iz_m8_load(one, power);
+            uint32_t one = c[j / 2 * 4 + j % 2];
+            float x = k.state[s].positive ? iz_v8_of(one, 0) : iz_m8_of(one, 0);
+            to[j] = x * unit;
         }
     }
 
     static __device__ void store(const struct coded &k,
                                  const float (&x)[PER_THREAD], int s, int64_t i,
-                                 bool mine)
+                                 uint32_t h, bool mine)
     {
         bool positive = k.state[s].positive;
         uint32_t power =
             power_of_block(x, positive ? IZ_V_BINADES : IZ_M_BINADES);
-        uint32_t h = bits_of_block(k, s, i), c = 0;
+        float inverse = iz_code_inverse(power);
+        unsigned char *c = mine_of(k, s, i);
 
         if (!mine)
             return;
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t r = iz_random16(h, place_in_block() + j);
-            uint32_t one = positive ? iz_v8_random(x[j], power, r)
-                                    : iz_m8_random(x[j], power, r);
-            c |= one << 8 * j;
+            uint32_t noise = iz_noise(iz_random(h, place_in_block() + j),
+                                      IZ_CODE_CUT, positive);
+            uint32_t one = positive ? iz_v8_random(x[j], inverse, noise)
+                                    : iz_m8_random(x[j], inverse, noise);
+            c[j / 2 * 4 + j % 2] = (unsigned char)(one >> IZ_CODE_CUT);
         }
-        store_codes(k.state[s].codes + k.state[s].at + i, c);
         if (threadIdx.x % LANES == 0)
             k.state[s].power[(k.state[s].at + i) / IZ_MOMENT_BLOCK] =
                 (unsigned char)power;
@@ -412,8 +397,9 @@ static __global__ void __launch_bounds__(THREADS)
             T::load(state[s], k, s, i);
         update_spans<F>(k, state, g, out, i);
     }
+    uint32_t h = iz_block_bits(k.key, k.first + i);
     for (int s = 0; s < F::STATES; s++)
-        T::store(k, state[s], s, i, mine);
+        T::store(k, state[s], s, i, h, mine);
 }
 
 template <class F, class T, class G, class O>

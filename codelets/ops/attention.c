@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/flat/simd.h"
 #include "codelets/ops/attention.h"
 #include "codelets/ops/gpu_ops.h"
@@ -111,48 +112,27 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 
 /* Whether the library can, where that is asked; one refusal is enough. */
 static void cudnn_ask(struct iz_exec *x, const struct iz_attention *a,
-                      bool back)
+                      bool back, struct iz_view scratch)
 {
     if (x->ask && !x->ask->why[0] && a->begins.rows)
         snprintf(x->ask->why, sizeof(x->ask->why),
                  "cuDNN's attention does not keep documents apart, as "
                  "data.document_end asks");
     else if (x->ask && !x->ask->why[0])
-        iz_attention_ask_cudnn(x, a, back);
+        iz_attention_ask_cudnn(x, a, back, iz_view_bytes(scratch));
 }
 
 static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
-    cudnn_ask(x, a, false);
+    cudnn_ask(x, a, false, scratch);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_fwd_cudnn(x, a, scratch);
-}
-
-/* Counts a call of this shape. */
-static void note_kind(struct iz_attention_choice *c,
-                      const struct iz_attention *a)
-{
-    int i = 0;
-    for (; i < c->asked; i++) {
-        const struct iz_attention *b = &c->kind[i];
-        if (a->qkv.rows == b->qkv.rows && a->qkv.cols == b->qkv.cols &&
-            a->o.cols == b->o.cols && a->seq == b->seq &&
-            a->heads == b->heads && a->full == b->full)
-            break;
-    }
-    if (i == IZ_ATTENTION_KINDS)
-        iz_die("more than %d kinds of attention", IZ_ATTENTION_KINDS);
-    c->kind[i] = *a;
-    c->calls[i]++;
-    c->asked = i == c->asked ? i + 1 : c->asked;
 }
 
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
-    if (x->kinds_of_attention)
-        note_kind(x->kinds_of_attention, a);
     if (x->cudnn)
         cudnn_fwd(x, a);
     else {
@@ -163,15 +143,22 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
     }
 }
 
-/* One sample after the other, or the scratch would grow with them. */
+/* Counts scratch of one sample, or it would grow with them, but takes what
+ * other ops have left unused.  delta is as large as ours, so that a run which
+ * planned with cuDNN's has room for ours. */
 static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
-    int64_t bytes = iz_cudnn_bwd_bytes(a->seq, a->heads, iz_attention_keys(a),
-                                       a->o.cols / a->heads);
-    struct iz_view delta = iz_work(x, IZ_F32, a->heads, a->seq);
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
-    cudnn_ask(x, a, true);
+    struct iz_view delta = iz_work(x, IZ_F32, 1, iz_view_len(a->lse));
+    int64_t keys = iz_attention_keys(a), d = a->o.cols / a->heads;
+    int64_t samples = a->o.rows / a->seq, unused = x->work.size - x->work.used;
+    int64_t one = iz_cudnn_bwd_bytes(1, a->seq, a->heads, keys, d);
+    int64_t all = iz_cudnn_bwd_bytes(samples, a->seq, a->heads, keys, d);
+    int64_t most = min64(all, IZ_CUDNN_SCORES + IZ_CUDNN_SCRATCH);
+    bool counts = x->work.size == INT64_MAX; /* and does not ask */
+    struct iz_view scratch = iz_work(
+        x, IZ_U8, 1, counts ? one : max64(one, min64(most, unused / 64 * 64)));
+    cudnn_ask(x, a, true, scratch);
     if (iz_runs(x, IZ_CUDA))
         iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);
 }
@@ -196,6 +183,7 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
+    x->attends = true;
     iz_count_attention(x, x->cudnn, false, 2 * flops(a),
                        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
@@ -212,6 +200,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 {
     int64_t mark = iz_work_mark(x);
     attention_check(a);
+    x->attends = true;
     iz_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
                        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
                                 iz_view_bytes(dqkv) + iz_view_bytes(dy)));

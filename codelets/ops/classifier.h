@@ -7,17 +7,22 @@
 
 IZ_C_BEGIN
 
-/* logits and grad are [rows, cols], cols being the vocabulary rounded up; the
- * columns beyond it hold nothing. */
+/* logits and grad are [rows, cols], cols being the vocabulary rounded up, and
+ * so are the rows of w and dw: the library's fast products want that.  Of the
+ * columns beyond the vocabulary those of logits hold nothing, and those of grad
+ * zeros.  Rows of w beyond it are finite. */
 struct iz_classifier_parts {
     struct iz_view product; /* workspace of the matrix products */
     double *loss;           /* [M]: of every row */
     int32_t *target;        /* [M]: a copy in device memory */
     struct iz_view logits;  /* fp32 */
     struct iz_view grad;    /* of the logits; the same memory where fp32 */
+    struct iz_view w;       /* where it lies if it has room behind it, else a
+                             * copy */
     struct iz_view dw;      /* where dw is summed over the chunks: in place, or
-                             * fp32 scratch where it must be rounded at the end;
-                             * rows = 0: not wanted */
+                             * scratch where it has more rows, and in fp32 where
+                             * it must be rounded at the end; rows = 0: not
+                             * wanted */
     int64_t rows;           /* of a chunk */
     int64_t bytes;          /* of all scratch */
 };
@@ -28,7 +33,7 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
                                                void *base);
 
 /* The products of a chunk of rows: logits [n,cols] of a [n,C], and da and the
- * part of dw that the gradient d [n,cols] of these logits gives. */
+ * part of dw [cols,C] that the gradient d [n,cols] of these logits gives. */
 struct iz_product iz_classifier_logits(struct iz_view logits, struct iz_view a,
                                        struct iz_view w);
 struct iz_product iz_classifier_da(struct iz_view da, struct iz_view d,

@@ -27,6 +27,9 @@ struct iz_view {
     /* For a view of some rows of a sparse table: the numbers of these rows,
      * ascending (codelets/flat/touched_rows.h).  NULL otherwise. */
     const int32_t *row;
+    /* Of a parameter: elements that follow its own ones, and are parameters
+     * too. */
+    int64_t room;
 };
 
 /* Bump allocator over memory owned by somebody else. */
@@ -69,17 +72,14 @@ struct iz_exec {
     enum iz_dtype between; /* ... of those between units: on the host of a GPU
                             as they are there */
     int capability;        /* compute capability of the GPU, 90 for 9.0 */
-    /* On a GPU: of fp32 logits that the classifier computes at a time, if a row
-     * does not have more.  Sums over chunks depend on it. */
+    /* On a GPU: of fp32 logits that the classifier computes at a time, if 8
+     * rows do not have more.  Sums over chunks depend on it. */
     int64_t logits_bytes;
     /* In a dry run by a GPU's worker: the libraries prepare for the operations
      * that are counted, and the first refusal is recorded here.  NULL: the
      * libraries are not involved. */
     struct iz_refusal *ask;
     bool asks_products; /* ... and for matrix products */
-    /* In a dry run on a GPU: where the forwards of attention are noted (see
-     * gpu_ops.h), or NULL. */
-    struct iz_attention_choice *kinds_of_attention;
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
      * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
      */
@@ -92,6 +92,7 @@ struct iz_exec {
     struct iz_arena save; /* what forward keeps for backward */
     bool widens; /* widened activations are not kept: see iz_save_widened */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
+    bool attends;        /* attention was among the ops */
     /* In a dry run with rates: seconds of all ops, one after the other. */
     struct iz_rate rate;
     double seconds;

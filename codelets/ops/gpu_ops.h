@@ -24,15 +24,19 @@ IZ_C_BEGIN
  * need at most 256 bytes. */
 #define IZ_CUDNN_SCRATCH (INT64_C(1) << 16)
 
-/* The same of a backward of one sample, whose kernels keep the gradient of each
- * head's scores in tiles of 64 x 128, and with shared keys those of each head's
- * keys and values. */
-static inline int64_t iz_cudnn_bwd_bytes(int64_t seq, int64_t heads,
-                                         int64_t kv_heads, int64_t d)
+/* Of a backward of several samples at most: kernels may count in 32 bits. */
+#define IZ_CUDNN_SCORES (INT64_C(1) << 30)
+
+/* The same of a backward of so many samples, whose kernels keep the gradient of
+ * each head's scores in tiles of 64 x 128, and with shared keys those of each
+ * head's keys and values. */
+static inline int64_t iz_cudnn_bwd_bytes(int64_t samples, int64_t seq,
+                                         int64_t heads, int64_t kv_heads,
+                                         int64_t d)
 {
     int64_t rows = (seq + 63) / 64 * 64, cols = (seq + 127) / 128 * 128;
-    return 2 * heads * rows * cols +
-           (heads == kv_heads ? 0 : 4 * heads * seq * d) + IZ_CUDNN_SCRATCH;
+    int64_t parts = heads == kv_heads ? 0 : 4 * heads * seq * d;
+    return samples * (2 * heads * rows * cols + parts) + IZ_CUDNN_SCRATCH;
 }
 
 /* Workspace of a product: 32 MiB, as NVIDIA recommends for compute capability
@@ -80,18 +84,19 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
                            struct iz_view dy, const struct iz_attention *a,
                            struct iz_view scratch);
 
-/* attention_cudnn.c.  fwd, bwd: through cuDNN.  ask: whether cuDNN can do the
- * forward, or the backward; false with the reason in x->ask.  missing: why
+/* attention_cudnn.c.  fwd, bwd: through cuDNN; bwd does as many samples at once
+ * as scratch has room for.  ask: whether cuDNN can do the forward, or the
+ * backward with so much scratch; false with the reason in x->ask.  missing: why
  * cuDNN cannot be used at all, or NULL.  The first call of any loads the
  * library.  The first three make a plan if there is none, which takes a second,
- * so all plans are made before the first step. */
+ * so plans are made before the first step. */
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch);
 void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
                             struct iz_view dy, const struct iz_attention *a,
                             struct iz_view delta, struct iz_view scratch);
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
-                            bool back);
+                            bool back, int64_t scratch_bytes);
 const char *iz_cudnn_missing(void);
 
 /* embedding.cu.  Tokens, rows and targets, here and below, lie in pinned host
@@ -166,8 +171,9 @@ void iz_quant_load_cuda(struct iz_exec *x, enum iz_quant q, void *out,
 void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
                         struct iz_view scratch);
 
-/* gemm_rate_cuda.c: best rate of y[m,n] = a[m,k] b[k,n] of type x->act within
- * about `seconds`, flop/s; waits.  Called outside of steps. */
+/* gemm_rate_cuda.c: rate of y[m,n] = a[m,k] b[k,n] of type x->act in the last
+ * third of about `seconds`, flop/s; waits.  A GPU that was idle is cool for
+ * half a second, and faster than in a step.  Called outside of steps. */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds);
 
@@ -189,22 +195,6 @@ void iz_product_time(struct iz_exec *x, double budget_s, char *list,
  * holds what is no algorithm of a product of this run. */
 bool iz_product_take(struct iz_exec *x, const char *list,
                      struct iz_product_choice *c, struct iz_refusal *why);
-
-/* attention_choice.c, outside of steps: whether our forward of attention or
- * cuDNN's is faster for what dry runs have noted (x->kinds_of_attention). */
-enum { IZ_ATTENTION_KINDS = 16 };
-struct iz_attention_choice {
-    struct iz_attention kind[IZ_ATTENTION_KINDS]; /* without memory */
-    int calls[IZ_ATTENTION_KINDS], asked;
-    bool cudnn;            /* is taken */
-    double seconds;        /* that were measured */
-    double own_s, cudnn_s; /* of all calls of a dry run */
-    struct iz_refusal why; /* ours is taken without a comparison; or "" */
-};
-/* Times both on operands in x's work arena.  Cuts it short, for ours, when
- * budget_s are spent. */
-void iz_attention_time(struct iz_exec *x, double budget_s,
-                       struct iz_attention_choice *c);
 
 /* cuda_lib.c: handles of the libraries for a compute worker; waits.  -errno
  * with the reason printed; close accepts NULL. */

@@ -15,13 +15,19 @@ static void *unit_at(void **buf, int i)
     return i < 0 || !buf ? NULL : buf[i];
 }
 
-static struct iz_view view_of(const struct iz_param *p, enum iz_dtype type,
-                              char *flat, int64_t at)
+/* Of parameter i, which begins with element `at`.  Behind it there are the
+ * later ones of its part. */
+static struct iz_view view_of(const struct iz_unit *u, int i,
+                              enum iz_dtype type, char *flat, int64_t at)
 {
+    const struct iz_param *p = &u->param[i];
+    struct iz_view v = {.dtype = type, .rows = p->rows, .cols = p->cols};
     if (flat)
-        flat += at * iz_dtype_bytes(type);
-    return (struct iz_view){
-        .p = flat, .dtype = type, .rows = p->rows, .cols = p->cols};
+        v.p = flat + at * iz_dtype_bytes(type);
+    for (int k = i + 1; k < u->n_params; k++)
+        if (iz_param_part(&u->param[k]) == iz_param_part(p))
+            v.room += u->param[k].rows * u->param[k].cols;
+    return v;
 }
 
 /* Views of all parameters of a unit but for adapters and copies, the tied one
@@ -34,13 +40,16 @@ static int make_views(const struct iz_unit_layout *l, enum iz_dtype type,
     const struct iz_unit *u = &l->model->unit[l->unit];
     int n = iz_unit_base(u);
     assert(u->n_params < IZ_UNIT_PARAMS);
-    for (int i = 0; i < n; i++)
-        out[i] = view_of(&u->param[i], type, own,
-                         l->offset[reference ? iz_unit_reference(u, i) : i]);
+    for (int i = 0; i < n; i++) {
+        int k = reference ? iz_unit_reference(u, i) : i;
+        out[i] = view_of(u, k, type, own, l->offset[k]);
+    }
     if (u->tied_unit < 0)
         return n;
-    out[n] = view_of(&l->model->unit[u->tied_unit].param[u->tied_param], type,
-                     tied, reference ? l->tied_reference : l->tied_offset);
+    const struct iz_unit *t = &l->model->unit[u->tied_unit];
+    out[n] = reference ? view_of(t, iz_unit_reference(t, u->tied_param), type,
+                                 tied, l->tied_reference)
+                       : view_of(t, u->tied_param, type, tied, l->tied_offset);
     return n + 1;
 }
 
@@ -85,10 +94,11 @@ static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
     enum iz_dtype type = arg->type;
     for (int i = iz_unit_base(u); i < iz_unit_own(u); i += 2, f++) {
         const struct iz_param *a = &u->param[i], *b = a + 1;
-        *f = (struct iz_adapter){.a = view_of(a, type, own, l->offset[i]),
-                                 .b = view_of(b, type, own, l->offset[i + 1]),
-                                 .da = view_of(a, type, grad, l->offset[i]),
-                                 .db = view_of(b, type, grad, l->offset[i + 1]),
+        int64_t at[2] = {l->offset[i], l->offset[i + 1]};
+        *f = (struct iz_adapter){.a = view_of(u, i, type, own, at[0]),
+                                 .b = view_of(u, i + 1, type, own, at[1]),
+                                 .da = view_of(u, i, type, grad, at[0]),
+                                 .db = view_of(u, i + 1, type, grad, at[1]),
                                  .drop = drop_of(arg, i),
                                  .scale = l->model->adapter_scale,
                                  .first = b->first,
@@ -396,6 +406,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
     c.backward_s = x.seconds;
+    c.attends = x.attends;
     if (u->forward)
         forward_cost(&c, m, unit, samples, rows, param_type, like);
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {
@@ -434,11 +445,11 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     x.cuda = like->cuda;
     x.tf32 = like->tf32;
     x.asks_products = like->asks_products;
-    x.kinds_of_attention = like->kinds_of_attention;
     x.ask = why;
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD,
                  IZ_FAR_NOT, NULL);
+    x.work = (struct iz_arena){.size = like->work.size};
     dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, IZ_FAR_NOT,
              NULL);
 }

@@ -33,6 +33,8 @@ struct iz_ckpt_scalar {
     double value;
 };
 
+#define IZ_CKPT_EXACT "none"
+
 struct iz_ckpt {
     const char *dir; /* run's output; checkpoints lie in dir/checkpoints */
     int keep_last;   /* so many are kept after a successful save; 0: all */
@@ -45,6 +47,8 @@ struct iz_ckpt {
     /* Both must be the same when it is loaded: the model section as JSON, and
      * the name of the optimizer that has the states. */
     const char *model_text, *optimizer;
+    /* How the run rounds its states: IZ_MOMENT_ROUNDING, or IZ_CKPT_EXACT. */
+    const char *rounding;
     /* What the next step begins with, of runs that choose it by the one before
      * (iz_cold_text); malloc'ed.  NULL: nothing. */
     char *cold_experts;

@@ -147,7 +147,10 @@ int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
               .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
               .n_scalars = SCALARS,
               .model_text = model_text,
-              .optimizer = iz_optimizer(e->plan.optimizer.type)->name},
+              .optimizer = iz_optimizer(e->plan.optimizer.type)->name,
+              .rounding = e->plan.optimizer.moments == IZ_MOMENT_F32
+                              ? IZ_CKPT_EXACT
+                              : IZ_MOMENT_ROUNDING},
         .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
     if (!name || !s->k.part || !s->k.scalar || !s->arg) {
         fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",

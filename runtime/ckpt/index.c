@@ -84,6 +84,7 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
             ",\n\"model\": %s,\n\"optimizer\": \"%s\"",
             FORMAT, step, ranks, k->model_text ? k->model_text : "null",
             k->optimizer);
+    put_string(f, ",\n\"rounding\": ", k->rounding);
     if (k->cold_experts)
         put_string(f, ",\n\"cold_experts\": ", k->cold_experts);
     put_scalars(f, k);
@@ -272,6 +273,23 @@ static int optimizer_check(const struct iz_ckpt_index *x,
                      x->path, saved, k->optimizer);
 }
 
+/* States that were rounded in another way are numbers to go on with, but not to
+ * where the run would have come.  Those of before it was written are such. */
+static int rounding_check(const struct iz_ckpt_index *x,
+                          const struct iz_ckpt *k)
+{
+    const char *saved = iz_json_text_of(x->root, "rounding");
+    if (!strcmp(k->rounding, IZ_CKPT_EXACT) || !strcmp(saved, IZ_CKPT_EXACT) ||
+        !strcmp(saved, k->rounding))
+        return 0;
+    return iz_refuse(x->err,
+                     "checkpoint: %s: its states were rounded by %s, this "
+                     "program rounds those of run.state_dtype by %s: the run "
+                     "would not end with the same bits; run.state_dtype fp32 "
+                     "takes them as they are",
+                     x->path, *saved ? saved : "an older program", k->rounding);
+}
+
 static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
                                             const char *name)
 {
@@ -382,7 +400,7 @@ int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     static int (*const checks[])(const struct iz_ckpt_index *,
                                  const struct iz_ckpt *) = {
-        model_check,  optimizer_check, places_check,
+        model_check,  optimizer_check, rounding_check, places_check,
         arrays_check, names_check,     scalars_check};
     int err = 0;
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && !err; i++)

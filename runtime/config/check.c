@@ -89,12 +89,10 @@ static void check_attention(struct iz_faults *f, const char *key,
         iz_fault(f, key,
                  "cudnn, but parameters are fp32, which cuDNN would round: set "
                  "bf16.enabled or fp16.enabled, or use own");
-    if ((by == IZ_ATTENTION_CUDNN || by == IZ_ATTENTION_TIMED) &&
-        c->data.document_end >= 0)
+    if (by == IZ_ATTENTION_CUDNN && c->data.document_end >= 0)
         iz_fault(f, key,
-                 "%s, but data.document_end is %d, and cuDNN's attention does "
-                 "not keep documents apart: use own",
-                 by == IZ_ATTENTION_CUDNN ? "cudnn" : "timed",
+                 "cudnn, but data.document_end is %d, and cuDNN's attention "
+                 "does not keep documents apart: use own",
                  c->data.document_end);
 }
 

@@ -33,8 +33,7 @@ enum iz_product_type { IZ_PRODUCTS_AUTO, IZ_PRODUCTS_F32, IZ_PRODUCTS_BF16 };
 enum iz_attention_by {
     IZ_ATTENTION_AUTO,
     IZ_ATTENTION_OWN,
-    IZ_ATTENTION_CUDNN,
-    IZ_ATTENTION_TIMED
+    IZ_ATTENTION_CUDNN
 };
 /* Which side updates Muon's matrices where units are computed on a GPU. */
 enum iz_muon_by { IZ_MUON_AUTO, IZ_MUON_HOST, IZ_MUON_GPU };

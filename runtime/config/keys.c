@@ -361,23 +361,19 @@ const struct iz_key iz_config_keys[] = {
          "a quick measurement at the start shows that the model's products are "
          "faster with it. Muon's products are of this type too, unless "
          "ns_method is gram. A resumed run keeps its first choice."),
-    WORD(
-        "run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn|timed",
-        "\"auto\"",
-        "On a GPU, with 16-bit parameters: the kernel for the forward of "
-        "attention, izar's own or cuDNN's. "
-        "timed: the faster one, measured by rank 0 before step 0, or own where "
-        "cuDNN cannot be used; another new run may measure another choice, "
-        "with other bits. The config beside the output then has the choice. "
-        "auto: own. A resumed run keeps its first choice, even after steps on "
-        "a CPU."),
+    WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
+         "On a GPU, with 16-bit parameters: the kernel for the forward of "
+         "attention, izar's own or cuDNN's. auto: cuDNN's from compute "
+         "capability 9.0 on, where the library is found, has a kernel and the "
+         "plan has room for its scratch, unless documents are kept apart; "
+         "otherwise own. The config beside the output then has the choice. A "
+         "resumed run keeps its first choice, even after steps on a CPU."),
     WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
-         "a fixed order, sample by sample; they take 2 bytes of the GPU's "
-         "memory for each score of each head, which the plan counts. auto: "
-         "own. A resumed run keeps its first choice, even after steps on a "
-         "CPU."),
+         "a fixed order; they take 2 bytes of the GPU's memory for each score "
+         "of each head of a sample, which the plan counts, and do more samples "
+         "at once where its scratch has room."),
     WORD("run.muon_products", c.run.muon_products, "auto|host|gpu", "\"auto\"",
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
@@ -397,7 +393,7 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.gpu_logits_bytes", INT64, c.run.gpu_logits_bytes, 0, COUNT_MAX,
            "0",
            "On a GPU: bytes of fp32 logits that are computed at a time, at "
-           "least one row of them; the more, the fewer passes over the last "
+           "least 8 rows of them; the more, the fewer passes over the last "
            "layer's weights and their gradient. 0: 1 GiB if the plan may use "
            "more than 64 GiB of the GPU and repeats nothing more for it, else "
            "256 MiB; a resumed run keeps it. Another number adds in another "

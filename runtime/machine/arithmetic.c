@@ -445,74 +445,65 @@ static int keep_logits(struct iz_config *c, const struct iz_arithmetic_for *on,
 
 /* ---- attention on a GPU ---- */
 
-int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, bool back, const char *why,
-                               bool kept)
+static enum iz_attention_by *attention_by(struct iz_config *c, bool back)
 {
-    return refuse_word(
-        coll, back ? "gpu_attention_backward: cudnn" : "gpu_attention: cudnn",
-        why, kept ? "own" : NULL, "; use own");
+    return back ? &c->run.gpu_attention_backward : &c->run.gpu_attention;
 }
 
-/* What the run in the output folder had.  One that is to measure does so where
- * that cannot be read. */
+int iz_arithmetic_no_cudnn(struct iz_arithmetic *a, struct iz_config *c,
+                           struct iz_coll *coll, bool back, const char *why)
+{
+    struct iz_refusal *own = &a->attention_why[back];
+    if (!a->attention_open[back])
+        return refuse_word(
+            coll,
+            back ? "gpu_attention_backward: cudnn" : "gpu_attention: cudnn",
+            why, a->attention_kept[back] ? "own" : NULL, "; use own");
+    int q = iz_coll_refuser(coll, why != NULL);
+    if (q < 0)
+        return 0;
+    if (q == coll->rank)
+        snprintf(own->why, sizeof(own->why), "%s", why);
+    iz_coll_broadcast(coll, own, sizeof(*own), q, "the reason");
+    *attention_by(c, back) = IZ_ATTENTION_OWN;
+    return 0;
+}
+
+/* What the run in the output folder had. */
 static int keep_attention(enum iz_attention_by *by, const char *key,
                           const struct iz_config *c, struct iz_coll *coll)
 {
-    static const char *const word[] = {"auto", "own", "cudnn", "timed"};
+    static const char *const word[] = {"auto", "own", "cudnn"};
     char text[32];
-    int r = 0;
-    if (*by == IZ_ATTENTION_TIMED)
-        kept_string(c, coll, key, text, sizeof(text));
-    else
-        r = kept_text(c, coll, key, "own or cudnn", text);
-    if (!*text && *by == IZ_ATTENTION_AUTO && !r)
+    int r = kept_text(c, coll, key, "own or cudnn", text);
+    if (!*text && !r)
         *by = IZ_ATTENTION_OWN; /* before there was a choice */
-    for (int i = IZ_ATTENTION_OWN; i <= IZ_ATTENTION_TIMED; i++)
+    for (int i = IZ_ATTENTION_OWN; i <= IZ_ATTENTION_CUDNN; i++)
         if (strcmp(text, word[i]) == 0)
             *by = (enum iz_attention_by)i;
     return r;
-}
-
-/* Own for a run that would measure where some rank has no cuDNN. */
-static void refuse_timed(struct iz_arithmetic *a, enum iz_attention_by *by,
-                         enum iz_dtype params, struct iz_coll *coll)
-{
-    const char *why = params == IZ_F32 ? "cuDNN's attention is of bf16 and fp16"
-                                       : iz_cudnn_missing();
-    int q = iz_coll_refuser(coll, why != NULL);
-    if (q < 0)
-        return;
-    if (q == coll->rank)
-        snprintf(a->attention_why, sizeof(a->attention_why), "%s", why);
-    iz_coll_broadcast(coll, a->attention_why, sizeof(a->attention_why), q,
-                      "the reason");
-    *by = IZ_ATTENTION_OWN;
 }
 
 static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,
                             bool back, const struct iz_arithmetic_for *on,
                             struct iz_coll *coll)
 {
-    enum iz_attention_by *by =
-        back ? &c->run.gpu_attention_backward : &c->run.gpu_attention;
-    bool open = *by == IZ_ATTENTION_AUTO || *by == IZ_ATTENTION_TIMED;
-    if (open && on->resume && c->dtype != IZ_F32) {
+    enum iz_attention_by *by = attention_by(c, back);
+    const char *why = NULL;
+    if (*by == IZ_ATTENTION_AUTO && on->resume && c->dtype != IZ_F32) {
         int r = keep_attention(
             by, back ? "gpu_attention_backward" : "gpu_attention", c, coll);
         if (r)
             return r;
         a->attention_kept[back] = *by == IZ_ATTENTION_CUDNN;
     }
-    if (!on->gpu)
+    if (!on->gpu || *by == IZ_ATTENTION_OWN)
         return 0;
-    if (*by == IZ_ATTENTION_AUTO)
-        *by = IZ_ATTENTION_OWN;
-    if (*by == IZ_ATTENTION_TIMED && on->here)
-        refuse_timed(a, by, c->dtype, coll);
-    return *by == IZ_ATTENTION_CUDNN
-               ? iz_arithmetic_refuse_cudnn(coll, back, iz_cudnn_missing(),
-                                            a->attention_kept[back])
-               : 0;
+    a->attention_open[back] = *by == IZ_ATTENTION_AUTO;
+    if (a->attention_open[back])
+        why = iz_plan_not_cudnn(c, on->capability);
+    return iz_arithmetic_no_cudnn(a, c, coll, back,
+                                  why ? why : iz_cudnn_missing());
 }
 
 /* ---- the side of Muon's products ---- */

@@ -19,24 +19,27 @@ struct iz_arithmetic {
     bool bf16_products; /* on CPUs; false: fp32 */
     char note[128];     /* sentence about slow kernels; otherwise "" */
     char why[128];      /* reason if auto chose fp32 products; otherwise "" */
-    /* run.gpu_attention, and ..._backward, is what a resumed run had */
-    bool attention_kept[2];
-    char attention_why[160]; /* why its forward is not timed; otherwise "" */
+    /* run.gpu_attention, and ..._backward, is what a resumed run had; or is
+     * still "auto", until the plan and the library have decided; or is own,
+     * for this reason */
+    bool attention_kept[2], attention_open[2];
+    struct iz_refusal attention_why[2];
 };
 
 /* What the choice is for. */
 struct iz_arithmetic_for {
-    int workers; /* of this rank */
-    bool resume; /* goes on with the run in run.output */
-    bool gpu;    /* units are computed on a GPU */
-    bool here;   /* in this process; false: in another, of --ranks */
+    int workers;    /* of this rank */
+    bool resume;    /* goes on with the run in run.output */
+    bool gpu;       /* units are computed on a GPU */
+    int capability; /* of that, 90 for 9.0 */
+    bool here;      /* in this process; false: in another, of --ranks */
 };
 
 /* Replaces auto in the config by a choice, the same on every rank.  A resumed
  * run keeps the choice in the config beside its output; the slices only with
  * the micro-batch that they were chosen for.  A new run takes the faster
- * products, as measured here, izar's own attention, and slices for the workers
- * of the first rank.  Collective.
+ * products, as measured here, izar's own attention where some rank cannot have
+ * cuDNN's, and slices for the workers of the first rank.  Collective.
  * Negative errno with the reason printed by one rank: the choice of the config
  * or of the resumed run is unknown, or impossible on some rank. */
 int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
@@ -50,8 +53,8 @@ bool iz_arithmetic_is_list(const char *products);
 /* Refuses such a list, as below. */
 int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
 
-/* Refuses cuDNN's attention, or its backward, if any rank has a reason `why`
- * against it (NULL: none).  Collective; negative errno with the reason printed
- * by one rank. */
-int iz_arithmetic_refuse_cudnn(struct iz_coll *coll, bool back, const char *why,
-                               bool kept);
+/* Takes our attention, or its backward, in place of cuDNN's if any rank has a
+ * reason `why` (NULL: none) and the config left it open; otherwise refuses to:
+ * negative errno with the reason printed by one rank.  Collective. */
+int iz_arithmetic_no_cudnn(struct iz_arithmetic *a, struct iz_config *c,
+                           struct iz_coll *coll, bool back, const char *why);

@@ -283,12 +283,9 @@ struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
                                const struct iz_config *c, int workers)
 {
     bool gpu = p->device >= 0;
-    return (struct iz_target){
-        .workers = workers,
-        .gpu = gpu,
-        .nccl = p->nccl,
-        .cudnn = gpu && iz_plan_cudnn(c, p->info.capability),
-        .cudnn_bwd = gpu && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN,
-        .act = gpu ? iz_cuda_act(c->dtype) : IZ_F32,
-        .capability = p->info.capability};
+    return (struct iz_target){.workers = workers,
+                              .gpu = gpu,
+                              .nccl = p->nccl,
+                              .act = gpu ? iz_cuda_act(c->dtype) : IZ_F32,
+                              .capability = p->info.capability};
 }

@@ -8,7 +8,6 @@
 #include "runtime/plan/forecast.h"
 
 #define GAIN 0.999 /* a larger part for the GPU has to save as much */
-#define LARGE_BYTES (INT64_C(64) << 30) /* a card with more is large */
 
 static bool agreed(const struct iz_plan_for *f, bool ok)
 {
@@ -106,7 +105,7 @@ static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
 static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
 {
     int64_t *bytes = &c->run.gpu_logits_bytes;
-    bool ok = f->limit->device > LARGE_BYTES;
+    bool ok = f->limit->device > IZ_LARGE_GPU_BYTES;
     struct tried t[2];
     if (!f->target->gpu || *bytes)
         return;
@@ -119,8 +118,21 @@ static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
     *bytes = agreed(f, ok) ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
 }
 
+/* Attention that is open counts as cuDNN's, where it can be, until the rest is
+ * chosen; there is room for it then, if there is with anything. */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
 {
+    enum iz_attention_by *by[] = {&c->run.gpu_attention,
+                                  &c->run.gpu_attention_backward};
+    enum iz_attention_by asked[] = {*by[0], *by[1]};
+    bool may = f->target->gpu && !iz_plan_not_cudnn(c, f->target->capability);
+    for (int i = 0; i < 2; i++)
+        if (may && asked[i] == IZ_ATTENTION_AUTO)
+            *by[i] = IZ_ATTENTION_CUDNN;
     choose_cut(c, f);
     choose_logits(c, f);
+    for (int i = 0; i < 2; i++)
+        *by[i] = asked[i];
+    iz_plan_choose_attention(c, f->model, f->ranks, f->rank, f->target,
+                             f->limit, f->all, f->arg);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a config leaves open and the plan decides, before step 0: the ratio of
  * an offloaded optimizer, the cut of a step into micro-batches, the order of
- * sums, the logits of a GPU at a time. */
+ * sums, the logits of a GPU at a time, whose attention. */
 #pragma once
 
 #include "codelets/task/where.h"
@@ -11,7 +11,8 @@
 struct iz_plan_for {
     const struct iz_model *model;
     int ranks, rank;
-    const struct iz_target *target; /* with rates of what it computes on */
+    /* With rates of what it computes on; told why its attention is ours. */
+    struct iz_target *target;
     const struct iz_limits *limit;
     const struct iz_rate *rate; /* IZ_RATES of them; read if there is a GPU */
     /* Whether all ranks say yes; NULL: this one is alone. */
@@ -27,5 +28,6 @@ struct iz_plan_for {
  * - an order of sums "auto" that is faster if it fits, then the other if that
  *   does;
  * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
- *   may use more than 64 GiB of the GPU and nothing more is repeated. */
+ *   may use more than 64 GiB of the GPU and nothing more is repeated;
+ * - cuDNN's attention (iz_plan_choose_attention). */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);

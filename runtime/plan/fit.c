@@ -18,7 +18,6 @@
  * a step, of which the free memory at the start tells nothing. */
 #define RESERVE_BYTES (INT64_C(768) << 20)
 #define RESERVE_LARGE_BYTES (INT64_C(1536) << 20)
-#define LARGE_BYTES (INT64_C(64) << 30) /* a card with more is large */
 #define RESERVE_PEER_BYTES (INT64_C(470) * 1000 * 1000)
 #define RESERVE_PEERS 7
 #define RESERVE_SHARE 16
@@ -35,7 +34,7 @@ int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
     int64_t most = total_bytes / RESERVE_SHARE;
     int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
     int64_t own =
-        total_bytes > LARGE_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
+        total_bytes > IZ_LARGE_GPU_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
     return min64(own, most) + min64(peers * RESERVE_PEER_BYTES, most);
 }
 
@@ -218,8 +217,6 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
 {
     struct iz_target t = p->target;
     t.bf16_products = t.bf16_products && c->run.cpu_products != IZ_PRODUCTS_F32;
-    t.cudnn_bwd =
-        t.cudnn_bwd && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 

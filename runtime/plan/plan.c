@@ -271,6 +271,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         bool trained = u >= p->first_trained;
+        p->attends |= p->cost[u].attends;
         p->step_flops += tasks * (p->cost[u].forward_flops *
                                       (m->preference && trained ? 2 : 1) +
                                   (trained ? p->cost[u].backward_flops : 0));
@@ -294,13 +295,6 @@ static bool divides(int group, int ranks)
     return group == 0 || ranks % group == 0;
 }
 
-bool iz_plan_cudnn(const struct iz_config *c, int capability)
-{
-    enum iz_attention_by by = c->run.gpu_attention;
-    return by == IZ_ATTENTION_CUDNN ||
-           (by == IZ_ATTENTION_TIMED && capability >= 80 && c->dtype != IZ_F32);
-}
-
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                   int ranks, FILE *err)
 {
@@ -308,8 +302,9 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
-    const char *cudnn = target->cudnn ? "run.gpu_attention: cudnn"
-                        : target->cudnn_bwd
+    const char *cudnn = c->run.gpu_attention == IZ_ATTENTION_CUDNN
+                            ? "run.gpu_attention: cudnn"
+                        : c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN
                             ? "run.gpu_attention_backward: cudnn"
                             : NULL;
     if (!divides(c->zero.hpz_partition, ranks))
@@ -370,6 +365,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
+    p->target.cudnn = target->gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN;
+    p->target.cudnn_bwd =
+        target->gpu && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
     p->n_units = m->n_units;
     p->unit = calloc((size_t)m->n_units, sizeof(*p->unit));
     p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));
@@ -495,6 +493,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
                 p->cold.rows);
     if (m->table_rows)
         print_tables(p, m, out);
+    iz_plan_print_attention(p, out);
     iz_plan_split_print(p, out);
     iz_plan_matrices_print(p, out);
     iz_bytes_print(&p->bytes, out);

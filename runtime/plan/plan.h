@@ -105,6 +105,9 @@ struct iz_plan_ring {
 #define IZ_LOGITS_BYTES (INT64_C(256) << 20)
 #define IZ_LOGITS_LARGE_BYTES (INT64_C(1) << 30)
 
+/* A GPU with more is a large one. */
+#define IZ_LARGE_GPU_BYTES (INT64_C(64) << 30)
+
 /* Of scratch, beside what was counted. */
 #define IZ_SCRATCH_SPARE 4096
 
@@ -118,11 +121,14 @@ struct iz_target {
     bool gpu;           /* units are computed on a GPU with memory of its own */
     bool nccl;          /* between GPUs; else collectives go through the host */
     bool bf16_products; /* products with bf16 weights on a CPU are of bf16 */
-    bool cudnn;         /* on a GPU, attention's forward is cuDNN's */
+    bool cudnn;         /* of a plan: attention's forward is cuDNN's */
     bool cudnn_bwd;     /* ... and its backward */
     enum iz_dtype act;  /* type of activations */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
     int host_group;     /* what run.sum_group 0 means; 0: all ranks */
+    /* Why "auto" has become our forward of attention, and backward, in words
+     * that are borrowed; NULL: it has not. */
+    const char *why_own[2];
     /* Rates of a worker that computes units; zero if times are not predicted.
      */
     struct iz_rate compute;
@@ -244,6 +250,7 @@ struct iz_plan {
     struct iz_plan_touched touched;
     struct iz_plan_matrices matrices;
     struct iz_plan_cold cold;
+    bool attends; /* units have attention */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, without what is repeated */
 };
@@ -263,9 +270,18 @@ int iz_plan_slices(const struct iz_config *c, int workers);
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
-/* Whether attention's forward on a GPU of this capability is, or may turn out
- * to be, cuDNN's. */
-bool iz_plan_cudnn(const struct iz_config *c, int capability);
+/* Why attention on such a GPU is ours where the config leaves that open
+ * (attention.c), whatever the library says; NULL: it may be cuDNN's. */
+const char *iz_plan_not_cudnn(const struct iz_config *c, int capability);
+/* Part of iz_plan_choose: replaces "auto" by cudnn where that is possible, the
+ * plan fits with it and repeats little more, by own elsewhere, and tells why in
+ * t.  With everything else chosen as for ours. */
+void iz_plan_choose_attention(struct iz_config *c, const struct iz_model *m,
+                              int ranks, int rank, struct iz_target *t,
+                              const struct iz_limits *limit,
+                              bool (*all)(void *arg, bool ok), void *arg);
+/* A line, if units attend on a GPU. */
+void iz_plan_print_attention(const struct iz_plan *p, FILE *out);
 
 /* Whether the target computes in the types that the config asks for, and has
  * the GPU of its ratio, and whether so many ranks can add in its order: 0, or

@@ -118,7 +118,6 @@ struct library_wish {
     struct run *r;
     bool forward, backward; /* attention by cuDNN */
     bool products;          /* by other algorithms than the library's first */
-    bool notes;             /* kinds of attention, to time them */
     struct iz_refusal refusal;
 };
 
@@ -131,7 +130,6 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
     like.cudnn = w->forward;
     like.cudnn_bwd = w->backward;
     like.asks_products = w->products;
-    like.kinds_of_attention = w->notes ? &w->r->attention : NULL;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
@@ -140,7 +138,7 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
     }
 }
 
-/* Of the GPU, for products, and for attention. */
+/* Of the GPU. */
 #define TIMED_BUDGET_S 20.0
 
 static void time_products(void *arg, int i, struct iz_exec *x)
@@ -177,68 +175,32 @@ static int prepare_products(struct library_wish *w)
     return s;
 }
 
-static void time_attention(void *arg, int i, struct iz_exec *x)
-{
-    struct run *r = arg;
-    iz_attention_time(x, TIMED_BUDGET_S, &r->attention);
-}
-
 static void take_attention(void *arg, int i, struct iz_exec *x)
 {
-    x->cudnn = ((struct run *)arg)->attention.cudnn;
+    const struct iz_target *t = arg;
+    x->cudnn = t->cudnn;
+    x->cudnn_bwd = t->cudnn_bwd;
 }
 
-/* Whether some rank cannot compare; all know why. */
-static bool attention_refused(struct run *r, const char *why)
-{
-    struct iz_refusal *all = &r->attention.why;
-    int q = iz_coll_refuser(r->coll, why[0] != 0);
-    if (q < 0)
-        return false;
-    snprintf(all->why, sizeof(all->why), "%s", why);
-    iz_coll_broadcast(r->coll, all, sizeof(*all), q, "the reason");
-    return true;
-}
-
-/* The forward of attention that is faster on rank 0, for all ranks; ours where
- * cuDNN's cannot be had. */
-static int choose_attention(struct run *r)
-{
-    struct library_wish w = {.r = r, .forward = true, .notes = true};
-    struct iz_target *t = &r->e->plan.target;
-    const char *why = r->arithmetic.attention_why;
-    if (r->gpu.device < 0 || r->c.run.gpu_attention != IZ_ATTENTION_TIMED) {
-        snprintf(r->attention.why.why, sizeof(r->attention.why.why), "%s", why);
-        return 0;
-    }
-    if (t->cudnn)
-        iz_graph_on_device(r->e->graph, ask_library, &w);
-    why = !t->cudnn             ? "cuDNN needs compute capability 8.0"
-          : !r->attention.asked ? "the model has none"
-                                : w.refusal.why;
-    if (!attention_refused(r, why)) {
-        if (iz_run_first(r))
-            iz_graph_on_device(r->e->graph, time_attention, r);
-        iz_coll_broadcast(r->coll, &r->attention, sizeof(r->attention), 0,
-                          "the times of attention");
-    }
-    t->cudnn = r->attention.cudnn;
-    iz_graph_on_device(r->e->graph, take_attention, r);
-    r->c.run.gpu_attention = t->cudnn ? IZ_ATTENTION_CUDNN : IZ_ATTENTION_OWN;
-    return iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0, "the config");
-}
-
-/* Has cuDNN make its plans for the forward or the backward, if it is to. */
+/* Has cuDNN make its plans for the forward or the backward, if it is to.  Where
+ * it cannot on some rank, and the config left the choice open, all take ours:
+ * the plan has room for either. */
 static int prepare_attention(struct run *r, bool back)
 {
-    const struct iz_target *t = &r->e->plan.target;
+    struct iz_target *t = &r->e->plan.target;
     struct library_wish w = {.r = r, .forward = !back, .backward = back};
-    if (back ? !t->cudnn_bwd : !t->cudnn)
+    bool *cudnn = back ? &t->cudnn_bwd : &t->cudnn;
+    if (!*cudnn)
         return 0;
     iz_graph_on_device(r->e->graph, ask_library, &w);
-    return iz_arithmetic_refuse_cudnn(r->coll, back,
-                                      w.refusal.why[0] ? w.refusal.why : NULL,
-                                      r->arithmetic.attention_kept[back]);
+    int s = iz_arithmetic_no_cudnn(&r->arithmetic, &r->c, r->coll, back,
+                                   w.refusal.why[0] ? w.refusal.why : NULL);
+    t->why_own[back] = r->arithmetic.attention_why[back].why;
+    if (s || !*t->why_own[back])
+        return s;
+    *cudnn = false;
+    iz_graph_on_device(r->e->graph, take_attention, t);
+    return iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0, "the config");
 }
 
 /* Asks the GPU's libraries for all that the plan's tasks will want of them, and
@@ -246,9 +208,7 @@ static int prepare_attention(struct run *r, bool back)
 static int prepare_libraries(struct run *r)
 {
     struct library_wish w = {.r = r, .products = true};
-    int s = choose_attention(r);
-    if (!s)
-        s = prepare_attention(r, false);
+    int s = prepare_attention(r, false);
     if (!s)
         s = prepare_attention(r, true);
     if (s || r->gpu.device < 0 || strcmp(r->c.run.gpu_products, "first") == 0)

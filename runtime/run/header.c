@@ -88,10 +88,6 @@ static void print_place(const struct run *r)
            iz_mib(p->info.total_bytes));
     if (p->sharing > 1)
         printf(", shared by %d ranks", p->sharing);
-    if (r->e->plan.target.cudnn)
-        printf("; forward of attention by cuDNN");
-    if (r->e->plan.target.cudnn_bwd)
-        printf("; backward of attention by cuDNN");
     if (r->coll->size > 1)
         printf("; collectives through %s",
                p->nccl ? "NCCL" : "MPI and pinned memory");
@@ -125,17 +121,6 @@ static void print_products(const struct iz_product_choice *p)
     printf("\n");
 }
 
-/* Who was timed; otherwise nothing. */
-static void print_attention(const struct iz_attention_choice *a)
-{
-    if (a->why.why[0])
-        printf("      forward of attention: own, not timed: %s\n", a->why.why);
-    else if (a->seconds > 0)
-        printf("      forward of attention: %s; per micro-batch own takes "
-               "%.3f ms, cudnn %.3f ms\n",
-               a->cudnn ? "cudnn" : "own", 1e3 * a->own_s, 1e3 * a->cudnn_s);
-}
-
 /* Of all ranks, in order; malloc'ed. */
 static struct iz_binding *gather_bindings(const struct run *r)
 {
@@ -160,7 +145,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     else
         iz_blas_name(blas, sizeof(blas));
     if (r->gemm.side)
-        snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
+        snprintf(product, sizeof(product), " of %d cubed, cool", r->gemm.side);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",
@@ -173,7 +158,6 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
     print_products(&r->products);
-    print_attention(&r->attention);
     iz_environment_print(stdout);
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");

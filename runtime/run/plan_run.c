@@ -157,6 +157,9 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                              r->o.ranks);
         *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
         t->bf16_products = r->arithmetic.bf16_products;
+        for (int back = 0; back < 2; back++)
+            if (r->arithmetic.attention_why[back].why[0])
+                t->why_own[back] = r->arithmetic.attention_why[back].why;
         *limit =
             (struct iz_limits){.host = memory_limit(r),
                                .beside = !r->c.run.memory_limit_bytes,
@@ -364,6 +367,7 @@ int iz_run_prepare(struct run *r)
     struct iz_arithmetic_for on = {.workers = r->workers,
                                    .resume = r->o.resume,
                                    .gpu = r->gpu.device >= 0,
+                                   .capability = r->gpu.info.capability,
                                    .here = !r->o.ranks};
     if (!s && !r->o.machine)
         s = iz_run_agree(

@@ -164,6 +164,12 @@ static double hidden(const struct simulation *s, unsigned kinds)
     return t.seconds > 0 ? 100 * t.hidden_s / t.seconds : 100;
 }
 
+/* Of a step. */
+static double kind_seconds(const struct simulation *s, enum iz_kind kind)
+{
+    return iz_time_shares_kind(s->shares, kind).seconds / s->clips;
+}
+
 /* ---- report ---- */
 
 static void report(const struct simulation *s)
@@ -179,6 +185,8 @@ static void report(const struct simulation *s)
     double peak = (double)s->machine.flops_per_s[e->plan.param_type];
     double up = (double)e->counts.up_bytes / s->steps;
     double down = (double)e->counts.down_bytes / s->steps;
+    double optimizer =
+        step * iz_time_shares_total(s->shares).share[IZ_USE_OPTIMIZER];
     printf("simulated on %s, rank 0 of %d: step %.4f s, %.0f %ss/s, "
            "%.2f TFLOP/s per rank",
            s->machine.name, s->ranks, step, tokens, s->model->item,
@@ -204,6 +212,8 @@ static void report(const struct simulation *s)
     printf("{\"simulation\": {\"machine\": \"%s\", \"ranks\": %d, "
            "\"step_s\": %.9f, \"%ss_per_s\": %.3f, \"flop_per_s\": %.6g, "
            "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "
+           "\"forward_s\": %.6f, \"backward_s\": %.6f, "
+           "\"optimizer_s\": %.6f, "
            "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
            "\"device_bytes\": %lld, \"host_bytes\": %lld, "
            "\"predicted_s\": %.9f, \"lost_spans\": %lld, "
@@ -211,6 +221,7 @@ static void report(const struct simulation *s)
            "\"task_hash\": \"%016llx\"}}\n",
            s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
            down, (long long)iz_graph_submitted(e->graph),
+           kind_seconds(s, IZ_FORWARD), kind_seconds(s, IZ_BACKWARD), optimizer,
            hidden(s, IZ_KINDS_LINKS), hidden(s, IZ_KINDS_OPTIMIZER),
            (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan),

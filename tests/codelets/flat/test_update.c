@@ -345,7 +345,7 @@ static void update_scalar(const struct arrays *a, const struct iz_step *s)
     }
     for (int k = 0; k < states; k++) {
         struct iz_moments x = iz_update_state(&u, k);
-        iz_moment_store(&x, 0, wide[k], whole, u.key + (uint64_t)k, u.first);
+        iz_moment_store(&x, 0, wide[k], whole, u.key, u.first);
         free(wide[k]);
     }
     iz_cast_params(a->out, a->out_type, a->p, a->n);

@@ -73,13 +73,47 @@ static void backward_agrees_with_double(void **state)
 /* As much as is planned, which the stand-in overwrites. */
 static void a_backward_has_a_matrix_of_scores_for_each_head(void **state)
 {
-    int64_t most = iz_cudnn_bwd_bytes(65, 4, 2, 16) - 256;
-    assert_int_equal(iz_cudnn_bwd_bytes(64, 3, 3, 64),
+    int64_t most = iz_cudnn_bwd_bytes(1, 65, 4, 2, 16) - 256;
+    assert_int_equal(iz_cudnn_bwd_bytes(1, 64, 3, 3, 64),
                      2 * 3 * 64 * 128 + IZ_CUDNN_SCRATCH);
     assert_int_equal(most, 2 * 4 * 128 * 128 + 4 * 4 * 65 * 16 +
                                IZ_CUDNN_SCRATCH - 256);
     fake->config[0].workspace = most;
     check(IZ_BF16, (struct shape){2, 65, 4, 16, 2}, false, false, true);
+}
+
+/* In equal parts, with the bits of one after the other. */
+static void a_backward_does_as_many_samples_as_scratch_holds(void **state)
+{
+    const struct shape s = {6, 33, 2, 16, 1};
+    const int64_t more = iz_cudnn_bwd_bytes(2, 33, 2, 1, 16) -
+                         iz_cudnn_bwd_bytes(1, 33, 2, 1, 16);
+    const struct {
+        int64_t spare;
+        bool moody;
+        int runs;
+    } cases[] = {{0, false, 6},        {more - 64, false, 6},
+                 {more, false, 3},     {4 * more, false, 2},
+                 {5 * more, false, 1}, {5 * more, true, 6}};
+    struct attention t = attention_new(IZ_BF16, s, 2);
+    t.cudnn_bwd = true;
+    attention_run(&t, false);
+    attention_run(&t, true);
+    struct iz_view want = t.s.t[DQKV].v;
+    want.p = memcpy(malloc((size_t)iz_view_bytes(want)), want.p,
+                    (size_t)iz_view_bytes(want));
+    for (int i = 0; i < COUNT(cases); i++) {
+        iz_cudnn_close(&backend.x.cuda->dnn);
+        fake->moody = cases[i].moody;
+        fake->runs = 0;
+        t.s.spare = cases[i].spare;
+        attention_run(&t, true);
+        assert_int_equal(fake->runs, 2 * cases[i].runs);
+        fixture_same_bits("dqkv", t.s.t[DQKV].v, want);
+    }
+    free(want.p);
+    iz_cudnn_close(&backend.x.cuda->dnn);
+    attention_free(&t);
 }
 
 static void a_plan_is_made_once_per_shape(void **state)
@@ -114,7 +148,7 @@ static void a_plan_is_made_once_per_shape(void **state)
 /* The worker's handle and its stream. */
 static bool ask(enum iz_dtype type, bool back, struct iz_refusal *why)
 {
-    struct iz_cuda cuda = {NULL, NULL};
+    struct iz_cuda cuda = {NULL};
     struct attention t = attention_new(type, (struct shape){2, 9, 4, 16, 2}, 1);
     struct iz_exec x = iz_exec_dry(IZ_CUDA, type);
     struct iz_view v[ATTENTION_TENSORS];
@@ -176,7 +210,7 @@ static void what_cannot_be_is_refused(void **state)
     fake->config[0].workspace = 4 * 2 * 4 * 9 * 9 + IZ_CUDNN_SCRATCH;
     refused(IZ_BF16, false,
             "cuDNN wants 68128 bytes beside the tensors, 65280 are");
-    fake->config[0].workspace = iz_cudnn_bwd_bytes(9, 4, 2, 16);
+    fake->config[0].workspace = iz_cudnn_bwd_bytes(1, 9, 4, 2, 16);
     refused(IZ_BF16, true,
             "backward of attention of 1 samples of 9, 4 heads of 16 columns, "
             "keys of 2: cuDNN wants 133376 bytes beside the tensors, 133120");
@@ -211,6 +245,8 @@ int main(void)
                                reset_fake),
         cmocka_unit_test_setup(backward_agrees_with_double, reset_fake),
         cmocka_unit_test_setup(a_backward_has_a_matrix_of_scores_for_each_head,
+                               reset_fake),
+        cmocka_unit_test_setup(a_backward_does_as_many_samples_as_scratch_holds,
                                reset_fake),
         cmocka_unit_test_setup(a_plan_is_made_once_per_shape, reset_fake),
         cmocka_unit_test_setup(the_first_plan_that_will_do_is_taken,

@@ -77,10 +77,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     return cudaSuccess;
 }
 
-/* The first series takes long, the third is the fastest. */
+/* The first series takes long, the third is the fastest, as if the GPU were
+ * cool. */
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
 {
-    static const float times[] = {900, 4, 2, 4, 4};
+    static const float times[] = {900, 4, 2, 4, 5};
     assert_ptr_not_equal(a, b);
     *ms = times[seen.series++ % 5];
     return cudaSuccess;
@@ -130,14 +131,14 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     return true;
 }
 
-/* The fastest series counts, until the time is over: 4 + 2 + 4 + 4 ms. */
-static void rate_is_that_of_the_fastest_series(void **state)
+/* 4 + 2 + 4 + 5 ms, of which the last two series end behind 2/3 of 13. */
+static void rate_is_that_of_the_last_third(void **state)
 {
     for (int t = 0; t < 3; t++) {
         struct iz_exec x = {.backend = IZ_CUDA, .act = fixture_types[t]};
         memset(&seen, 0, sizeof(seen));
         double rate = iz_gemm_rate_cuda(&x, 700, 300, 500, 0.013);
-        assert_true(fabs(rate - 10 * 2 * 700. * 300 * 500 / 2e-3) <
+        assert_true(fabs(rate - 2 * 10 * 2 * 700. * 300 * 500 / 9e-3) <
                     1e-3 * rate);
         assert_int_equal(seen.series, 5);
         assert_int_equal(seen.products, 50);
@@ -159,7 +160,7 @@ static void no_memory_is_no_rate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rate_is_that_of_the_fastest_series),
+        cmocka_unit_test(rate_is_that_of_the_last_third),
         cmocka_unit_test(no_memory_is_no_rate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

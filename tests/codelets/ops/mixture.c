@@ -18,7 +18,8 @@ struct mixture mixture_new(int64_t m, int64_t e, int64_t k)
 
 static struct iz_view numbers(struct iz_view v, int64_t rows, int64_t cols)
 {
-    return (struct iz_view){v.p, IZ_I32, rows, cols, NULL, NULL};
+    return (struct iz_view){
+        .p = v.p, .dtype = IZ_I32, .rows = rows, .cols = cols};
 }
 
 struct iz_routes mixture_routes(const struct mixture *a,

@@ -273,6 +273,7 @@ struct classifier {
     double *loss;
     float scale;
     int odd;   /* rows of DW before the gradient */
+    int spare; /* rows behind those of W */
     int count; /* of targets; with none all results are exactly 0 */
     bool frozen;
     /* What is expected, and how far the errors of the logits' gradients may
@@ -281,16 +282,23 @@ struct classifier {
     struct near *da, *dw;
 };
 
+static int64_t vocabulary(const struct classifier *k)
+{
+    return k->s.t[W].v.rows - k->spare;
+}
+
 static struct iz_classifier classifier_of(const struct classifier *k,
                                           const struct iz_view *v)
 {
+    int64_t n = vocabulary(k);
     struct iz_classifier c = {.a = v[A],
-                              .w = v[W],
+                              .w = iz_view_rows(v[W], 0, n),
                               .target = v[TARGET].p,
                               .da = v[DA],
-                              .dw = iz_view_rows(v[DW], k->odd, v[W].rows),
+                              .dw = iz_view_rows(v[DW], k->odd, n),
                               .loss_scale = k->scale,
                               .loss = v[LOSS].p};
+    c.w.room = k->spare * v[W].cols;
     if (k->frozen) /* its type is all that is left of the gradient */
         c.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     return c;
@@ -320,18 +328,20 @@ static const struct pass both = {classify_backward,
 /* s: rows, width, vocabulary, and whether there is no target; else every fifth
  * is ignored. */
 static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
-                                        const int64_t *s)
+                                        const int64_t *s, int spare)
 {
     enum iz_dtype act = backend.act(param);
+    int64_t rows = s[2] + spare;
     struct classifier k = {.s = {.n = CLASS_TENSORS,
                                  .pinned = BIT(TARGET) | BIT(LOSS),
                                  .t = {[A] = tensor_new(act, s[0], s[1], 2),
-                                       [W] = tensor_new(param, s[2], s[1], 2),
+                                       [W] = tensor_new(param, rows, s[1], 2),
                                        [DA] = tensor_new(act, s[0], s[1], 1),
                                        [DW] = tensor_new(dw, s[2] + 1, s[1], 1),
                                        [TARGET] = bytes_new(s[0] * 4),
                                        [LOSS] = bytes_new(8)}},
-                           .scale = 64};
+                           .scale = 64,
+                           .spare = spare};
     k.target = k.s.t[TARGET].v.p;
     k.loss = k.s.t[LOSS].v.p;
     for (int64_t i = 0; i < s[0]; i++)
@@ -362,7 +372,7 @@ static void near_add(struct near *to, double g, double off, const double *x,
 static void want_row(struct classifier *k, int64_t i, double scale)
 {
     const struct tensor *t = k->s.t;
-    int64_t n = t[W].v.rows, c = t[A].v.cols;
+    int64_t n = vocabulary(k), c = t[A].v.cols;
     const double *a = t[A].d + i * c, *w = t[W].d;
     double *s = calloc((size_t)n, sizeof(*s)), max = -INFINITY, sum = 0;
     double off = 0, sums = 0x1p-21 * fmax(1, sqrt((double)n) / 256);
@@ -415,7 +425,7 @@ static void classifier_want(struct classifier *k)
 static void check_run(struct classifier *k, const struct pass *p, int flops)
 {
     struct tensor *t = k->s.t, dw = t[DW];
-    double once = 2. * (double)(iz_view_len(t[A].v) * t[W].v.rows);
+    double once = 2. * (double)(iz_view_len(t[A].v) * vocabulary(k));
     scene_run(&k->s, p, k);
     assert_true(fabs(*k->loss - k->want_loss) <=
                 (k->count ? 2e-6 * fmax(1, k->want_loss) : 0));
@@ -423,15 +433,15 @@ static void check_run(struct classifier *k, const struct pass *p, int flops)
     if (p == &loss_alone)
         return;
     fixture_near("da", &t[DA], k->da);
-    dw.v = iz_view_rows(dw.v, k->odd, t[W].v.rows);
+    dw.v = iz_view_rows(dw.v, k->odd, vocabulary(k));
     if (!k->frozen && !(k->s.unwanted & BIT(DW)))
         fixture_near("dw", &dw, k->dw);
 }
 
 static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
-                             const int64_t *s, int odd)
+                             const int64_t *s, int odd, int spare)
 {
-    struct classifier k = classifier_new(param, dw, s);
+    struct classifier k = classifier_new(param, dw, s, spare);
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
@@ -449,8 +459,8 @@ static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
 
 static void check_gradient_types(enum iz_dtype param, const int64_t *s)
 {
-    check_classifier(param, param, s, 0);
-    check_classifier(param, IZ_F32, s, 0);
+    check_classifier(param, param, s, 0, 0);
+    check_classifier(param, IZ_F32, s, 0, 64);
 }
 
 /* 8200 and 16900 logits take a block of threads more than one turn. */
@@ -474,14 +484,15 @@ static void classifier_agrees_in_chunks(void **state)
                           : backend.x.backend == IZ_CPU ? cpu
                                                         : emulated;
     for (int t = backend.device ? 2 : 0; t < 3; t++)
-        check_classifier(fixture_types[t], fixture_types[t], size, t == 2);
+        check_classifier(fixture_types[t], fixture_types[t], size, t == 2,
+                         64 * (t == 1));
 }
 
 /* What comes of a[0,0] = value and w[0,0] = w in the loss of row 0. */
 static double loss_with(double value, double w, int64_t vocab)
 {
     const int64_t size[4] = {6, 3, vocab};
-    struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
+    struct classifier k = classifier_new(IZ_F32, IZ_F32, size, 0);
     k.s.t[A].d[0] = value;
     k.s.t[W].d[0] = w;
     for (int i = 0; i < 6; i++)
@@ -514,7 +525,7 @@ static void classifier_shows_nan_and_overflow(void **state)
 static void classify_a_foreign_target(const void *arg)
 {
     static const int64_t size[4] = {6, 3, 33};
-    struct classifier k = classifier_new(IZ_F32, IZ_F32, size);
+    struct classifier k = classifier_new(IZ_F32, IZ_F32, size, 0);
     k.target[4] = 33;
     scene_run(&k.s, &loss_alone, &k);
 }

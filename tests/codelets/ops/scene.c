@@ -198,7 +198,7 @@ static void check_counts(const struct iz_exec *x, const struct iz_exec *dry,
 {
     if (s->unwanted) /* a dry run counts it all the same */
         return;
-    assert_int_equal(x->work.peak, dry->work.peak);
+    assert_true(s->spare || x->work.peak == dry->work.peak);
     assert_true(x->flops == dry->flops && x->bytes == dry->bytes);
 }
 
@@ -214,7 +214,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     dry.logits_bytes = x.logits_bytes;
     call(p, &dry, s, NULL, arg);
     views_up(at, s, p->reads);
-    work = strips_take(dry.work.peak, turns++, false);
+    work = strips_take(dry.work.peak + s->spare, turns++, false);
     arena_fill(&work, turn ? 0x11 : 0xff);
     x.work = (struct iz_arena){.base = work.p, .size = work.bytes};
     call(p, &x, s, at, arg);

@@ -41,6 +41,7 @@ struct scene {
     bool exact;        /* the bits of the CPU's op */
     double flops;      /* of the last run, and the scratch that it took */
     int64_t scratch;
+    int64_t spare; /* bytes of the arena beside those that the dry run counts */
     const int (*into)[2]; /* see scene_in_place */
     int n_into;
 };
@@ -60,11 +61,11 @@ struct pass {
 };
 
 /* Runs the op dry and then twice with a work arena of exactly the size found,
- * which is full of NaN the first time and of something else the second, and
- * checks: the same bits both times, tensors that it only reads unchanged,
- * nothing written beside tensors and arena, the counters those of the dry run.
- * What the op only writes is NaN before.  Where it must have the CPU's bits,
- * they are compared.  Results are in t[i].v, t[i].d is as it was. */
+ * and `spare`, which is full of NaN the first time and of something else the
+ * second, and checks: the same bits both times, tensors that it only reads
+ * unchanged, nothing written beside tensors and arena, the counters those of
+ * the dry run.  What the op only writes is NaN before.  Where it must have the
+ * CPU's bits, they are compared.  Results are in t[i].v, t[i].d is as it was. */
 void scene_run(struct scene *s, const struct pass *p, const void *arg);
 
 /* After scene_run: the same pass with tensor i in the memory of tensor j, for

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose kernels do attention's forward and backward on a GPU: what is chosen, kept and
-refused, on the stand-in, which does the same for both and pretends to take a time.  tests/codelets/gpu has what is asked of the library."""
+refused, on the stand-in, which does the same for both.  tests/codelets/gpu has what is
+asked of the library."""
 import re
 
 import pytest
@@ -11,22 +12,23 @@ pytestmark = pytest.mark.skipif(run.GPU != "standin",
                                 reason="needs the stand-in for a GPU")
 CONFIG = {"bf16.enabled": True, "run.device": "cuda", "run.save": True,
           "train_batch_size": 12}
-BY_CUDNN = "forward of attention by cuDNN"
-BACKWARD = "backward of attention by cuDNN"
+BY_CUDNN = "forward by cuDNN"
+BACKWARD = "backward by cuDNN"
 KEY = "run.gpu_attention"
+OWN = {"run.gpu_attention_backward": "own"}
 
 
 @pytest.fixture
 def go(place):
     """Starts a run that asks for a kernel, with a cuDNN that may be gone; one that
     goes on where there is an output of that name."""
-    def go(kind, out, cudnn="", good=True, ranks=1, options=(), times="", **more):
+    def go(kind, out, cudnn="", good=True, ranks=1, options=(), capability=90, **more):
         output = place.folder / out
         act = place.good if good else place.launch
         return act(ranks, {**CONFIG, KEY: kind, **more},
                    options or (["--resume"] if output.exists() else ()), output,
                    {"IZ_STANDIN_CUDNN": cudnn, "IZ_STANDIN_DEVICES": "2",
-                    "IZ_STANDIN_ATTENTION": times, "STARPU_SILENT": "1"})
+                    "IZ_STANDIN_CAPABILITY": str(capability), "STARPU_SILENT": "1"})
     return go
 
 
@@ -43,14 +45,39 @@ def test_a_run_says_whose_kernel_it_takes(recompute, go):
     more = {"run.recompute": recompute, "run.sample_tokens": 3, "run.eval_batches": 1,
             "run.sample_prompt": "a"}
     r = {kind: go(kind, kind, **more) for kind in ("auto", "own", "cudnn")}
-    assert chosen(r["auto"]) == chosen(r["own"]) == "own" and chosen(r["cudnn"]) == "cudnn"
-    assert BY_CUDNN in r["cudnn"].out and BY_CUDNN not in r["auto"].out + r["own"].out
+    assert chosen(r["auto"]) == chosen(r["cudnn"]) == "cudnn" and chosen(r["own"]) == "own"
+    assert BY_CUDNN in r["auto"].out and BY_CUDNN in r["cudnn"].out
+    assert BY_CUDNN not in r["own"].out
     assert r["auto"].bits == r["own"].bits == r["cudnn"].bits
+
+
+@pytest.mark.parametrize("cudnn, more, line", (
+    ("", {}, "forward by cuDNN, backward by cuDNN"),
+    ("no backward", {}, "forward by cuDNN, backward by izar: no plan for"),
+    ("none", {}, "forward by izar, backward by izar: no plan for 16 tokens\n"),
+    ("gone", {}, "forward by izar, backward by izar: libcudnn.so.9: not found\n"),
+    ("", {"capability": 89}, "forward by izar, backward by izar: cuDNN's is not known to be faster"),
+    ("", {"bf16.enabled": False}, "forward by izar, backward by izar: cuDNN's attention is of bf16"),
+    ("", {"data.document_end": 32}, "forward by izar, backward by izar: cuDNN's attention does not")))
+def test_auto_goes_by_a_rule_and_tells_why_not(cudnn, more, line, go):
+    r = go("auto", "out", cudnn, **more)
+    assert f"      attention: {line}" in r.out, str(r)
+    for key, word in ((KEY, "forward"), (KEY + "_backward", "backward")):
+        assert chosen(r, key[4:]) == ("cudnn" if f"{word} by cuDNN" in line else "own")
+
+
+@pytest.mark.parametrize("cudnn", ("gone", "none"))
+def test_all_ranks_take_the_same(cudnn, place):
+    """The second one has no cuDNN, and the first one says so."""
+    r = place.apart([["env", f"IZ_STANDIN_CUDNN={x}"] for x in ("", cudnn)],
+                    {**CONFIG}, env={"IZ_STANDIN_DEVICES": "2"})
+    assert r.rc == 0 and chosen(r) == chosen(r, "gpu_attention_backward") == "own", str(r)
+    assert f"by izar: {'lib' if cudnn == 'gone' else 'no plan'}" in r.out, str(r)
 
 
 def test_a_resumed_run_keeps_its_kernel(go):
     for kind in ("cudnn", "own"):
-        go(kind, kind)
+        go(kind, kind, **OWN)
         b = go("auto", kind, **steps(6))
         assert chosen(b) == kind and (BY_CUDNN in b.out) == (kind == "cudnn")
     r = go("auto", "cudnn", "gone", good=False, **steps(8))
@@ -74,7 +101,7 @@ def test_a_run_that_began_without_a_gpu_has_chosen_nothing(go):
     for n in (3, 6):
         assert chosen(go("auto", "cpu", **steps(n), **cpu)) == "auto"
     gpu = go("auto", "cpu", **steps(9))
-    assert chosen(gpu) == "own" and BY_CUDNN not in gpu.out
+    assert chosen(gpu) == "cudnn" and BY_CUDNN in gpu.out
     (gpu.output / "config.json").unlink()
     r = go("auto", "cpu", good=False, **steps(12), **cpu,
            **{"run.cpu_products": "fp32"})
@@ -83,7 +110,7 @@ def test_a_run_that_began_without_a_gpu_has_chosen_nothing(go):
 
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_a_library_that_lost_its_kernel_says_what_the_run_began_with(ranks, go):
-    go("cudnn", "lost", ranks=ranks)
+    go("cudnn", "lost", ranks=ranks, **OWN)
     for kind, words in (("auto", "this run began with it: own goes on with other bits"),
                         ("cudnn", "; use own")):
         r = go(kind, "lost", "none", good=False, ranks=ranks, **steps(6))
@@ -108,51 +135,14 @@ def test_without_a_gpu_nobody_asks(go):
     assert BY_CUDNN not in r.out and chosen(r) == "cudnn"
 
 
-# ---- the faster forward ----
-
-@pytest.mark.parametrize("ranks", (1, 2))
-@pytest.mark.parametrize("times, kind", (("40,10", "cudnn"), ("40,39.5", "own")))
-def test_the_faster_forward_is_taken_and_kept(times, kind, ranks, go):
-    """Less than two of a hundred are no reason for cuDNN's, nor is what the times would
-    be later.  By the times it says how often a micro-batch calls the forward."""
-    r = go("timed", "out", times=times, ranks=ranks)
-    own, cudnn = (float(t) for t in times.split(","))
-    n = r.config["model"]["layers"]
-    assert (f"forward of attention: {kind}; per micro-batch own takes {n * own:.3f} ms, "
-            f"cudnn {n * cudnn:.3f} ms") in r.out, str(r)
-    assert chosen(r) == kind and (BY_CUDNN in r.out) == (kind == "cudnn")
-    for steps_, ask in ((6, "auto"), (9, "timed")):
-        again = go(ask, "out", times="10,40" if kind == "cudnn" else "40,10", ranks=ranks,
-                   **steps(steps_))
-        assert chosen(again) == kind and "per micro-batch own" not in again.out
-        assert (BY_CUDNN in again.out) == (kind == "cudnn")
-
-
-@pytest.mark.parametrize("cudnn, more, reason", (
-    ("gone", {}, "libcudnn.so.9: not found"), ("none", {}, "no plan for"),
-    ("", {"bf16.enabled": False}, "cuDNN's attention is of bf16 and fp16"),
-    ("", {}, "there was too little time")))
-def test_where_cudnn_cannot_be_had_timed_is_own(cudnn, more, reason, go):
-    r = go("timed", "out", cudnn, times="40,10" if reason[0] != "t" else "9000,10", **more)
-    assert f"forward of attention: own, not timed: {reason}" in r.out, str(r)
-    assert chosen(r) == "own" and BY_CUDNN not in r.out
-
-
-def test_a_run_that_began_without_a_gpu_times_later(go):
-    for n, kind in ((3, "timed"), (6, "auto")):
-        cpu = go(kind, "out", "gone", **steps(n), **{"run.device": "cpu"})
-        assert chosen(cpu) == "timed"
-    assert chosen(go("auto", "out", times="40,10", **steps(9))) == "cudnn"
-
-
 # ---- the backward ----
 
 def test_the_backward_is_chosen_kept_and_refused(go):
     key = "run.gpu_attention_backward"
-    r = {kind: go("own", kind, **{key: kind}) for kind in ("auto", "cudnn")}
-    assert r["auto"].bits == r["cudnn"].bits
-    assert BACKWARD in r["cudnn"].out and BACKWARD not in r["auto"].out
-    assert chosen(r["auto"], key[4:]) == "own" and BY_CUDNN not in r["cudnn"].out
+    r = {kind: go("own", kind, **{key: kind}) for kind in ("own", "cudnn")}
+    assert r["own"].bits == r["cudnn"].bits
+    assert BACKWARD in r["cudnn"].out and BACKWARD not in r["own"].out
+    assert chosen(r["own"], key[4:]) == "own" and BY_CUDNN not in r["cudnn"].out
     again = go("auto", "cudnn", **steps(6))
     assert BACKWARD in again.out and chosen(again, key[4:]) == "cudnn"
     for cudnn, words in (("gone", "libcudnn.so.9: not found"), ("no backward", "no plan")):
@@ -173,6 +163,8 @@ def test_the_plan_counts_the_backward(go):
     run.refused(by, f"izar: it fits with {key}=own (")
     scratch, more = (float(re.search(x, by.err)[1]) for x in (
         r"scratch +(\d+\.\d+)", r"takes (\d+) bytes more"))
+    auto = go("own", "auto", **{**plan, key: "auto"})
+    assert "backward by izar: the plan has no room for cuDNN's scratch" in auto.out
     scores = 2 * 3 * 4096**2 / 2**20
     assert scores < scratch < 1.2 * scores, str(by)
     assert scores / 2 < more / 2**20 < scores, str(by)

@@ -25,10 +25,12 @@ SEQ = 12
 
 # Rows of products that are multiples of 8 elements and that are not, heads that
 # share keys, two chunks of logits of all samples and one of a single one.
+# Vocabularies of odd extents: behind that of gpt2 lie positions, where its
+# products may read on, behind that of llama nothing.
 MODELS = {
-    "gpt2": {"layers": 3, "heads": 3, "width": 24, "seq": SEQ, "vocab": 256},
+    "gpt2": {"layers": 3, "heads": 3, "width": 24, "seq": SEQ, "vocab": 310},
     "llama": {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 8,
-              "width": 20, "ffn": 28, "seq": SEQ, "vocab": 256,
+              "width": 20, "ffn": 28, "seq": SEQ, "vocab": 275,
               "rope_theta": 1000, "qkv_bias": True, "qk_norm": True},
     "vit": {"layers": 2, "heads": 3, "width": 24, "hidden": 36, "image": 6,
             "patch": 2, "channels": 3, "classes": 7},
@@ -57,7 +59,7 @@ ROWS = cover.rows(FACTORS, valid_on_gpu)
 # Several chunks of a block's shard.
 PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "batch": 2,
          "clip": 0.5, "chunk": 2048, "device": "cuda", "steps": 3}
-LOGITS = {"run.gpu_logits_bytes": 20 << 10}  # 20 rows of them
+LOGITS = {"run.gpu_logits_bytes": 20 << 10}  # 16 rows of them
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 
 

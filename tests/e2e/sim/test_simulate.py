@@ -6,11 +6,15 @@ import json
 import os
 import resource
 import subprocess
+import sys
 
 import pytest
 
 import cover
 import run
+
+sys.path.insert(0, str(run.ROOT / "bench"))
+import harness  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_SIMGRID") != "1",
                                 reason="needs tools/setup --simgrid")
@@ -347,6 +351,34 @@ def test_attention_has_a_rate_of_its_own(simulate, tmp_path):
     assert abs(seconds[1] - seconds[0] - more) < 0.02 * more
 
 
+# What a machine file need not tell: the field that it is then equal to, and what uses it.
+OWN = ("run.gpu_attention=own", "run.gpu_attention_backward=own")
+CUDNN = ("run.gpu_attention=cudnn", "run.gpu_attention_backward=cudnn")
+UNTOLD = [("gpu_attention_flops_per_s", "fp16_flops_per_s", ()),
+          ("gpu_attention_backward_flops_per_s", "fp16_flops_per_s", ()),
+          ("gpu_cudnn_flops_per_s", "fp16_flops_per_s", CUDNN),
+          ("gpu_cudnn_backward_flops_per_s", "fp16_flops_per_s", CUDNN),
+          ("gpu_sum_flops_per_s", "fp16_flops_per_s", ("model.vocab=50257",)),
+          ("gpu_squares_bytes_per_s", "gpu_bytes_per_s",
+           ("zero_optimization.offload_optimizer.device=none",)),
+          ("up_both_bytes_per_s", "up_bytes_per_s", ()),
+          ("up_busy_bytes_per_s", "up_bytes_per_s", ()),
+          ("down_both_bytes_per_s", "down_bytes_per_s", ("train_micro_batch_size_per_gpu=2",)),
+          ("core_moments_per_s", None, ("run.state_dtype=bf16",)),
+          ("core_fp8_moments_per_s", None, ("run.state_dtype=fp8",))]
+
+
+@pytest.mark.parametrize("field, other, sets", UNTOLD)
+def test_a_rate_that_need_not_be_told(field, other, sets, simulate, tmp_path):
+    equal = MACHINE[other] if other else 10**12
+    untold, told_it, slow = (
+        simulate(*SMALL, *OWN, *sets, machine=machine(
+            tmp_path, gpu_capability=90, **{field: x}))
+        for x in (None, equal, equal // 10**4))
+    assert told(told_it) == told(untold)
+    assert slow["step_s"] > untold["step_s"]
+
+
 def bare_elements():
     """Of the model of SMALL, which is all that is trained."""
     c = 1024
@@ -423,6 +455,25 @@ def test_cores_that_multiply_bf16(simulate, tmp_path):
     assert simulate(*want, asked, machine=path)["step_s"] == fast
     wide = simulate(*want, "run.cpu_products=\"fp32\"", machine=path)
     assert wide["step_s"] == plain["step_s"]
+
+
+# ---- against what was measured ----
+
+@pytest.mark.parametrize("record", sorted((run.ROOT / "bench/results").glob("*/simulated.json")),
+                         ids=lambda path: path.parent.name)
+def test_agrees_with_what_was_measured(record):
+    """A step within 10 %, its parts within 15 %: of themselves, or of a twentieth of the
+    step where they are less."""
+    missed = []
+    for row, measured, found in harness.recorded(record):
+        step = measured["step_s"]
+        for key in harness.RECORDED:
+            room = 0.1 * step if key == "step_s" else 0.15 * max(measured[key], step / 20)
+            if abs(found[key] - measured[key]) > room:
+                missed.append((row["name"], key, measured[key], found[key]))
+        if found["limited_by"] != row["limited_by"]:
+            missed.append((row["name"], row["limited_by"], found["limited_by"]))
+    assert not missed
 
 
 # ---- part of the optimizer on the GPU ----

@@ -215,7 +215,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
                                        int64_t most, int64_t *n, void *out)
 {
     const struct thing *t = d;
-    if (!t->finished && name != CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)
+    if (!t->finished && t->kind != CUDNN_BACKEND_ENGINE_DESCRIPTOR)
         return fail("it is not finished");
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
         *n = results(t, most, out);
@@ -226,6 +226,15 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
         *(int *)out = fake_cudnn.config[t->config].varies
                           ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC
                           : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+    } else if (name == CUDNN_ATTR_ENGINE_GLOBAL_INDEX) {
+        *(int64_t *)out = t->config;
+    } else if (name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES) {
+        *n = 1;
+        (*(struct thing **)out)->finished = true;
+    } else if (name == CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE) {
+        *(int *)out = CUDNN_KNOB_TYPE_TILE_CGA;
+    } else if (name == CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE) {
+        *(int64_t *)out = fake_cudnn.moody ? fake_cudnn.plans : 0;
     } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) {
         *(int64_t *)out = fake_cudnn.config[t->config].workspace;
     } else {

@@ -20,6 +20,7 @@ struct fake_cudnn {
         bool broken; /* cannot be compiled */
     } config[FAKE_CONFIGS];
     int version;
+    bool moody;      /* each plan has a kernel of its own */
     int plans, runs; /* finished ones; executions */
     int chosen;      /* the configuration of the last one */
     void *stream;    /* of the last handle */

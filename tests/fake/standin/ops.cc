@@ -370,25 +370,10 @@ const char *iz_cudnn_missing(void)
     return cudnn_is("gone") ? "libcudnn.so.9: not found" : NULL;
 }
 
-/* Whether the last forward was cuDNN's. */
-static bool by_cudnn;
-
-/* Milliseconds of a forward of ours and of cuDNN's: IZ_STANDIN_ATTENTION, with
- * a comma between. */
-extern "C" int cudaEventElapsedTime(float *ms, void *, void *)
-{
-    const char *text = getenv("IZ_STANDIN_ATTENTION");
-    const char *second = text ? strchr(text, ',') : NULL;
-    *ms = second ? (float)atof(by_cudnn ? second + 1 : text) : 1;
-    by_cudnn = false;
-    return 0;
-}
-
 /* The bits of our own forward. */
 void iz_attention_fwd_cudnn(struct iz_exec *x, const struct iz_attention *a,
                             struct iz_view scratch)
 {
-    by_cudnn = true;
     iz_attention_fwd_cuda(x, a, scratch);
 }
 
@@ -400,7 +385,7 @@ void iz_attention_bwd_cudnn(struct iz_exec *x, struct iz_view dqkv,
 }
 
 bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
-                            bool back)
+                            bool back, int64_t)
 {
     bool none = cudnn_is("none") || (back && cudnn_is("no backward"));
     if (none)

@@ -144,7 +144,7 @@ static void what_a_crash_left_is_cleared(void **state)
 
 /* Which of these a run has of its own; and what is said of that. */
 static const struct other_run {
-    const char *model, *optimizer, *array, *scalar;
+    const char *model, *optimizer, *rounding, *array, *scalar;
     int64_t more, cols;
     int fewer_scalars;
     const char *words;
@@ -158,6 +158,9 @@ static const struct other_run {
     {.optimizer = "lion",
      .words = "has the states of optimizer adam, in this run optimizer.type "
               "has those of lion"},
+    {.rounding = "coins",
+     .words = "its states were rounded by dice, this program rounds those of "
+              "run.state_dtype by coins"},
     {.more = 1,
      .words = "array wte/master has 1000 elements, in this run 1001"},
     {.array = "h.1/m", .words = "array h.0/m is not part of this run"},
@@ -176,6 +179,7 @@ static void a_foreign_run_is_told_what_differs(void **state)
         run_set(&r, small, &alone, 5);
         r.k.model_text = o->model ? o->model : r.k.model_text;
         r.k.optimizer = o->optimizer ? o->optimizer : r.k.optimizer;
+        r.k.rounding = o->rounding ? o->rounding : r.k.rounding;
         r.part[0].total = r.part[0].count += o->more;
         if (o->array)
             snprintf(r.part[1].name, 64, "%s", o->array);

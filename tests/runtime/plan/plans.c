@@ -68,7 +68,7 @@ int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l)
     return (int)HEARD(iz_plan_fit(plan, c, model, &l, stderr));
 }
 
-void choose(struct iz_config *c, int ranks, const struct iz_target *t,
+void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s)
 {
     struct iz_rate rate[IZ_RATES];

@@ -29,7 +29,7 @@ void make(struct iz_plan *out, const struct iz_config *c, int ranks,
 int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l);
 /* iz_plan_choose of the first rank, alone, on a machine whose host's workers
  * move so many bytes together. */
-void choose(struct iz_config *c, int ranks, const struct iz_target *t,
+void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s);
 /* Bytes of the host and of the GPU with this ratio; the plan is p. */
 struct iz_limits needs(struct iz_config c, double ratio);

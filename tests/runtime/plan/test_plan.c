@@ -3,6 +3,8 @@
  * table, shards, refusals, and what memory has to leave free. */
 #include "tests/runtime/plan/plans.h"
 
+#include "models/gpt2.h"
+
 static int fit_host(struct iz_plan *plan, const struct iz_config *c,
                     int64_t bytes)
 {
@@ -293,9 +295,64 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
     for (int i = 0; i < 4; i++) {
         struct iz_limits l = {.host = cases[i].host};
         c.run.sum_order = IZ_SUM_AUTO;
-        choose(&c, 2, &target2, l, 1e11);
+        struct iz_target t = target2;
+        choose(&c, 2, &t, l, 1e11);
         assert_int_equal(c.run.sum_order, cases[i].order);
     }
+}
+
+/* The GPU's bytes with these kernels, where units repeat all. */
+static int64_t attended(struct iz_config c, enum iz_attention_by forward,
+                        enum iz_attention_by backward)
+{
+    c.run.gpu_attention = forward;
+    c.run.gpu_attention_backward = backward;
+    make(&p, &c, 1, &gpu_bf16);
+    return iz_plan_device_bytes(&p);
+}
+
+static void attention_is_cudnns_where_the_plan_has_room(void **state)
+{
+    const enum iz_attention_by AUTO = IZ_ATTENTION_AUTO, OWN = IZ_ATTENTION_OWN,
+                               ITS = IZ_ATTENTION_CUDNN;
+    struct iz_gpt2_config small = {2, 8, 256, 2048, 512};
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_model *was = model;
+    assert_int_equal(iz_gpt2_open(&model, &small), 0);
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    int64_t own = attended(c, OWN, OWN), all = attended(c, ITS, ITS);
+    assert_true(all - own > INT64_C(16) << 20);
+    assert_true(attended(c, AUTO, AUTO) == own);
+    const struct {
+        int64_t device;
+        int capability, end;
+        enum iz_attention_by asked, forward, backward;
+        const char *why; /* not forward, or else not backward */
+    } cases[] = {
+        {all, 90, -1, AUTO, ITS, ITS, NULL},
+        {all, 120, -1, AUTO, ITS, ITS, NULL},
+        {all - 1, 90, -1, AUTO, ITS, OWN, "no room"},
+        {own - 1, 90, -1, AUTO, OWN, OWN, NULL}, /* nor does ours fit */
+        {all, 89, -1, AUTO, OWN, OWN, "capability 9.0"},
+        {all, 90, 5, AUTO, OWN, OWN, "documents"},
+        {all, 90, -1, OWN, OWN, ITS, NULL},
+        {all, 80, -1, ITS, ITS, OWN, "capability 9.0"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
+        struct iz_target t = gpu_bf16;
+        struct iz_config d = c;
+        t.capability = cases[i].capability;
+        d.data.document_end = cases[i].end;
+        d.run.gpu_attention = cases[i].asked;
+        choose(&d, 1, &t, l, 1e11);
+        assert_int_equal(d.run.gpu_attention, cases[i].forward);
+        assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
+        const char *why = t.why_own[0] ? t.why_own[0] : t.why_own[1];
+        assert_int_equal(!why, !cases[i].why);
+        assert_true(!why || strstr(why, cases[i].why));
+    }
+    iz_model_close(&model);
+    model = was;
 }
 
 /* Of a plan whose units keep everything. */
@@ -308,10 +365,10 @@ static int64_t keeps_all(struct iz_config c, int64_t logits)
 }
 
 static int64_t logits_chosen(struct iz_config c, int64_t device,
-                             const struct iz_target *t)
+                             struct iz_target t)
 {
     struct iz_limits l = {.host = INT64_MAX, .device = device};
-    choose(&c, 1, t, l, 1e11);
+    choose(&c, 1, &t, l, 1e11);
     return c.run.gpu_logits_bytes;
 }
 
@@ -325,16 +382,16 @@ static void logits_take_what_activations_leave(void **state)
     /* logits in fp32, and their gradients in bf16 */
     assert_true(many > few + (INT64_C(1) << 30));
     assert_true(keeps_all(c, IZ_LOGITS_BYTES) == few);
-    assert_true(logits_chosen(c, many, &gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
-    assert_true(logits_chosen(c, many - 1, &gpu_bf16) == IZ_LOGITS_BYTES);
-    assert_true(logits_chosen(c, few / 16, &gpu_bf16) == IZ_LOGITS_BYTES);
-    assert_true(logits_chosen(c, many, &target2) == 0);
+    assert_true(logits_chosen(c, many, gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
+    assert_true(logits_chosen(c, many - 1, gpu_bf16) == IZ_LOGITS_BYTES);
+    assert_true(logits_chosen(c, few / 16, gpu_bf16) == IZ_LOGITS_BYTES);
+    assert_true(logits_chosen(c, many, target2) == 0);
     c.run.recompute = IZ_RECOMPUTE_FULL;
-    assert_true(logits_chosen(c, many, &gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
-    assert_true(logits_chosen(c, INT64_C(64) << 30, &gpu_bf16) ==
+    assert_true(logits_chosen(c, many, gpu_bf16) == IZ_LOGITS_LARGE_BYTES);
+    assert_true(logits_chosen(c, INT64_C(64) << 30, gpu_bf16) ==
                 IZ_LOGITS_BYTES);
     c.run.gpu_logits_bytes = 12345;
-    assert_true(logits_chosen(c, many, &gpu_bf16) == 12345);
+    assert_true(logits_chosen(c, many, gpu_bf16) == 12345);
     /* What is asked for and too much is the way out. */
     c.run.gpu_logits_bytes = IZ_LOGITS_LARGE_BYTES;
     c.cpu_checkpointing = true;
@@ -460,6 +517,7 @@ int main(void)
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),
+        cmocka_unit_test(attention_is_cudnns_where_the_plan_has_room),
         cmocka_unit_test(logits_take_what_activations_leave),
         cmocka_unit_test(boundaries_of_a_cpu_are_on_the_host_anyway),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),

@@ -205,12 +205,12 @@ static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
 
 #define SLOW 1e10 /* bytes that the host moves a second */
 
-static double chosen(struct iz_config c, struct iz_limits l,
-                     const struct iz_target *t, double host_bytes_per_s)
+static double chosen(struct iz_config c, struct iz_limits l, struct iz_target t,
+                     double host_bytes_per_s)
 {
     c.zero.optimizer.ratio = 1;
     c.zero.optimizer.ratio_auto = true;
-    choose(&c, 1, t, l, host_bytes_per_s);
+    choose(&c, 1, &t, l, host_bytes_per_s);
     return c.zero.optimizer.ratio;
 }
 
@@ -222,21 +222,21 @@ static void an_automatic_ratio_is_what_the_forward_hides(void **state)
     struct iz_limits l = needs(c, 0.35);
     c.run.recompute = IZ_RECOMPUTE_FULL;
     l.host = INT64_MAX;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 0.35);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0.35);
     l.device--;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 0.4);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0.4);
     l.device = INT64_MAX;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 0);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0);
     double before = 0;
     for (c.micro_batch = 4; c.micro_batch <= 16; c.micro_batch *= 2) {
-        double now = chosen(c, l, &gpu_bf16, 1e11);
+        double now = chosen(c, l, gpu_bf16, 1e11);
         assert_true(now > before && now < 1);
         before = now;
     }
-    assert_true(chosen(c, l, &gpu_bf16, 1e14) == 1);
+    assert_true(chosen(c, l, gpu_bf16, 1e14) == 1);
     l = needs(offloaded(1, IZ_HOME_CPU), 1);
     l.device--;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 1); /* nothing fits */
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1); /* nothing fits */
 }
 
 /* A GPU that has room for all activations or all of the optimizer. */
@@ -249,22 +249,23 @@ static void activations_and_states_are_weighed(void **state)
     iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
     l.device = iz_plan_device_bytes(&p);
     assert_true(needs(c, 0).device <= l.device);
-    assert_true(chosen(c, l, &gpu_bf16, 1e14) == 1);
-    double some = chosen(c, l, &gpu_bf16, 5e10);
+    assert_true(chosen(c, l, gpu_bf16, 1e14) == 1);
+    double some = chosen(c, l, gpu_bf16, 5e10);
     assert_true(some > 0 && some < 1);
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) < some);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) < some);
 }
 
 /* As many samples at a time as make a step short: all where all are kept. */
 static void a_step_is_cut_where_memory_is_short(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU), open;
+    struct iz_target gpu = gpu_bf16, cpu = target2;
     struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
     c.cut_auto = c.grad_accum_open = true;
     c.micro_batch = 64;
     for (int samples = 64; samples >= 16; samples /= 2) {
         open = c;
-        choose(&open, 1, &gpu_bf16, l, 1e14);
+        choose(&open, 1, &gpu, l, 1e14);
         assert_int_equal(open.micro_batch, samples);
         assert_int_equal(open.grad_accum, 64 / samples);
         assert_int_equal(open.grad_accum_fp32, samples < 64);
@@ -273,7 +274,7 @@ static void a_step_is_cut_where_memory_is_short(void **state)
         l.device = iz_plan_device_bytes(&p) / 2;
     }
     open = c;
-    choose(&open, 1, &target2, l, 1e14);
+    choose(&open, 1, &cpu, l, 1e14);
     assert_int_equal(open.micro_batch, 64);
 }
 
@@ -281,16 +282,16 @@ static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
     struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
-    assert_true(chosen(c, l, &target1, SLOW) == 1);
+    assert_true(chosen(c, l, target1, SLOW) == 1);
     c.run.state_dtype = IZ_MOMENT_FP8;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 0);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0);
     c.run.save_mode = IZ_SAVE_ASYNC; /* which reads no coded states of a GPU */
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
     c = offloaded(1, IZ_HOME_NVME);
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
     c = offloaded(1, IZ_HOME_NONE);
     c.zero.optimizer.home = IZ_HOME_NONE;
-    assert_true(chosen(c, l, &gpu_bf16, SLOW) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
 }
 
 static void a_gpu_that_is_full_takes_no_chunks(void **state)

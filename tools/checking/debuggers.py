@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVIDIA's tools see: accesses outside memory in a tiny run, and how long every kernel
+of one step of the 7B takes."""
+import glob
+import json
+import re
+import shutil
+
+from checking.small import TABLE, command
+from checking.training import FIRST, config_of, settings_of
+from checking.work import Job, harness
+
+SMALL_YARDSTICK = {"IZ_YARDSTICK": "256"}
+
+
+def tool(name):
+    """Where it is, or None."""
+    found = [f for pattern in (f"/usr/local/cuda*/bin/{name}", f"/opt/nvidia/*/{name}",
+                               f"/usr/local/cuda*/{name}/{name}")
+             for f in sorted(glob.glob(pattern))]
+    return shutil.which(name) or (found[-1] if found else None)
+
+
+def memcheck(c):
+    """"Not ready" of an event is an answer; the program looks at all other errors itself."""
+    row = TABLE["gpt2 bf16"]
+    job = command(c, row._replace(name="memcheck", more={**row.more, "run.steps": 2}), "cuda")
+    line = [tool("compute-sanitizer"), "--tool", "memcheck", "--report-api-errors", "no",
+            "--error-exitcode", "9", *job.line]
+    return Job("memcheck", line, 90, SMALL_YARDSTICK)
+
+
+def kernels(c):
+    """Two layers of the 7B, one step."""
+    row = next(r for r in FIRST if r.name == "7B 32K, bf16 states")
+    path = c.folder / "kernels.json"
+    path.write_text(json.dumps(config_of(c, row)))
+    changes = {**settings_of(c, row), "model.layers": 2, "run.steps": 1,
+               "run.task_log": False}
+    line = [tool("ncu"), "--metrics", "gpu__time_duration.sum", "--csv", "--clock-control",
+            "none", "--log-file", c.out / "kernels.csv", c.programs["gpt2"], path,
+            *harness.settings(changes)]
+    return Job("kernels", line, 120, SMALL_YARDSTICK)
+
+
+def op_times(c):
+    """Every op against copies and products."""
+    return Job("times of ops", [c.programs["bench_ops"], "--out", c.out / "ops.json",
+                                *(["--tiny"] if c.o.tiny else [])], 120)
+
+
+# What it needs of NVIDIA's tools, and its job.
+CASES = {"memcheck": ("compute-sanitizer", memcheck), "kernels": ("ncu", kernels),
+         "times of ops": (None, op_times)}
+
+
+def cases(c, names):
+    for name in c.todo("debuggers", names):
+        needs, job_of = CASES[name]
+        if needs and not tool(needs):
+            c.add("debuggers", name, "skipped", f"no {needs} on this machine")
+            continue
+        for job, status, text, seconds in c.run([job_of(c)]):
+            result = c.outcome(status, job.limit_s)
+            if "Device not supported" in text or "LibraryNotLoaded" in text:
+                result = "skipped"
+            c.add("debuggers", name, result, f"{seconds:5.1f} s  "
+                  + " ".join(re.findall(r"ERROR SUMMARY.*", text)), seconds=seconds,
+                  tail=text[-3000:])
+
+
+def part(c):
+    cases(c, ["memcheck", "kernels"])
+
+
+def last(c):
+    cases(c, ["times of ops"])

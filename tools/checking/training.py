@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of large models, with their shipped configs and as the rows below change them,
+and of the same models by others.  A row's figures are those of its metrics.jsonl."""
+import gzip
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from checking.machine import may_lock
+from checking.small import homes, lora
+from checking.work import PACKED, ROOT, Job, harness, say
+
+# Dense bf16 and fp16 with fp32 sums, TFLOP/s: NVIDIA's data sheets.
+PEAK = (("H200", 989.4), ("H100 PCIe", 756.0), ("H100 NVL", 835.0),
+        ("H100", 989.4), ("A100", 311.9), ("A10", 125.0), ("L40S", 362.0))
+
+
+class Row(NamedTuple):
+    name: str
+    expected_s: float  # with its start
+    program: str
+    config: str
+    more: dict = {}
+    steps: int = 5
+    ranks: int = 1
+
+
+def batch(micro, accumulated=1):
+    return {"train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": accumulated}
+
+
+def states(dtype, master="full", ratio=None):
+    return {"run.state_dtype": dtype, "run.master": master,
+            **({} if ratio is None else {"zero_optimization.offload_optimizer.ratio": ratio})}
+
+
+RESIDENT = homes(0, "none", "none")
+OWN = {"run.gpu_attention": "own", "run.gpu_attention_backward": "own"}
+TIMED = {"run.gpu_products": "timed"}
+LOG = {"run.task_log": True}
+DEEP = {"run.schedule": "depth_first"}
+
+FIRST = (
+    Row("1.5B resident", 12, "gpt2", "gpt2-1.5b", {**RESIDENT, **batch(16), **LOG}),
+    Row("1.5B offload", 12, "gpt2", "gpt2-1.5b", batch(16)),
+    Row("7B 32K, bf16 states", 40, "gpt2", "gpt2-7b",
+        {**batch(16), **states("bf16", "remainder", 1), **LOG}, 4),
+    Row("7B 128K, bf16 states", 55, "gpt2", "gpt2-7b",
+        {**batch(8, 8), **DEEP, **states("bf16", "remainder", "auto"), **LOG}, 3),
+    Row("7B as shipped", 45, "gpt2", "gpt2-7b", {}, 4),
+    Row("7B 32K, fp8 states", 36, "gpt2", "gpt2-7b", {**batch(16), **states("fp8")}, 4),
+    Row("7B 32K, fp32 states", 38, "gpt2", "gpt2-7b",
+        {**batch(16), **states("fp32", "full", 1)}, 3),
+    Row("1.5B resident, own attention", 12, "gpt2", "gpt2-1.5b",
+        {**RESIDENT, **batch(16), **OWN}),
+    Row("1.5B resident, products timed", 14, "gpt2", "gpt2-1.5b",
+        {**RESIDENT, **batch(16), **TIMED}),
+)
+SECOND = (
+    Row("14B 128K", 110, "gpt2", "gpt2-14b",
+        {**batch(8, 8), **DEEP, **states("bf16", "remainder", "auto")}, 2),
+    Row("Llama 8B, LoRA on nf4", 40, "llama", "llama-3-8b-nf4", {
+        **batch(8), "zero_optimization.offload_param.frozen_device": "none"}, 4),
+    Row("1.5B Muon", 15, "gpt2", "gpt2-1.5b", {**batch(16), "optimizer.type": "Muon"}, 4),
+    Row("1.5B states on nvme", 40, "gpt2", "gpt2-1.5b",
+        {**batch(16), "zero_optimization.offload_optimizer.device": "nvme"}, 3),
+    Row("124M, 2 ranks on one GPU", 15, "gpt2", "gpt2-124m",
+        {**batch(8, 2), "run.comm": "mpi"}, 4, 2),
+    Row("Qwen3 30B-A3B, LoRA", 80, "moe", "qwen3-30b-a3b", {
+        **batch(8), **lora(16, "*self_attn*"), "model.seq": 2048,
+        "run.master": "full"}, 3),
+)
+
+TINY = {"gpt2": "quickstart", "llama": "llama-tiny", "moe": "moe-tiny"}
+
+
+def config_of(c, row):
+    """The row's config; with --tiny with the model of a small one."""
+    config = json.loads((ROOT / f"configs/{row.config}.json").read_text())
+    if c.o.tiny:
+        small = json.loads((ROOT / f"configs/{TINY[row.program]}.json").read_text())
+        kept = {k: v for k, v in config["model"].items() if k == "base_dtype"}
+        config["model"] = {**small["model"], **kept}
+    return config
+
+
+def settings_of(c, row):
+    s = {"run.steps": row.steps, "run.save": False, "run.log_interval": 1,
+         "run.device": "cuda", **row.more,
+         "data.path": harness.text_file(c.folder), "data.bytes": True,
+         "run.output": c.folder / "row"}
+    if c.o.tiny:
+        s.pop("model.seq", None)
+    if "nvme" in row.more.values():
+        s["zero_optimization.offload_optimizer.nvme_path"] = c.o.nvme or c.folder
+    if not may_lock():
+        s.update({f"zero_optimization.offload_{x}.pin_memory": False
+                  for x in ("param", "optimizer")})
+    return s
+
+
+def device_name():
+    return harness.first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+
+
+def peak():
+    """TFLOP/s of this GPU, None if it is not known."""
+    return next((p for name, p in PEAK if name in device_name()), None)
+
+
+def figures(lines):
+    """What a row is compared by."""
+    summary = [x["summary"] for x in lines if "summary" in x]
+    if not summary:
+        return {}
+    s, steps = summary[-1], [x["seconds"] for x in lines if "loss" in x and "seconds" in x]
+    gib = {tier: sum(x["allocated_bytes"] for x in lines if x.get("tier") == tier) / 2**30
+           for tier in ("device", "cpu")}
+    return {"step_s": statistics.median(steps[1:] or steps),
+            "tokens_per_s": s.get("tokens_per_s"), "tflop_per_s": s["gflop_per_s"] / 1e3,
+            "device_gib": gib["device"], "host_gib": gib["cpu"]}
+
+
+def shown(f):
+    of = peak()
+    return (f"{f['step_s']:.3f} s  {f['tokens_per_s'] or 0:8.0f} tokens/s  "
+            + (f"{f['tflop_per_s']:6.1f} TFLOP/s  " if "tflop_per_s" in f else "")
+            + (f"{100 * f['tflop_per_s'] / of:.1f} % MFU  "
+               if of and "tflop_per_s" in f else "")
+            + f"{f['device_gib']:.1f} GiB on the GPU")
+
+
+def train(c, part, row):
+    out, path = c.folder / "row", c.folder / "row.json"
+    path.write_text(json.dumps(config_of(c, row)))
+    line = [*harness.ranks_line(row.ranks), c.programs[row.program], path,
+            *harness.settings(settings_of(c, row))]
+    begin = time.time()
+    for job, status, text, seconds in c.run([Job(row.name, line, 3 * row.expected_s + 20)]):
+        lines = harness.json_lines(out / "metrics.jsonl")
+        f = figures(lines)
+        limited = re.search(r"^limited by: .*", text, re.M)
+        does_not_fit = status and "this run needs" in text
+        result = "skipped" if does_not_fit else c.outcome(status, job.limit_s)
+        c.add(part, row.name, result if f or result != "passed" else "failed",
+              f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
+              seconds=seconds, **f, **c.clocks.busy(begin), more=row.more, lines=lines,
+              text=text[-9000:], tail=text[-1500:])
+        say(f"{'':<30}{limited[0]}" if limited and f else "")
+    log = out / "tasks.jsonl"
+    if log.is_file():
+        kept = c.out / f"tasks-{re.sub('[^0-9A-Za-z]+', '-', row.name)}.jsonl.gz"
+        with open(log, "rb") as a, gzip.open(kept, "wb") as b:
+            shutil.copyfileobj(a, b)
+    shutil.rmtree(out, ignore_errors=True)
+
+
+def rows(c, part, table):
+    """Those for which there is time."""
+    known = {r.name: r for r in table}
+    for name in c.todo(part, known):
+        if c.left() > (0 if c.o.tiny else known[name].expected_s):
+            train(c, part, known[name])
+
+
+def first(c):
+    rows(c, "training", FIRST)
+
+
+def second(c):
+    rows(c, "more training", SECOND)
+
+
+# ---- others ------------------------------------------------------------------
+
+PEERS = {"compile": ("torch", 45), "deepspeed": ("deepspeed", 60),
+         "fsdp2": ("torch.distributed.fsdp", 45)}  # what it imports, expected seconds
+ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "RANK": "0",
+               "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+               "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),  # it knows its own
+               **({"PYTHONPATH": str(ROOT / "python")} if PACKED else {})}
+
+
+def python_with(module, env):
+    """A Python that has it, or None."""
+    for python in (sys.executable, shutil.which("python3"), "/opt/torch/.venv/bin/python3"):
+        if python and Path(python).exists() and not subprocess.run(
+                [python, "-c", f"import {module}"], env=env,
+                capture_output=True).returncode:
+            return python
+    return None
+
+
+def theirs(said, model):
+    """Figures of a peer, counted as ours are."""
+    step_s, tokens = statistics.median(said["seconds"][2:]), 16 * model["seq"]
+    flops = tokens * (6 * said["parameters"]
+                      + 6 * model["layers"] * model["width"] * model["seq"])
+    return {"step_s": step_s, "tokens_per_s": tokens / step_s,
+            "tflop_per_s": flops / step_s / 1e12, "device_gib": said["gpu_gib"]}
+
+
+def peer(c, kind):
+    """The 1.5B with 16 samples a step; with compile all of it is on the GPU."""
+    module, expected_s = PEERS[kind]
+    env = {**ONE_PROCESS, **({"DS_ACCELERATOR": "cpu"} if c.o.tiny else {})}
+    python = python_with(module, {**c.env, **env})
+    if not python:
+        c.add("peers", kind, "skipped", f"no Python with {module}")
+        return
+    model = json.loads((ROOT / "configs/gpt2-1.5b.json").read_text())["model"]
+    if c.o.tiny:
+        model = {"layers": 2, "heads": 2, "width": 32, "seq": 16, "vocab": 256}
+    shape = [model[k] for k in ("layers", "heads", "width", "seq", "vocab")]
+    line = [python, ROOT / "bench/peers/gpt.py", kind, *shape, 16, 6, os.cpu_count(),
+            *([] if c.o.tiny else ["bf16", "cuda"])]
+    begin = time.time()
+    for job, status, text, seconds in c.run([Job(kind, line, 3 * expected_s, env)]):
+        said = [json.loads(x) for x in text.splitlines() if x.startswith('{"seconds')]
+        f = theirs(said[0], model) if said else {}
+        result = c.outcome(status, job.limit_s)
+        c.add("peers", kind, result if f or result != "passed" else "failed",
+              f"{seconds:5.1f} s  " + (shown(f) if f else ""), seconds=seconds, **f,
+              **c.clocks.busy(begin), said=said, tail=text[-3000:])
+
+
+def peers(c):
+    for kind in c.todo("peers", PEERS):
+        if c.left() > (0 if c.o.tiny else PEERS[kind][1] / 2):
+            peer(c, kind)
