@@ -46,7 +46,7 @@ const struct iz_key iz_config_keys[] = {
            "null",
            "Samples of one micro-batch, which is one chain of tasks on one "
            "rank. \"auto\" with train_batch_size: the plan chooses this key "
-           "and the next one for the shortest step; one without a GPU."),
+           "and the next one for the shortest step."),
     NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, BATCH_MAX,
            "null",
            "Micro-batches per rank and step; 1 when only one of the other two "

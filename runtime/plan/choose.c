@@ -76,26 +76,25 @@ static double choose_order(struct iz_config *c, const struct iz_plan_for *f)
     return s;
 }
 
-/* From one micro-batch to one of each sample, or pair. */
+/* From one micro-batch to one of each sample, or pair, or number of slices. */
 static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
 {
     struct iz_config open = *c, best = *c;
     int n = c->micro_batch * c->grad_accum, least = c->data.pairs ? 2 : 1;
     double s = INFINITY;
-    if (!c->cut_auto || !f->target->gpu) {
-        choose_order(c, f);
-        return;
-    }
-    for (int micros = 1; micros <= n; micros++) {
-        if (n % (micros * least))
+    if (c->run.slices)
+        least *= c->run.slices;
+    for (int micros = 1; micros <= (c->cut_auto ? n : 1); micros++) {
+        if (c->cut_auto && n % (micros * least))
             continue;
-        *c = open;
-        iz_config_cut(c, micros);
+        if (c->cut_auto)
+            iz_config_cut(c, micros);
         double now = choose_order(c, f);
-        if (!agreed(f, now < s))
-            continue;
-        s = now;
-        best = *c;
+        if (micros == 1 || agreed(f, now < s)) {
+            s = now;
+            best = *c;
+        }
+        *c = open;
     }
     *c = best;
 }
@@ -135,4 +134,42 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
         *by[i] = asked[i];
     iz_plan_choose_attention(c, f->model, f->ranks, f->rank, f->target,
                              f->limit, f->all, f->arg);
+}
+
+/* ---- what other forms of the states would save ---- */
+
+#define WORTH 0.01 /* of a step: less is not told */
+
+void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
+                         FILE *out)
+{
+    static const struct {
+        enum iz_moment_type type;
+        const char *name;
+    } form[] = {{IZ_MOMENT_F32, "run.master remainder"},
+                {IZ_MOMENT_BF16, "run.state_dtype bf16"},
+                {IZ_MOMENT_FP8, "run.state_dtype fp8"}};
+    double now = try_config(c, f).step_s, told = 0;
+    bool offloaded = f->target->gpu && c->zero.optimizer.home != IZ_HOME_NONE;
+    bool halves = c->dtype == IZ_BF16 && c->run.save_mode != IZ_SAVE_ASYNC;
+    for (int i = 0; offloaded && isfinite(now) && i < 3; i++) {
+        struct iz_config d = *c;
+        bool both = halves && d.run.master == IZ_MASTER_FULL;
+        if (form[i].type < c->run.state_dtype ||
+            (form[i].type == c->run.state_dtype && !both))
+            continue;
+        d.run.state_dtype = form[i].type;
+        if (halves)
+            d.run.master = IZ_MASTER_REMAINDER;
+        double saved = now - choose_ratio(&d, f);
+        if (!(saved > WORTH * now) || saved < told + WORTH * now)
+            continue;
+        fprintf(out, "%s %.3f s less with %s%s",
+                told > 0 ? "," : "           it would take", saved,
+                form[i].name, i > 0 && both ? " and run.master remainder" : "");
+        if (c->zero.optimizer.ratio_auto)
+            fprintf(out, " at ratio %g", d.zero.optimizer.ratio);
+        told = saved;
+    }
+    fputs(told > 0 ? "\n" : "", out);
 }

@@ -24,10 +24,15 @@ struct iz_plan_for {
  * on each of them:
  * - a ratio "auto" in steps of 0.05, the largest of equal ones; 1 where nothing
  *   can be divided or nothing fits;
- * - of micro-batches "auto" the number; one without a GPU;
+ * - of micro-batches "auto" the number; without a GPU the fewest;
  * - an order of sums "auto" that is faster if it fits, then the other if that
  *   does;
  * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
  *   may use more than 64 GiB of the GPU and nothing more is repeated;
  * - cuDNN's attention (iz_plan_choose_attention). */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
+
+/* A line, unless rates are not known, with what a step would take less of if
+ * the offloaded optimizer's states had fewer bytes.  c is what was chosen. */
+void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
+                         FILE *out);
