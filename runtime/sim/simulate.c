@@ -216,7 +216,8 @@ static void report(const struct simulation *s)
            "\"optimizer_s\": %.6f, "
            "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
            "\"device_bytes\": %lld, \"host_bytes\": %lld, "
-           "\"predicted_s\": %.9f, \"lost_spans\": %lld, "
+           "\"predicted_s\": %.9f, \"samples\": %d, \"micro_batches\": %d, "
+           "\"ratio\": %g, \"lost_spans\": %lld, "
            "\"limited_by\": \"%s\", "
            "\"task_hash\": \"%016llx\"}}\n",
            s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
@@ -225,7 +226,8 @@ static void report(const struct simulation *s)
            hidden(s, IZ_KINDS_LINKS), hidden(s, IZ_KINDS_OPTIMIZER),
            (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan),
-           iz_forecast(&e->plan, s->rate).step_s, (long long)s->lost,
+           iz_forecast(&e->plan, s->rate).step_s, s->c.micro_batch,
+           s->c.grad_accum, s->c.zero.optimizer.ratio, (long long)s->lost,
            iz_bottleneck_names[limit], (unsigned long long)s->hash);
 }
 
