@@ -163,11 +163,7 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case SMALL_MICRO_BATCH:
         if (c->micro_batch == 1)
             return false;
-        /* What more than one micro-batch is added in, unless a type was given.
-         */
-        c->grad_accum_fp32 |= c->grad_accum == 1;
-        c->grad_accum *= c->micro_batch;
-        c->micro_batch = 1;
+        iz_config_cut(c, c->micro_batch * c->grad_accum);
         c->run.slices = 0;
         return true;
     case STAGE_THREE:
