@@ -47,14 +47,17 @@ def environment(files, folder):
                    PMIX_INSTALL_PREFIX=str(ROOT),
                    PMIX_MCA_mca_base_component_path=str(ROOT / "lib/pmix"),
                    PATH=f"{ROOT / 'bin'}:{env['PATH']}")
-    have = [x for x in env.get("LD_LIBRARY_PATH", "").split(":") if x]
+    # A pack's own libraries before those of the same names that a folder of CUDA's
+    # may have beside these.
+    have = [str(ROOT / "lib")] * PACKED + [
+        x for x in env.get("LD_LIBRARY_PATH", "").split(":") if x]
     lost, dirs = missing(files, env), library_dirs()
     # also what the programs look for themselves: cuDNN, and the compiler that it loads
     for name in (*lost, "libcudnn.so.9", "libnvrtc.so.13"):
         found = [d for d in dirs if os.path.exists(os.path.join(d, name))]
         if found and not set(found) & set(have):
-            have = [found[0], *have] if name in lost else [*have, found[0]]
-            env["LD_LIBRARY_PATH"] = ":".join(have)
+            have.insert(int(PACKED) if name in lost else len(have), found[0])
+    env["LD_LIBRARY_PATH"] = ":".join(have)
     return env
 
 
