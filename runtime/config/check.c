@@ -37,6 +37,10 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 {
     int64_t t = file->c.train_batch_size;
     int64_t m = file->micro_batch, g = file->grad_accum;
+    file->c.cut_auto =
+        t && !m && !g &&
+        (*given(file, "train_micro_batch_size_per_gpu") == IZ_GIVEN_AUTO ||
+         *given(file, "gradient_accumulation_steps") == IZ_GIVEN_AUTO);
     if (is_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
                      "gradient_accumulation_steps"))
         return;
@@ -68,6 +72,14 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
     file->c.train_batch_size = t;
     file->micro_batch = file->c.micro_batch = (int)m;
     file->grad_accum = file->c.grad_accum = (int)g;
+}
+
+void iz_config_cut(struct iz_config *c, int micro_batches)
+{
+    c->micro_batch = c->micro_batch * c->grad_accum / micro_batches;
+    c->grad_accum = micro_batches;
+    if (c->grad_accum_open)
+        c->grad_accum_fp32 = micro_batches > 1;
 }
 
 static void check_attention(struct iz_faults *f, const char *key,
@@ -121,6 +133,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "%.60s is not auto, first, timed or a list, which begins with "
                  "cublasLt",
                  products);
+    c->grad_accum_open = accum == 0 && c->dtype != IZ_F32;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }

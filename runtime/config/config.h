@@ -201,9 +201,11 @@ struct iz_config {
     int64_t train_batch_size; /* samples per step, all ranks */
     int micro_batch;          /* samples per task chain */
     int grad_accum;           /* micro-batches per rank and step */
+    bool cut_auto; /* the plan chooses both; until then one has all samples */
     double gradient_clipping; /* 0 = off */
     enum iz_dtype dtype;    /* of parameters and gradients: fp32, bf16, fp16 */
     bool grad_accum_fp32;   /* accumulators between micro-batches */
+    bool grad_accum_open;   /* fp32 exactly if there are several */
     bool cpu_checkpointing; /* boundaries of units live on the host */
     char boundary_path[IZ_PATH_MAX]; /* or in a file in this folder; "": no */
     struct iz_hyper optimizer;
@@ -277,6 +279,10 @@ struct iz_section {
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err);
+
+/* Cuts a rank's samples of a step, which they divide, into so many
+ * micro-batches. */
+void iz_config_cut(struct iz_config *c, int micro_batches);
 
 /* Writes the effective config (every key with its value) as JSON that
  * iz_config_read takes again, whole or not at all.  Negative errno with the

@@ -45,7 +45,8 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("train_micro_batch_size_per_gpu", INT64, micro_batch, 1, BATCH_MAX,
            "null",
            "Samples of one micro-batch, which is one chain of tasks on one "
-           "rank."),
+           "rank. \"auto\" with train_batch_size: the plan chooses this key "
+           "and the next one for the shortest step."),
     NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, BATCH_MAX,
            "null",
            "Micro-batches per rank and step; 1 when only one of the other two "
@@ -188,8 +189,8 @@ const struct iz_key iz_config_keys[] = {
            "Part of the optimizer's states that the host keeps and updates, in "
            "whole chunks; the GPU keeps and updates the rest. A value below 1 "
            "needs a GPU, device cpu, parameters not on nvme, and stage 1 or "
-           "more (DeepSpeed: 3). \"auto\": chosen before step 0 by what fits; "
-           "1 where there is nothing to share."),
+           "more (DeepSpeed: 3). \"auto\": chosen before step 0 for the "
+           "shortest step; 1 where there is nothing to share."),
     WORD("zero_optimization.offload_param.device", c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
          "Home of the sharded parameters. Needs stage 3."),

@@ -438,6 +438,25 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
     json_decref(utf8);
 }
 
+static bool overrides(char *const *set, int n, const char *key)
+{
+    size_t len = strlen(key);
+    for (int i = 0; i < n; i++)
+        if (!strncmp(set[i], key, len) && set[i][len] == '=' &&
+            strspn(set[i] + len + 1, "0123456789"))
+            return true;
+    return false;
+}
+
+/* Numbers for both its factors replace the batch of a file. */
+static void override_batch(json_t *root, char *const *set, int n)
+{
+    if (overrides(set, n, "train_micro_batch_size_per_gpu") &&
+        overrides(set, n, "gradient_accumulation_steps") &&
+        !overrides(set, n, "train_batch_size"))
+        json_object_del(root, "train_batch_size");
+}
+
 /* The parsed file, or NULL after a fault; *rc is then a negative errno. */
 static json_t *config_read_load(struct reader *r, const char *path, int *rc)
 {
@@ -475,7 +494,15 @@ static void note_value(FILE *notes, const struct iz_config_file *file,
     iz_config_value(notes, k, file);
 }
 
-/* A ratio is chosen when the memory is known; the plan's table has it. */
+/* What the plan chooses, whose table has it. */
+static bool is_planned(const struct iz_config_file *file, const char *key)
+{
+    return !strcmp(key, "zero_optimization.offload_optimizer.ratio") ||
+           (file->c.cut_auto &&
+            iz_word_among(key, "train_micro_batch_size_per_gpu|"
+                               "gradient_accumulation_steps"));
+}
+
 static void print_notes(FILE *notes, const struct iz_config_file *file,
                         bool optimizer, const char *ignored)
 {
@@ -485,7 +512,7 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
     const char *before = "config: \"auto\" stands for ";
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
         if (file->given[k - iz_config_keys] == IZ_GIVEN_AUTO &&
-            strcmp(k->name, "zero_optimization.offload_optimizer.ratio")) {
+            !is_planned(file, k->name)) {
             note_value(notes, file, k, before);
             before = ", ";
         }
@@ -520,6 +547,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
         iz_key_store_defaults(model->target, model->keys);
     for (int i = 0; i < n_set; i++)
         apply_override(&r, root, set[i]);
+    override_batch(root, set, n_set);
     read_object(&r, "", root);
     iz_peft_read(&file, &r.faults);
     iz_config_resolve(&file, &r.faults, ranks);

@@ -268,6 +268,42 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     return r;
 }
 
+/* ---- the cut into micro-batches ---- */
+
+/* Micro-batches of a rank and step of the run with config j, if it had such a
+ * batch and as many ranks; else 0. */
+static int64_t kept_cut(const json_t *j, int64_t batch, int ranks)
+{
+    int64_t micro = json_integer_value(
+        json_object_get(j, "train_micro_batch_size_per_gpu"));
+    int64_t accum =
+        json_integer_value(json_object_get(j, "gradient_accumulation_steps"));
+    bool same =
+        batch > 0 && batch == micro * accum * ranks &&
+        batch == json_integer_value(json_object_get(j, "train_batch_size"));
+    return same ? accum : 0;
+}
+
+/* Without one that is kept, the plan chooses (iz_plan_choose). */
+static void choose_cut(struct iz_config *c, const struct iz_arithmetic_for *on,
+                       struct iz_coll *coll)
+{
+    int64_t n = 0;
+    if (!c->cut_auto || !on->resume)
+        return;
+    if (coll->rank == 0) {
+        json_t *j = kept_config(c);
+        n = kept_cut(j, c->train_batch_size, coll->size);
+        json_decref(j);
+    }
+    int64_t *all = iz_agree_numbers(coll, &n, 1, "micro-batches");
+    if (all[0]) {
+        iz_config_cut(c, (int)all[0]);
+        c->cut_auto = false;
+    }
+    free(all);
+}
+
 /* ---- slices ---- */
 
 /* What the run in the output folder cuts this micro-batch into; 0: not known.
@@ -318,14 +354,11 @@ static int64_t kept_group(const struct iz_config *c, int ranks)
 {
     json_t *j = kept_config(c);
     const json_t *run = json_object_get(j, "run");
-    int64_t batch = json_integer_value(json_object_get(j, "train_batch_size"));
-    int64_t micro = json_integer_value(
-        json_object_get(j, "train_micro_batch_size_per_gpu"));
-    int64_t accum =
-        json_integer_value(json_object_get(j, "gradient_accumulation_steps"));
     int64_t g = json_integer_value(json_object_get(run, "sum_group"));
+    int64_t micros = kept_cut(
+        j, json_integer_value(json_object_get(j, "train_batch_size")), ranks);
     json_decref(j);
-    if (!run || batch != micro * accum * ranks)
+    if (!run || !micros)
         return 0;
     return g ? g : ranks;
 }
@@ -505,6 +538,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     int r = choose_kernels(a, c, m, on, coll);
     if (!r)
         r = choose_products(a, c, m, on, coll);
+    choose_cut(c, on, coll);
     choose_slices(c, on, coll);
     if (!r)
         r = choose_sums(c, on, coll);

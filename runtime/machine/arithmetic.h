@@ -5,8 +5,8 @@
  * run.gpu_attention_backward), how many logits
  * are computed there at a time (run.gpu_logits_bytes) and by which algorithms
  * products are formed (run.gpu_products), which side updates Muon's matrices
- * (run.muon_products), how many slices a
- * micro-batch is cut into (run.slices), and in which order gradients are added
+ * (run.muon_products), how many micro-batches a step is cut into and how many
+ * slices a micro-batch (run.slices), and in which order gradients are added
  * (run.sum_order, run.sum_group).  A new run whose config says "auto" chooses;
  * a resumed run keeps the choice, because another one gives other bits. */
 #pragma once

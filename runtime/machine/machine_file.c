@@ -175,10 +175,8 @@ static double core_part(const struct iz_machine *m, int ranks)
     return part < 1 ? part : 1;
 }
 
-/* Of one op on the GPU, or on one core; bf16_products: the core's products are
- * of bf16. */
-static struct iz_rate compute_rate(const struct iz_machine *m, enum iz_dtype t,
-                                   bool bf16_products, int ranks)
+struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
+                                  bool bf16_products, int ranks)
 {
     double part = core_part(m, ranks);
     struct iz_rate r = {.flops_per_s = (double)m->flops_per_s[t],
@@ -235,7 +233,7 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
         .act = gpu ? params : IZ_F32,
         .capability = m->gpu_capability,
         .host_group = (int)gcd64(iz_machine_ranks(m, ranks), ranks),
-        .compute = compute_rate(m, params, bf16_products, ranks)};
+        .compute = iz_machine_compute(m, params, bf16_products, ranks)};
     return 0;
 }
 

@@ -49,6 +49,10 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
 /* Ranks of one node: one per GPU, or one on a machine without; all of them on a
  * machine that has no network. */
 int iz_machine_ranks(const struct iz_machine *m, int ranks);
+/* Of one op on the GPU, or on one core; bf16_products: the core's products are
+ * of bf16. */
+struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
+                                  bool bf16_products, int ranks);
 /* Refuses a type that the machine's GPUs do not compute in, and products that
  * its cores do not make, with the reason on `err` (may be NULL). */
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,

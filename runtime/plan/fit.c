@@ -18,7 +18,6 @@
  * a step, of which the free memory at the start tells nothing. */
 #define RESERVE_BYTES (INT64_C(768) << 20)
 #define RESERVE_LARGE_BYTES (INT64_C(1536) << 20)
-#define LARGE_BYTES (INT64_C(64) << 30) /* a card with more is large */
 #define RESERVE_PEER_BYTES (INT64_C(470) * 1000 * 1000)
 #define RESERVE_PEERS 7
 #define RESERVE_SHARE 16
@@ -35,7 +34,7 @@ int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
     int64_t most = total_bytes / RESERVE_SHARE;
     int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
     int64_t own =
-        total_bytes > LARGE_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
+        total_bytes > IZ_LARGE_GPU_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
     return min64(own, most) + min64(peers * RESERVE_PEER_BYTES, most);
 }
 
@@ -44,8 +43,6 @@ int64_t iz_plan_host_reserve(int64_t total_bytes, bool gpu)
     int64_t least = max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
     return gpu ? max64(least, min64(HOST_RESERVE_GPU, total_bytes / 4)) : least;
 }
-
-#define RATIO_STEPS 20 /* in which a ratio is looked for */
 
 /* Cheapest first. */
 enum change {
@@ -166,11 +163,7 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case SMALL_MICRO_BATCH:
         if (c->micro_batch == 1)
             return false;
-        /* What more than one micro-batch is added in, unless a type was given.
-         */
-        c->grad_accum_fp32 |= c->grad_accum == 1;
-        c->grad_accum *= c->micro_batch;
-        c->micro_batch = 1;
+        iz_config_cut(c, c->micro_batch * c->grad_accum);
         c->run.slices = 0;
         return true;
     case STAGE_THREE:
@@ -223,8 +216,7 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 
-/* What runtime/config/check.c wants of a ratio below 1. */
-static bool may_split(const struct iz_config *c)
+bool iz_plan_may_split(const struct iz_config *c)
 {
     return c->zero.optimizer.home == IZ_HOME_CPU &&
            c->zero.param.home != IZ_HOME_NVME;
@@ -236,9 +228,9 @@ static void least_split(const struct iz_plan *p, struct iz_config *c,
                         const struct iz_model *m, const struct iz_limits *limit,
                         struct iz_plan *q)
 {
-    for (int i = RATIO_STEPS - 1; i >= 0 && may_split(c); i--) {
+    for (int i = IZ_RATIO_STEPS - 1; i >= 0 && iz_plan_may_split(c); i--) {
         struct iz_plan r;
-        c->zero.optimizer.ratio = (double)i / RATIO_STEPS;
+        c->zero.optimizer.ratio = (double)i / IZ_RATIO_STEPS;
         if (!make(p, c, m, &r))
             continue;
         if (fits_either_way(&r, c, m, limit)) {
@@ -404,110 +396,6 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                             err);
     suggest(p, c, m, limit, err);
     return -ENOMEM;
-}
-
-/* ---- the ratio ---- */
-
-/* What a plan with this config repeats of its forward; above 1: it does not
- * fit.  *near (may be NULL): whether its sums are near. */
-static double fitting_repeats(const struct iz_config *c,
-                              const struct iz_model *m, int ranks, int rank,
-                              const struct iz_target *t,
-                              const struct iz_limits *limit, bool *near)
-{
-    struct iz_plan p;
-    if (iz_plan_make(&p, c, m, ranks, rank, t))
-        return 2;
-    double part = iz_plan_fit(&p, c, m, limit, NULL) ? 2 : iz_plan_repeats(&p);
-    if (near)
-        *near = p.zero.sums_near;
-    iz_plan_clear(&p);
-    return part;
-}
-
-/* The GPU updates a chunk many times as fast as the host, so it gets as many as
- * fit.  Kept activations come first, to a tenth of the forward: repeating takes
- * longer than the updates and sums that the host could not hide. */
-static void choose_ratio(struct iz_config *c, const struct iz_model *m,
-                         int ranks, int rank, const struct iz_target *t,
-                         const struct iz_limits *limit,
-                         bool (*all)(void *arg, bool ok), void *arg)
-{
-    enum { TENTHS = 10 };
-    double *ratio = &c->zero.optimizer.ratio, repeats[RATIO_STEPS + 1];
-    bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
-                   c->run.save_mode == IZ_SAVE_ASYNC;
-    bool divides = t->gpu && may_split(c) && !on_host;
-    if (!c->zero.optimizer.ratio_auto)
-        return;
-    for (int i = 0; divides && i <= RATIO_STEPS; i++) {
-        *ratio = (double)i / RATIO_STEPS;
-        repeats[i] = fitting_repeats(c, m, ranks, rank, t, limit, NULL);
-    }
-    for (int part = 0; divides && part <= TENTHS; part++)
-        for (int i = 0; i <= RATIO_STEPS; i++) {
-            *ratio = (double)i / RATIO_STEPS;
-            bool ok = repeats[i] * TENTHS <= part;
-            if (all ? all(arg, ok) : ok)
-                return;
-        }
-    *ratio = 1;
-}
-
-static void choose_order(struct iz_config *c, const struct iz_model *m,
-                         int ranks, int rank, const struct iz_target *t,
-                         const struct iz_limits *limit,
-                         bool (*all)(void *arg, bool ok), void *arg)
-{
-    struct iz_config first = *c;
-    bool open = c->run.sum_order == IZ_SUM_AUTO && ranks > 1;
-    c->run.sum_order = iz_sum_choose(c, t->gpu);
-    choose_ratio(c, m, ranks, rank, t, limit, all, arg);
-    if (!open || c->run.sum_order == IZ_SUM_RANKS_FIRST)
-        return;
-    bool ok = fitting_repeats(c, m, ranks, rank, t, limit, NULL) <= 1;
-    if (all ? all(arg, ok) : ok)
-        return;
-    struct iz_config local = *c;
-    *c = first;
-    c->run.sum_order = IZ_SUM_RANKS_FIRST;
-    choose_ratio(c, m, ranks, rank, t, limit, all, arg);
-    ok = fitting_repeats(c, m, ranks, rank, t, limit, NULL) <= 1;
-    if (!(all ? all(arg, ok) : ok))
-        *c = local;
-}
-
-/* ---- logits ---- */
-
-/* Large chunks pass fewer times over the head's weights and their gradient,
- * which by arithmetic saves less than memory for activations does. */
-static void choose_logits(struct iz_config *c, const struct iz_model *m,
-                          int ranks, int rank, const struct iz_target *t,
-                          const struct iz_limits *limit,
-                          bool (*all)(void *arg, bool ok), void *arg)
-{
-    int64_t *bytes = &c->run.gpu_logits_bytes;
-    bool ok = limit->device > LARGE_BYTES, near[2] = {false, false};
-    double part[2];
-    if (!t->gpu || *bytes)
-        return;
-    for (int i = 0; ok && i < 2; i++) {
-        *bytes = i ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
-        part[i] = fitting_repeats(c, m, ranks, rank, t, limit, &near[i]);
-    }
-    ok = ok && part[1] <= fmin(part[0], 1) && near[1] == near[0];
-    ok = all ? all(arg, ok) : ok;
-    *bytes = ok ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
-}
-
-void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
-                    int rank, struct iz_target *t,
-                    const struct iz_limits *limit,
-                    bool (*all)(void *arg, bool ok), void *arg)
-{
-    choose_order(c, m, ranks, rank, t, limit, all, arg);
-    choose_logits(c, m, ranks, rank, t, limit, all, arg);
-    iz_plan_choose_attention(c, m, ranks, rank, t, limit, all, arg);
 }
 
 /* ---- the largest model ---- */

@@ -105,6 +105,9 @@ struct iz_plan_ring {
 #define IZ_LOGITS_BYTES (INT64_C(256) << 20)
 #define IZ_LOGITS_LARGE_BYTES (INT64_C(1) << 30)
 
+/* A GPU with more is a large one. */
+#define IZ_LARGE_GPU_BYTES (INT64_C(64) << 30)
+
 /* Of scratch, beside what was counted. */
 #define IZ_SCRATCH_SPARE 4096
 
@@ -466,20 +469,14 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err);
 
+/* Whether a part of the optimizer may be left to a GPU, as
+ * runtime/config/check.c wants of a ratio below 1; and the steps in which one
+ * is looked for. */
+bool iz_plan_may_split(const struct iz_config *c);
+#define IZ_RATIO_STEPS 20
+
 /* run.gpu_logits_bytes, or what 0 is until iz_plan_choose has chosen. */
 int64_t iz_plan_logits_bytes(const struct iz_config *c);
-
-/* Replaces a ratio "auto" by the smallest one, in steps of 0.05, that fits on
- * all ranks; 1 where nothing can be divided or nothing fits.  Replaces an order
- * of sums "auto" by the one that is faster if it fits, then by the other if
- * that does.  On a GPU, chooses the bytes of logits (run.gpu_logits_bytes 0):
- * IZ_LOGITS_LARGE_BYTES if a plan may use more than 64 GiB of it and nothing
- * more is repeated for them; and whose attention it is.  all(arg, ok) says
- * whether all ranks find it to fit; NULL: this one is alone. */
-void iz_plan_choose(struct iz_config *c, const struct iz_model *m, int ranks,
-                    int rank, struct iz_target *t,
-                    const struct iz_limits *limit,
-                    bool (*all)(void *arg, bool ok), void *arg);
 
 /* Blocks of the largest model of this shape that fits with this config, 0: not
  * one; *params: its parameters. */

@@ -139,6 +139,8 @@ int iz_run_finish(struct run *r)
     if (!s)
         s = check_order(r);
     iz_metrics_summary(r->metrics, ending(r, s));
+    if (iz_run_first(r))
+        iz_run_print_predicted(r, &r->e->plan);
     if (!r->progress.stopped || s)
         return s;
     if (iz_run_first(r) && r->c.run.save)

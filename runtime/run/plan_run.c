@@ -14,7 +14,9 @@
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
 #include "runtime/config/rules.h"
-#include "runtime/machine/machine_file.h"
+#include "runtime/machine/measure.h"
+#include "runtime/plan/choose.h"
+#include "runtime/plan/forecast.h"
 #include "runtime/run/state.h"
 
 /* Of the run's or of --ranks, those that share a host: as many of all as MPI
@@ -139,9 +141,8 @@ static int check_disk(const struct run *r)
 
 /* What the plan is for: this machine, or the one of --machine. */
 static int find_target(struct run *r, int ranks, struct iz_target *t,
-                       struct iz_limits *limit)
+                       struct iz_limits *limit, struct iz_machine *m)
 {
-    struct iz_machine m;
     if (!r->o.machine) {
         if (r->o.ranks) {
             int started = iz_gpu_near(&r->gpu, r->cores, r->coll->local_size);
@@ -166,11 +167,11 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
     }
-    int s = iz_machine_read(&m, r->o.machine, iz_run_err(r));
+    int s = iz_machine_read(m, r->o.machine, iz_run_err(r));
     if (s)
         return s;
-    *limit = iz_machine_limits(&m, ranks);
-    return iz_machine_target(t, &m, &r->c, ranks, iz_run_err(r));
+    *limit = iz_machine_limits(m, ranks);
+    return iz_machine_target(t, m, &r->c, ranks, iz_run_err(r));
 }
 
 static void print_largest(const struct run *r)
@@ -185,9 +186,24 @@ static void print_largest(const struct run *r)
         printf("with this config not one block of this shape fits\n");
 }
 
+void iz_run_print_predicted(const struct run *r, const struct iz_plan *p)
+{
+    struct iz_target t = p->target;
+    iz_forecast_print(p, r->rate, stdout);
+    iz_plan_print_forms(&r->c,
+                        &(struct iz_plan_for){.model = r->model,
+                                              .ranks = p->ranks,
+                                              .rank = p->rank,
+                                              .target = &t,
+                                              .limit = &r->limit,
+                                              .rate = r->rate},
+                        stdout);
+}
+
 void iz_run_print_plan(const struct run *r)
 {
     iz_plan_print(&r->plan, r->model, stdout);
+    iz_run_print_predicted(r, &r->plan);
     print_share(r, stdout);
     print_largest(r);
 }
@@ -209,12 +225,35 @@ static bool all_fit(void *coll, bool ok)
     return iz_coll_all_ok(coll, ok);
 }
 
+/* Of the machine file, or of this machine if something is chosen by them. */
+static int find_rates(struct run *r, struct iz_target *t, struct iz_machine *m)
+{
+    const struct iz_config *c = &r->c;
+    bool open = c->cut_auto || c->zero.optimizer.ratio_auto;
+    int s, side = iz_run_yardstick();
+    if (!r->o.machine && (!t->gpu || !open))
+        return 0;
+    if (!r->o.machine) {
+        s = iz_run_agree(r,
+                         iz_machine_measure(m, &r->plan, c, r->gpu.device,
+                                            ranks_here(r), side),
+                         "the rates of this machine");
+        if (s)
+            return s;
+        t->compute = iz_machine_compute(m, t->act, false, r->plan.ranks);
+        r->plan.target.compute = t->compute;
+    }
+    iz_machine_rates(m, &r->plan, r->rate);
+    return 0;
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = iz_run_ranks(r);
     int rank = r->o.ranks ? 0 : r->coll->rank;
     struct iz_target t;
-    int f = find_target(r, ranks, &t, &r->limit);
+    struct iz_machine m;
+    int f = find_target(r, ranks, &t, &r->limit, &m);
     if (!f)
         f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
     if (!f)
@@ -225,11 +264,26 @@ static int make_plan(struct run *r)
         f = iz_plan_check_cold(&r->c, r->model, &t, ranks, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
-    iz_plan_choose(&r->c, r->model, ranks, rank, &t, &r->limit, all_fit,
-                   r->coll);
+    const struct iz_plan_for plan = {.model = r->model,
+                                     .ranks = ranks,
+                                     .rank = rank,
+                                     .target = &t,
+                                     .limit = &r->limit,
+                                     .rate = r->rate,
+                                     .all = all_fit,
+                                     .arg = r->coll};
     int s = iz_run_agree(
         r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
         "the plan");
+    if (!s)
+        s = find_rates(r, &t, &m);
+    iz_plan_clear(&r->plan);
+    if (s)
+        return s;
+    iz_plan_choose(&r->c, &plan);
+    s = iz_run_agree(r,
+                     iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
+                     "the plan");
     if (!s)
         s = fit_plan(r);
     if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {

@@ -37,6 +37,7 @@ struct run {
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_limits limit;
+    struct iz_rate rate[IZ_RATES]; /* that choices are made by; 0: not known */
     int64_t free_bytes, reserve_bytes; /* that made limit.host; see memory.h */
     struct iz_data *data;
     struct iz_engine *e;
@@ -62,6 +63,8 @@ int iz_run_prepare(struct run *r);
 int iz_run_start(struct run *r);
 /* The plan and the memory it is for. */
 void iz_run_print_plan(const struct run *r);
+/* Where rates are known: what a step is predicted to take, and to save. */
+void iz_run_print_predicted(const struct run *r, const struct iz_plan *p);
 
 /* Those that were started, or that a plan is for. */
 static inline int iz_run_ranks(const struct run *r)

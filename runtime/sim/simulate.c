@@ -5,6 +5,7 @@
  * Nothing is computed and no data exist. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
@@ -13,6 +14,8 @@
 #include "runtime/engine/trace.h"
 #include "runtime/hf/lora.h"
 #include "runtime/machine/machine_file.h"
+#include "runtime/plan/choose.h"
+#include "runtime/plan/forecast.h"
 #include "runtime/report/summary.h"
 #include "runtime/run/options.h"
 #include "runtime/step/train.h"
@@ -24,6 +27,7 @@ struct simulation {
     struct iz_options o;
     struct iz_config c;
     struct iz_machine machine;
+    struct iz_rate rate[IZ_RATES];
     struct iz_model *model;
     struct iz_plan plan;
     struct iz_coll coll;
@@ -82,10 +86,19 @@ static int prepare(struct simulation *s)
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
     limit.tables &= !s->c.run.device_memory_limit_bytes;
-    iz_plan_choose(&s->c, s->model, s->ranks, 0, &t, &limit, NULL, NULL);
     r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
     if (!r)
         r = iz_machine_check(&s->machine, &s->plan, stderr);
+    if (r)
+        return r;
+    iz_machine_rates(&s->machine, &s->plan, s->rate);
+    iz_plan_clear(&s->plan);
+    iz_plan_choose(&s->c, &(struct iz_plan_for){.model = s->model,
+                                                .ranks = s->ranks,
+                                                .target = &t,
+                                                .limit = &limit,
+                                                .rate = s->rate});
+    r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
 }
 
@@ -97,7 +110,7 @@ static int open_engine(struct simulation *s)
                                 .coll = &s->coll,
                                 .device = s->plan.target.gpu ? 0 : -1,
                                 .simulated = true};
-    iz_machine_rates(&s->machine, &s->plan, t.rate);
+    memcpy(t.rate, s->rate, sizeof(t.rate));
     int r = iz_train_open(&s->e, &t, &s->plan);
     if (!r)
         r = iz_train_check_plan(s->e);
@@ -203,14 +216,18 @@ static void report(const struct simulation *s)
            "\"optimizer_s\": %.6f, "
            "\"copies_hidden_percent\": %.3f, \"adam_hidden_percent\": %.3f, "
            "\"device_bytes\": %lld, \"host_bytes\": %lld, "
-           "\"lost_spans\": %lld, \"limited_by\": \"%s\", "
+           "\"predicted_s\": %.9f, \"samples\": %d, \"micro_batches\": %d, "
+           "\"ratio\": %g, \"lost_spans\": %lld, "
+           "\"limited_by\": \"%s\", "
            "\"task_hash\": \"%016llx\"}}\n",
            s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
            down, (long long)iz_graph_submitted(e->graph),
            kind_seconds(s, IZ_FORWARD), kind_seconds(s, IZ_BACKWARD), optimizer,
            hidden(s, IZ_KINDS_LINKS), hidden(s, IZ_KINDS_OPTIMIZER),
            (long long)iz_plan_device_bytes(&e->plan),
-           (long long)iz_plan_host_bytes(&e->plan), (long long)s->lost,
+           (long long)iz_plan_host_bytes(&e->plan),
+           iz_forecast(&e->plan, s->rate).step_s, s->c.micro_batch,
+           s->c.grad_accum, s->c.zero.optimizer.ratio, (long long)s->lost,
            iz_bottleneck_names[limit], (unsigned long long)s->hash);
 }
 
@@ -220,6 +237,7 @@ static int simulate(struct simulation *s)
     if (r)
         return r;
     iz_plan_print(&s->e->plan, s->model, stdout);
+    iz_forecast_print(&s->e->plan, s->rate, stdout);
     iz_environment_print(stdout);
     fflush(stdout);
     s->steps = STEPS;
@@ -243,6 +261,7 @@ static int simulate_run_all(struct simulation *s)
     if (!s->o.plan)
         return simulate(s);
     iz_plan_print(&s->plan, s->model, stdout);
+    iz_forecast_print(&s->plan, s->rate, stdout);
     return 0;
 }
 

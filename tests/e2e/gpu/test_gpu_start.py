@@ -8,7 +8,7 @@ import pytest
 import rows
 import run
 from rows import standin
-from test_gpu import FAR, ROW
+from test_gpu import BATCH, FAR, ROW
 
 pytestmark = pytest.mark.skipif(run.GPU not in ("standin", "real"),
                                 reason="needs a GPU or its stand-in")
@@ -35,32 +35,33 @@ def test_too_small_a_host_is_told_what_the_gpu_can_take(param, start):
 
 
 @standin
-@pytest.mark.parametrize("ranks, comm, param", [
-    (1, "mpi", "cpu"), (1, "mpi", "none"), (2, "mpi", "cpu"), (2, "nccl", "cpu")])
-def test_an_automatic_ratio_is_the_smallest_that_fits(ranks, comm, param, start, place):
-    """With the bits of any other.  The effective config has it as a number, with which
-    a run goes on; without a GPU the host has everything."""
+@pytest.mark.parametrize("ranks, comm, param", [(1, "mpi", "none"), (2, "nccl", "cpu")])
+def test_an_automatic_ratio_and_cut_are_kept(ranks, comm, param, start, place):
+    """The plan takes what the measured rates and memory make fast; that changes no
+    bits but those of the cut.  The effective config has numbers, and a run that goes
+    on keeps the cut.  Without a GPU the host has everything, in one micro-batch."""
     row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "param": param, "steps": 2,
            "device": "cuda"}
-    some = {"model.layers": 20, "model.width": 48, "run.save_interval": 1}
+    some = {"model.layers": 20, "model.width": 48}
+    auto = {**some, "run.save_interval": 1, "train_batch_size": BATCH,
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto"}
     key = "run.device_memory_limit_bytes"
     output = place.folder / "chosen"
-    whole = start({**row, "steps": 3}, some)
-    room = start({**row, "ratio": 0.4}, some).bytes_in("device")
-    r = start({**row, "ratio": "auto"}, {**some, key: room}, output=output)
-    zero = json.loads((output / "config.json").read_text())["zero_optimization"]
-    ratio = zero["offload_optimizer"]["ratio"]
-    assert 0.3 < ratio <= 0.4 and "; effective ratio 0." in r.out
-    run.refused(start({**row, "ratio": ratio - 0.05}, {**some, key: room}, good=False),
-                "MiB of the GPU's memory")
-    again = start({**row, "ratio": ratio, "steps": 3}, {**some, key: room},
-                  output=output, options=["--resume"])
+    room = start({**row, "ratio": 0.4, "recompute": "full"}, some).bytes_in("device")
+    start({**row, "ratio": "auto"}, {**auto, key: room}, output=output)
+    config = json.loads((output / "config.json").read_text())
+    ratio = config["zero_optimization"]["offload_optimizer"]["ratio"]
+    micro = config["train_micro_batch_size_per_gpu"]
+    assert 0 <= ratio <= 1 and ratio * 20 == round(ratio * 20)
+    assert micro * config["gradient_accumulation_steps"] * ranks == BATCH
+    again = start({**row, "ratio": ratio, "steps": 3}, auto, output=output,
+                  options=["--resume"])
+    whole = start({**row, "micro": micro, "steps": 3}, some)
     assert again.bits[-1:] == whole.bits[-1:] and again.hash == whole.hash
-    free = start({**row, "ratio": "auto", "steps": 3}, some)
-    assert "effective ratio 0.000" in free.out and free.numbers == whole.numbers
-    host = start({**row, "ratio": "auto", "device": "cpu", "steps": 3,
-                  "comm": "mpi"}, some)
-    assert "effective ratio" not in host.out and host.numbers == whole.numbers
+    host = start({**row, "ratio": "auto", "device": "cpu", "steps": 3, "comm": "mpi"},
+                 auto)
+    assert "effective ratio" not in host.out and "1 micro-batch a step" in host.out
 
 
 @standin

@@ -126,10 +126,11 @@ def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, perc
                                                       place):
     """On one H200 with a host of 128 GiB."""
     config = json.loads((run.ROOT / "configs/gpt2-14b.json").read_text())
-    change = {"train_micro_batch_size_per_gpu": samples,
+    change = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": samples,
               "gradient_accumulation_steps": 64 // samples,
               "zero_optimization.offload_optimizer.ratio": 0.5,
               "data_types.grad_accum_dtype": accum, "run.master": "remainder",
+              "run.state_dtype": "fp32",
               "run.schedule": "depth_first", "run.ring": 2}
     path = place.folder / "14b.json"
     path.write_text(json.dumps(run.merge(config, change)))

@@ -4,6 +4,7 @@ The window of a ring, the copies' hiding and the place of the optimizer are
 what the design promises, and the design without a ring fails the same test."""
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -504,11 +505,32 @@ def test_a_ratio_relieves_the_host(simulate):
     sums = elements() / 2 / 1024 * 8
     assert abs(left - 7 * elements() + sums) <= 9 * chunk
     came = half["device_bytes"] - whole["device_bytes"]
-    stages = 8 * 2 * (1 << 20)  # of a chunk's parameters
+    # Of the parameters of the largest chunk, one for each chunk: memory is left.
+    buffers = int(re.search(r"through (\d+) buffers", half["out"])[1])
+    stages = buffers * 2 * (VOCAB + SEQ) * 2048 // 64
     # The two gradients of the embedding are added on the GPU, in a buffer for what
     # the host updates.
     buffer = (VOCAB + SEQ) * 2048
     assert abs(came - 7 * elements() - stages + buffer) <= 8 * chunk
+
+
+@pytest.mark.parametrize("gpu, ranks, micro, accum, param, ratio, schedule", [
+    ("h200-141", 1, 16, 1, "none", 0.5, "breadth_first"),
+    ("h200-141", 1, 4, 4, "cpu", 0.5, "depth_first"),
+    ("v100-32-dgx2", 1, 2, 4, "cpu", 0.5, "breadth_first"),
+    ("h100-80-dgx", 8, 8, 1, "cpu", 1, "breadth_first")])
+def test_a_step_takes_what_the_plan_predicts(gpu, ranks, micro, accum, param, ratio,
+                                             schedule):
+    """Choices are made by it.  Limited by the optimizer, compute, link and host."""
+    s = simulate_file(
+        run.ROOT / "configs/gpt2-7b.json", "model.layers=8", "run.schedule=" + schedule,
+        f"train_micro_batch_size_per_gpu={micro}", f"gradient_accumulation_steps={accum}",
+        f"train_batch_size={micro * accum * ranks}",
+        f"zero_optimization.offload_optimizer.ratio={ratio}",
+        f"zero_optimization.offload_param.device={param}",
+        *(("bf16.enabled=false", "fp16.enabled=true", "run.master=full") if gpu[0] == "v" else ()),
+        ranks=ranks, machine=MACHINES / f"{gpu}.json")
+    assert s["predicted_s"] == pytest.approx(s["step_s"], rel=0.05)
 
 
 def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):

@@ -165,6 +165,28 @@ static void two_batch_sizes_give_the_third(void **state)
     }
 }
 
+/* Of a batch that is given; overrides of both factors replace it. */
+static void the_plan_may_cut_a_batch(void **state)
+{
+    char *both[] = {"train_micro_batch_size_per_gpu=4",
+                    "gradient_accumulation_steps=5"};
+    const char *path = write_text(in_folder("config.json"),
+                                  json(BATCH("24", "'auto'", "'auto'")));
+    assert_int_equal(read_file(path, NULL, 0, 3), 0);
+    assert_true(config.cut_auto);
+    assert_int_equal(config.micro_batch, 8);
+    assert_null(strstr(notes, "micro_batch"));
+    assert_int_equal(read_file(path, both, 1, 3), 0);
+    assert_false(config.cut_auto);
+    assert_int_equal(config.grad_accum, 2);
+    assert_int_equal(read_file(path, both, 2, 3), 0);
+    assert_int_equal(config.train_batch_size, 60);
+    path = write_text(path, json(BATCH("24", "'auto'", "2")));
+    assert_int_equal(read_file(path, NULL, 0, 3), 0);
+    assert_false(config.cut_auto);
+    assert_int_equal(config.micro_batch, 4);
+}
+
 static void batch_sizes_that_do_not_multiply_are_refused(void **state)
 {
     read_refused(BATCH("25", "4", "2"), NULL, 3,
@@ -301,6 +323,7 @@ int main(void)
         cmocka_unit_test(auto_is_what_the_trainer_takes_and_is_told),
         cmocka_unit_test(other_names_of_deepspeed_mean_the_same),
         cmocka_unit_test(two_batch_sizes_give_the_third),
+        cmocka_unit_test(the_plan_may_cut_a_batch),
         cmocka_unit_test(batch_sizes_that_do_not_multiply_are_refused),
         cmocka_unit_test(adam_is_adamw_unless_told),
         cmocka_unit_test(an_optimizer_has_its_own_defaults),

@@ -6,7 +6,11 @@
 
 const struct iz_target target1 = {.workers = 1}, target2 = {.workers = 2};
 const struct iz_target gpu_bf16 = {
-    .workers = 2, .gpu = true, .act = IZ_BF16, .capability = 80};
+    .workers = 2,
+    .gpu = true,
+    .act = IZ_BF16,
+    .capability = 80,
+    .compute = {.flops_per_s = 700e12, .bytes_per_s = 3e12}};
 
 struct iz_model *model;
 struct iz_plan p, q;
@@ -62,6 +66,43 @@ void make(struct iz_plan *out, const struct iz_config *c, int ranks,
 int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l)
 {
     return (int)HEARD(iz_plan_fit(plan, c, model, &l, stderr));
+}
+
+/* A machine whose host's workers move so many bytes together. */
+static void rates_of(struct iz_rate rate[IZ_RATES], const struct iz_target *t,
+                     double host_bytes_per_s)
+{
+    for (int i = 0; i < IZ_RATES; i++)
+        rate[i] = (struct iz_rate){.bytes_per_s = 50e9, .latency_s = 1e-5};
+    rate[IZ_ON_COMPUTE] = rate[IZ_RATE_SQUARES] = t->compute;
+    rate[IZ_ON_HOST].bytes_per_s = host_bytes_per_s / t->workers;
+}
+
+void choose(struct iz_config *c, int ranks, struct iz_target *t,
+            struct iz_limits l, double host_bytes_per_s)
+{
+    struct iz_rate rate[IZ_RATES];
+    rates_of(rate, t, host_bytes_per_s);
+    iz_plan_choose(c, &(struct iz_plan_for){.model = model,
+                                            .ranks = ranks,
+                                            .target = t,
+                                            .limit = &l,
+                                            .rate = rate});
+}
+
+void offer(const struct iz_config *c, const struct iz_target *t,
+           struct iz_limits l, double host_bytes_per_s, FILE *out)
+{
+    struct iz_rate rate[IZ_RATES];
+    struct iz_target own = *t;
+    rates_of(rate, t, host_bytes_per_s);
+    iz_plan_print_forms(c,
+                        &(struct iz_plan_for){.model = model,
+                                              .ranks = 1,
+                                              .target = &own,
+                                              .limit = &l,
+                                              .rate = rate},
+                        out);
 }
 
 struct iz_limits needs(struct iz_config c, double ratio)

@@ -5,7 +5,7 @@
 
 #include "tests/runtime/fixture.h"
 
-#include "runtime/plan/plan.h"
+#include "runtime/plan/choose.h"
 #include "runtime/tier/memory.h"
 
 extern const struct iz_target target1, target2, gpu_bf16;
@@ -27,5 +27,12 @@ void make(struct iz_plan *out, const struct iz_config *c, int ranks,
           const struct iz_target *t);
 /* iz_plan_fit; what it says is in `said`. */
 int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l);
+/* iz_plan_choose of the first rank, alone, on a machine whose host's workers
+ * move so many bytes together. */
+void choose(struct iz_config *c, int ranks, struct iz_target *t,
+            struct iz_limits l, double host_bytes_per_s);
+/* iz_plan_print_forms there. */
+void offer(const struct iz_config *c, const struct iz_target *t,
+           struct iz_limits l, double host_bytes_per_s, FILE *out);
 /* Bytes of the host and of the GPU with this ratio; the plan is p. */
 struct iz_limits needs(struct iz_config c, double ratio);

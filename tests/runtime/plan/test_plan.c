@@ -296,7 +296,7 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
         struct iz_limits l = {.host = cases[i].host};
         c.run.sum_order = IZ_SUM_AUTO;
         struct iz_target t = target2;
-        iz_plan_choose(&c, model, 2, 0, &t, &l, NULL, NULL);
+        choose(&c, 2, &t, l, 1e11);
         assert_int_equal(c.run.sum_order, cases[i].order);
     }
 }
@@ -344,7 +344,7 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         t.capability = cases[i].capability;
         d.data.document_end = cases[i].end;
         d.run.gpu_attention = cases[i].asked;
-        iz_plan_choose(&d, model, 1, 0, &t, &l, NULL, NULL);
+        choose(&d, 1, &t, l, 1e11);
         assert_int_equal(d.run.gpu_attention, cases[i].forward);
         assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
         const char *why = t.why_own[0] ? t.why_own[0] : t.why_own[1];
@@ -368,7 +368,7 @@ static int64_t logits_chosen(struct iz_config c, int64_t device,
                              struct iz_target t)
 {
     struct iz_limits l = {.host = INT64_MAX, .device = device};
-    iz_plan_choose(&c, model, 1, 0, &t, &l, NULL, NULL);
+    choose(&c, 1, &t, l, 1e11);
     return c.run.gpu_logits_bytes;
 }
 

@@ -3,6 +3,9 @@
  * holds, the ratio that "auto" chooses, the ratio as a way out. */
 #include "tests/runtime/plan/plans.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "codelets/base/int64.h"
 
 /* Of all units: elements owned and those of the host; the longest share of the
@@ -203,63 +206,115 @@ static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
         }
 }
 
-static double chosen(struct iz_config c, struct iz_limits l, struct iz_target t)
+#define SLOW 1e10 /* bytes that the host moves a second */
+
+static double chosen(struct iz_config c, struct iz_limits l, struct iz_target t,
+                     double host_bytes_per_s)
 {
     c.zero.optimizer.ratio = 1;
     c.zero.optimizer.ratio_auto = true;
-    iz_plan_choose(&c, model, 1, 0, &t, &l, NULL, NULL);
+    choose(&c, 1, &t, l, host_bytes_per_s);
     return c.zero.optimizer.ratio;
 }
 
-/* Activations that can be kept are; where they never can, the GPU gets all that
- * fits. */
-static void an_automatic_ratio_is_the_smallest_that_fits(void **state)
+/* A host that no forward can hide has as little as fits, a fast one has all; in
+ * between it has what the forward hides, and then a larger step more of it. */
+static void an_automatic_ratio_is_what_the_forward_hides(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
     struct iz_limits l = needs(c, 0.35);
-    l.host = INT64_MAX;
     c.run.recompute = IZ_RECOMPUTE_FULL;
-    assert_true(chosen(c, l, gpu_bf16) == 0.35);
-    l.device = INT64_MAX;
-    assert_true(chosen(c, l, gpu_bf16) == 0);
-    c.run.recompute = IZ_RECOMPUTE_AUTO;
-    assert_true(chosen(c, l, gpu_bf16) == 0);
-    c.zero.optimizer.ratio = 0.6;
-    c.micro_batch = 32;
-    for (c.grad_accum = 1; c.grad_accum <= 2; c.grad_accum++) {
-        c.run.recompute = IZ_RECOMPUTE_AUTO;
-        make(&p, &c, 1, &gpu_bf16);
-        iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
-        l.device = iz_plan_device_bytes(&p);
-        assert_true(needs(c, 0).device <= l.device);
-        assert_true(chosen(c, l, gpu_bf16) == 0.6);
-        /* A host that has room for half of the states: most are kept then. */
-        l.host = needs(c, 0.5).host;
-        double half = chosen(c, l, gpu_bf16);
-        assert_true(half > 0.3 && half <= 0.5);
-        l.host = INT64_MAX;
-        c.run.recompute = IZ_RECOMPUTE_FULL;
-        assert_true(chosen(c, l, gpu_bf16) == 0);
-    }
-    l = needs(offloaded(1, IZ_HOME_CPU), 0.5);
+    l.host = INT64_MAX;
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0.35);
     l.device--;
-    assert_true(chosen(c, l, gpu_bf16) == 1); /* nothing fits */
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0.4);
+    l.device = INT64_MAX;
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0);
+    double before = 0;
+    for (c.micro_batch = 4; c.micro_batch <= 16; c.micro_batch *= 2) {
+        double now = chosen(c, l, gpu_bf16, 1e11);
+        assert_true(now > before && now < 1);
+        before = now;
+    }
+    assert_true(chosen(c, l, gpu_bf16, 1e14) == 1);
+    l = needs(offloaded(1, IZ_HOME_CPU), 1);
+    l.device--;
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1); /* nothing fits */
+}
+
+/* A GPU that has room for all activations or all of the optimizer. */
+static void activations_and_states_are_weighed(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = {.host = INT64_MAX};
+    c.micro_batch = 32;
+    make(&p, &c, 1, &gpu_bf16);
+    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    l.device = iz_plan_device_bytes(&p);
+    assert_true(needs(c, 0).device <= l.device);
+    assert_true(chosen(c, l, gpu_bf16, 1e14) == 1);
+    double some = chosen(c, l, gpu_bf16, 5e10);
+    assert_true(some > 0 && some < 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) < some);
+}
+
+/* As many samples at a time as make a step short: all where all are kept. */
+static void a_step_is_cut_where_memory_is_short(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU), open;
+    struct iz_target gpu = gpu_bf16, cpu = target2;
+    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
+    c.cut_auto = c.grad_accum_open = true;
+    c.micro_batch = 64;
+    for (int samples = 64; samples >= 16; samples /= 2) {
+        open = c;
+        choose(&open, 1, &gpu, l, 1e14);
+        assert_int_equal(open.micro_batch, samples);
+        assert_int_equal(open.grad_accum, 64 / samples);
+        assert_int_equal(open.grad_accum_fp32, samples < 64);
+        make(&p, &open, 1, &gpu_bf16);
+        iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+        l.device = iz_plan_device_bytes(&p) / 2;
+    }
+    open = c;
+    choose(&open, 1, &cpu, l, 1e14);
+    assert_int_equal(open.micro_batch, 64);
+}
+
+/* What shorter states save of a step that waits for the host, and no more. */
+static void shorter_states_are_offered_where_they_save(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU);
+    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
+    c.micro_batch = 16;
+    for (int fast = 0; fast <= 1; fast++) {
+        char *text = NULL;
+        size_t size;
+        FILE *out = open_memstream(&text, &size);
+        offer(&c, &gpu_bf16, l, fast ? 1e14 : SLOW, out);
+        fclose(out);
+        assert_int_equal(!strstr(text, "s less with run.master remainder, "),
+                         fast);
+        assert_int_equal(!strstr(text, "with run.state_dtype fp8 and run.mas"),
+                         fast);
+        free(text);
+    }
 }
 
 static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
     struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
-    assert_true(chosen(c, l, target1) == 1);
+    assert_true(chosen(c, l, target1, SLOW) == 1);
     c.run.state_dtype = IZ_MOMENT_FP8;
-    assert_true(chosen(c, l, gpu_bf16) == 0);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 0);
     c.run.save_mode = IZ_SAVE_ASYNC; /* which reads no coded states of a GPU */
-    assert_true(chosen(c, l, gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
     c = offloaded(1, IZ_HOME_NVME);
-    assert_true(chosen(c, l, gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
     c = offloaded(1, IZ_HOME_NONE);
     c.zero.optimizer.home = IZ_HOME_NONE;
-    assert_true(chosen(c, l, gpu_bf16) == 1);
+    assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
 }
 
 static void a_gpu_that_is_full_takes_no_chunks(void **state)
@@ -302,7 +357,10 @@ int main(void)
         cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
         cmocka_unit_test(what_is_left_of_the_gpu_becomes_buffers),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
-        cmocka_unit_test(an_automatic_ratio_is_the_smallest_that_fits),
+        cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
+        cmocka_unit_test(activations_and_states_are_weighed),
+        cmocka_unit_test(a_step_is_cut_where_memory_is_short),
+        cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
         cmocka_unit_test(coded_states_are_shared_out_too),

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a config leaves to the plan is chosen by the predicted time of a step;
+ * see choose.h. */
+#include "runtime/plan/choose.h"
+
+#include <math.h>
+
+#include "runtime/plan/forecast.h"
+
+#define GAIN 0.999 /* a larger part for the GPU has to save as much */
+
+static bool agreed(const struct iz_plan_for *f, bool ok)
+{
+    return f->all ? f->all(f->arg, ok) : ok;
+}
+
+/* A plan with a config; not one that fits: step_s is INFINITY. */
+struct tried {
+    double step_s; /* 0: not predicted */
+    double repeats;
+    bool near;
+};
+
+static struct tried try_config(const struct iz_config *c,
+                               const struct iz_plan_for *f)
+{
+    struct tried t = {.step_s = INFINITY};
+    struct iz_plan p;
+    if (iz_plan_make(&p, c, f->model, f->ranks, f->rank, f->target))
+        return t;
+    if (!iz_plan_fit(&p, c, f->model, f->limit, NULL))
+        t = (struct tried){iz_forecast(&p, f->rate).step_s, iz_plan_repeats(&p),
+                           p.zero.sums_near};
+    iz_plan_clear(&p);
+    return t;
+}
+
+/* The host's part from all down: of parts that are as good the GPU has less in
+ * its memory.  Each rank compares its own times, and all have to find one
+ * better; so they choose the same. */
+static double choose_ratio(struct iz_config *c, const struct iz_plan_for *f)
+{
+    double *ratio = &c->zero.optimizer.ratio, best = INFINITY, chosen = 1;
+    bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
+                   c->run.save_mode == IZ_SAVE_ASYNC;
+    bool divides = f->target->gpu && iz_plan_may_split(c) && !on_host;
+    if (!c->zero.optimizer.ratio_auto)
+        return try_config(c, f).step_s;
+    for (int i = IZ_RATIO_STEPS; i >= (divides ? 0 : IZ_RATIO_STEPS); i--) {
+        *ratio = (double)i / IZ_RATIO_STEPS;
+        double s = try_config(c, f).step_s;
+        if (!agreed(f, s < GAIN * best))
+            continue;
+        best = s;
+        chosen = *ratio;
+    }
+    *ratio = chosen;
+    return best;
+}
+
+static double choose_order(struct iz_config *c, const struct iz_plan_for *f)
+{
+    struct iz_config first = *c;
+    bool open = c->run.sum_order == IZ_SUM_AUTO && f->ranks > 1;
+    c->run.sum_order = iz_sum_choose(c, f->target->gpu);
+    double s = choose_ratio(c, f);
+    if (!open || c->run.sum_order == IZ_SUM_RANKS_FIRST ||
+        agreed(f, isfinite(s)))
+        return s;
+    struct iz_config local = *c;
+    *c = first;
+    c->run.sum_order = IZ_SUM_RANKS_FIRST;
+    s = choose_ratio(c, f);
+    if (!agreed(f, isfinite(s)))
+        *c = local;
+    return s;
+}
+
+/* From one micro-batch to one of each sample, or pair, or number of slices. */
+static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
+{
+    struct iz_config open = *c, best = *c;
+    int n = c->micro_batch * c->grad_accum, least = c->data.pairs ? 2 : 1;
+    double s = INFINITY;
+    if (c->run.slices)
+        least *= c->run.slices;
+    for (int micros = 1; micros <= (c->cut_auto ? n : 1); micros++) {
+        if (c->cut_auto && n % (micros * least))
+            continue;
+        if (c->cut_auto)
+            iz_config_cut(c, micros);
+        double now = choose_order(c, f);
+        if (micros == 1 || agreed(f, now < s)) {
+            s = now;
+            best = *c;
+        }
+        *c = open;
+    }
+    *c = best;
+}
+
+/* Large chunks pass fewer times over the head's weights and their gradient,
+ * which by arithmetic saves less than memory for activations does. */
+static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
+{
+    int64_t *bytes = &c->run.gpu_logits_bytes;
+    bool ok = f->limit->device > IZ_LARGE_GPU_BYTES;
+    struct tried t[2];
+    if (!f->target->gpu || *bytes)
+        return;
+    for (int i = 0; ok && i < 2; i++) {
+        *bytes = i ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
+        t[i] = try_config(c, f);
+    }
+    ok = ok && isfinite(t[1].step_s) && t[1].repeats <= t[0].repeats &&
+         t[1].near == t[0].near;
+    *bytes = agreed(f, ok) ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
+}
+
+/* Attention that is open counts as cuDNN's, where it can be, until the rest is
+ * chosen; there is room for it then, if there is with anything. */
+void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
+{
+    enum iz_attention_by *by[] = {&c->run.gpu_attention,
+                                  &c->run.gpu_attention_backward};
+    enum iz_attention_by asked[] = {*by[0], *by[1]};
+    bool may = f->target->gpu && !iz_plan_not_cudnn(c, f->target->capability);
+    for (int i = 0; i < 2; i++)
+        if (may && asked[i] == IZ_ATTENTION_AUTO)
+            *by[i] = IZ_ATTENTION_CUDNN;
+    choose_cut(c, f);
+    choose_logits(c, f);
+    for (int i = 0; i < 2; i++)
+        *by[i] = asked[i];
+    iz_plan_choose_attention(c, f->model, f->ranks, f->rank, f->target,
+                             f->limit, f->all, f->arg);
+}
+
+/* ---- what other forms of the states would save ---- */
+
+#define WORTH 0.01 /* of a step: less is not told */
+
+void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
+                         FILE *out)
+{
+    static const struct {
+        enum iz_moment_type type;
+        const char *name;
+    } form[] = {{IZ_MOMENT_F32, "run.master remainder"},
+                {IZ_MOMENT_BF16, "run.state_dtype bf16"},
+                {IZ_MOMENT_FP8, "run.state_dtype fp8"}};
+    double now = try_config(c, f).step_s, told = 0;
+    bool offloaded = f->target->gpu && c->zero.optimizer.home != IZ_HOME_NONE;
+    bool halves = c->dtype == IZ_BF16 && c->run.save_mode != IZ_SAVE_ASYNC;
+    for (int i = 0; offloaded && isfinite(now) && i < 3; i++) {
+        struct iz_config d = *c;
+        bool both = halves && d.run.master == IZ_MASTER_FULL;
+        if (form[i].type < c->run.state_dtype ||
+            (form[i].type == c->run.state_dtype && !both))
+            continue;
+        d.run.state_dtype = form[i].type;
+        if (halves)
+            d.run.master = IZ_MASTER_REMAINDER;
+        double saved = now - choose_ratio(&d, f);
+        if (!(saved > WORTH * now) || saved < told + WORTH * now)
+            continue;
+        fprintf(out, "%s %.3f s less with %s%s",
+                told > 0 ? "," : "           it would take", saved,
+                form[i].name, i > 0 && both ? " and run.master remainder" : "");
+        if (c->zero.optimizer.ratio_auto)
+            fprintf(out, " at ratio %g", d.zero.optimizer.ratio);
+        told = saved;
+    }
+    fputs(told > 0 ? "\n" : "", out);
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a config leaves open and the plan decides, before step 0: the ratio of
+ * an offloaded optimizer, the cut of a step into micro-batches, the order of
+ * sums, the logits of a GPU at a time, whose attention. */
+#pragma once
+
+#include "codelets/task/where.h"
+#include "runtime/plan/plan.h"
+
+/* What a config is completed for. */
+struct iz_plan_for {
+    const struct iz_model *model;
+    int ranks, rank;
+    /* With rates of what it computes on; told why its attention is ours. */
+    struct iz_target *target;
+    const struct iz_limits *limit;
+    const struct iz_rate *rate; /* IZ_RATES of them; read if there is a GPU */
+    /* Whether all ranks say yes; NULL: this one is alone. */
+    bool (*all)(void *arg, bool ok);
+    void *arg;
+};
+
+/* Of what fits on all ranks, takes what makes the shortest step by iz_forecast
+ * on each of them:
+ * - a ratio "auto" in steps of 0.05, the largest of equal ones; 1 where nothing
+ *   can be divided or nothing fits;
+ * - of micro-batches "auto" the number; without a GPU the fewest;
+ * - an order of sums "auto" that is faster if it fits, then the other if that
+ *   does;
+ * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
+ *   may use more than 64 GiB of the GPU and nothing more is repeated;
+ * - cuDNN's attention (iz_plan_choose_attention). */
+void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
+
+/* A line, unless rates are not known, with what a step would take less of if
+ * the offloaded optimizer's states had fewer bytes.  c is what was chosen. */
+void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
+                         FILE *out);
