@@ -12,6 +12,7 @@ import sys
 import time
 from datetime import datetime
 
+from checking.small import TABLE, command
 from checking.work import PACKED, ROOT, Job, harness
 
 # Where a machine may have CUDA's libraries beside the linker's own list.
@@ -94,10 +95,12 @@ def begin(c):
     lost = missing(c.programs.values(), c.env)
     if lost:
         return f"these libraries are nowhere on this machine: {' '.join(lost)}"
-    for _, status, text, _ in c.run([Job("first start", [c.programs["test_ops_gpu"], "quant"],
-                                         60)]):
-        if status == 77:
-            return text.strip()
+    # it measures the bus, which all others then know
+    start = TABLE["gpt2 fp32"]._replace(name="first start")
+    for _, _, text, _ in c.run([command(c, start, "cuda")]):
+        none = re.search(r"^izar: run.device: cuda: (.*)", text, re.M)
+        if none:
+            return f"no GPU: {none[1]}"
     for _ in c.todo("machine", ["facts"]):
         facts(c)
     return ""
