@@ -110,7 +110,7 @@ def memory(c):
     """What cores reach together: every kernel of the host, and a loop that only moves the
     same bytes."""
     cores = len(os.sched_getaffinity(0))
-    threads = {f"memory of {n}": n for n in (1, 4, cores - 2) if 0 < n < cores}
+    threads = {f"memory of {n}": n for n in (1, cores - 2) if 0 < n < cores}
     for name in c.todo("machine", threads):
         line = [c.programs["bench_kernels"], threads[name], 0.01 if c.o.tiny else 0.25]
         for _, status, text, seconds in c.run([Job(name, line, 40)]):

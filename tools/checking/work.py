@@ -84,7 +84,7 @@ class Check:
     def __init__(self, options, folder, env):
         self.o, self.folder, self.env = options, folder, env
         self.programs = programs(options.build)
-        self.out = Path(options.out)
+        self.out = Path(options.out).absolute()
         self.out.mkdir(parents=True, exist_ok=True)
         self.results, self.log = self.out / "results.jsonl", self.out / "log.txt"
         self.end = time.monotonic() + options.limit
