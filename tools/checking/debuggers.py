@@ -76,7 +76,9 @@ def beside(c):
     """What tells no times, and what a later case would wait for, beside each other."""
     rows = {r.name: r for r in training.BESIDE}
     jobs = [training.job_of(c, rows[n]) for n in c.todo("training", rows)]
-    jobs += [*jobs_of(c, ["memcheck"]), *(training.adam_job(c) if c.left() > 0 else [])]
+    jobs += jobs_of(c, ["memcheck"])
+    if c.left() > 0 and c.todo("peers", ["deepspeed"]):
+        jobs += training.adam_job(c)
     for ended in c.run(jobs, len(jobs)):
         if ended[0].name in rows:
             training.add(c, "training", rows[ended[0].name], *ended)
