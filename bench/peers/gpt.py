@@ -9,6 +9,7 @@ bf16 with fp32 states, parameters and states on the host, activations recomputed
 prints a JSON object: seconds of each step, number of parameters, GiB of the GPU, and
 versions.
 """
+import contextlib
 import json
 import math
 import os
@@ -144,7 +145,7 @@ def main():
         torch.cuda.set_device(device)
     if sharded:  # of what is on the host, norms are gathered there
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    with torch.device(device):  # where numbers are made fast
+    with torch.device(device) if cuda else contextlib.nullcontext():
         model = GPT(*shape, recompute=sharded and cuda)
     if sharded:
         model = model.to("cpu")

@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 
+from checking import training
 from checking.small import TABLE, command
-from checking.training import FIRST, config_of, settings_of
 from checking.work import Job, harness
 
 SMALL_YARDSTICK = {"IZ_YARDSTICK": "256"}
@@ -32,10 +32,10 @@ def memcheck(c):
 
 def kernels(c):
     """Two layers of the 7B, one step."""
-    row = next(r for r in FIRST if r.name == "7B 32K, bf16 states")
+    row = next(r for r in training.FIRST if r.name == "7B 32K, bf16 states")
     path = c.folder / "kernels.json"
-    path.write_text(json.dumps(config_of(c, row)))
-    changes = {**settings_of(c, row), "model.layers": 2, "run.steps": 1,
+    path.write_text(json.dumps(training.config_of(c, row)))
+    changes = {**training.settings_of(c, row), "model.layers": 2, "run.steps": 1,
                "run.task_log": False}
     line = [tool("ncu"), "--metrics", "gpu__time_duration.sum", "--csv", "--clock-control",
             "none", "--log-file", c.out / "kernels.csv", c.programs["gpt2"], path,
@@ -54,24 +54,46 @@ CASES = {"memcheck": ("compute-sanitizer", memcheck), "kernels": ("ncu", kernels
          "times of ops": (None, op_times)}
 
 
-def cases(c, names):
+def jobs_of(c, names):
     for name in c.todo("debuggers", names):
         needs, job_of = CASES[name]
         if needs and not tool(needs):
             c.add("debuggers", name, "skipped", f"no {needs} on this machine")
-            continue
-        for job, status, text, seconds in c.run([job_of(c)]):
-            result = c.outcome(status, job.limit_s)
-            if "Device not supported" in text or "LibraryNotLoaded" in text:
-                result = "skipped"
-            c.add("debuggers", name, result, f"{seconds:5.1f} s  "
-                  + " ".join(re.findall(r"ERROR SUMMARY.*", text)), seconds=seconds,
-                  tail=text[-3000:])
+        else:
+            yield job_of(c)
 
 
-def part(c):
-    cases(c, ["memcheck", "kernels"])
+def add(c, job, status, text, seconds):
+    result = c.outcome(status, job.limit_s)
+    if "Device not supported" in text or "LibraryNotLoaded" in text:
+        result = "skipped"
+    c.add("debuggers", job.name, result, f"{seconds:5.1f} s  "
+          + " ".join(re.findall(r"ERROR SUMMARY.*", text)), seconds=seconds,
+          tail=text[-3000:])
+
+
+def beside(c):
+    """What tells no times, and what a later case would wait for, beside each other."""
+    rows = {r.name: r for r in training.BESIDE}
+    jobs = [training.job_of(c, rows[n]) for n in c.todo("training", rows)]
+    jobs += jobs_of(c, ["memcheck"])
+    if c.left() > 0 and c.todo("peers", ["deepspeed"]):
+        jobs += training.adam_job(c)
+    for ended in c.run(jobs, len(jobs)):
+        if ended[0].name in rows:
+            training.add(c, "training", rows[ended[0].name], *ended)
+        elif ended[0].name in CASES:
+            add(c, *ended)
+
+
+def alone(c, name):
+    for ended in c.run(jobs_of(c, [name])):
+        add(c, *ended)
+
+
+def kernel_times(c):
+    alone(c, "kernels")
 
 
 def last(c):
-    cases(c, ["times of ops"])
+    alone(c, "times of ops")

@@ -12,6 +12,7 @@ import sys
 import time
 from datetime import datetime
 
+from checking.small import TABLE, command
 from checking.work import PACKED, ROOT, Job, harness
 
 # Where a machine may have CUDA's libraries beside the linker's own list.
@@ -94,10 +95,12 @@ def begin(c):
     lost = missing(c.programs.values(), c.env)
     if lost:
         return f"these libraries are nowhere on this machine: {' '.join(lost)}"
-    for _, status, text, _ in c.run([Job("first start", [c.programs["test_ops_gpu"], "quant"],
-                                         60)]):
-        if status == 77:
-            return text.strip()
+    # it measures the bus, which all others then know
+    start = TABLE["gpt2 fp32"]._replace(name="first start")
+    for _, _, text, _ in c.run([command(c, start, "cuda")]):
+        none = re.search(r"^izar: run.device: cuda: (.*)", text, re.M)
+        if none:
+            return f"no GPU: {none[1]}"
     for _ in c.todo("machine", ["facts"]):
         facts(c)
     return ""
@@ -107,7 +110,7 @@ def memory(c):
     """What cores reach together: every kernel of the host, and a loop that only moves the
     same bytes."""
     cores = len(os.sched_getaffinity(0))
-    threads = {f"memory of {n}": n for n in (1, 4, cores - 2) if 0 < n < cores}
+    threads = {f"memory of {n}": n for n in (1, cores - 2) if 0 < n < cores}
     for name in c.todo("machine", threads):
         line = [c.programs["bench_kernels"], threads[name], 0.01 if c.o.tiny else 0.25]
         for _, status, text, seconds in c.run([Job(name, line, 40)]):

@@ -21,7 +21,7 @@ def nearest(text):
 
 
 def part(c):
-    jobs = [Job(g, [c.programs["test_ops_gpu"], g], 150, {"IZ_SHOW": "1"})
+    jobs = [Job(g, [c.programs["test_ops_gpu"], g], 90, {"IZ_SHOW": "1"})
             for g in c.todo("ops", TINY if c.o.tiny else GROUPS)]
     for job, status, text, seconds in c.run(jobs, len(GROUPS)):
         good = re.findall(r"\[       OK \] (\w+)", text)

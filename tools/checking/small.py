@@ -178,11 +178,9 @@ def part(c):
              for (p, n), r in c.known.items()
              if p == "small" and n in TABLE and TABLE[n].same and r["status"] == "passed"}
     todo = [command(c, TABLE[n], "cuda") for n in c.todo("small", TABLE)]
-    # the first of all measures the bus, which the others then know
-    for jobs, at_once in ((todo[:1], 1), (todo[1:], AT_ONCE)):
-        for job, status, text, seconds in c.run(jobs, at_once):
-            result, off, why = judged(c, TABLE[job.name], status, text,
-                                      want.get(job.name), first)
-            c.add("small", job.name, result, f"{seconds:5.1f} s  "
-                  + (f"off by {off:.1e}, " if off is not None else "") + why, off=off,
-                  seconds=seconds, tail=text[-1500:], **losses_of(c, job.name))
+    for job, status, text, seconds in c.run(todo, AT_ONCE):
+        result, off, why = judged(c, TABLE[job.name], status, text, want.get(job.name),
+                                  first)
+        c.add("small", job.name, result, f"{seconds:5.1f} s  "
+              + (f"off by {off:.1e}, " if off is not None else "") + why, off=off,
+              seconds=seconds, tail=text[-1500:], **losses_of(c, job.name))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of large models, with their shipped configs and as the rows below change them,
 and of the same models by others.  A row's figures are those of its metrics.jsonl."""
+import functools
 import gzip
 import json
 import os
@@ -51,30 +52,33 @@ DEEP = {"run.schedule": "depth_first"}
 FIRST = (
     Row("1.5B resident", 12, "gpt2", "gpt2-1.5b", {**RESIDENT, **batch(16), **LOG}),
     Row("1.5B offload", 12, "gpt2", "gpt2-1.5b", batch(16)),
-    Row("7B 32K, bf16 states", 40, "gpt2", "gpt2-7b",
-        {**batch(16), **states("bf16", "remainder", 1), **LOG}, 4),
     Row("7B 128K, bf16 states", 55, "gpt2", "gpt2-7b",
         {**batch(8, 8), **DEEP, **states("bf16", "remainder", "auto"), **LOG}, 3),
+    Row("7B 32K, bf16 states", 40, "gpt2", "gpt2-7b",
+        {**batch(16), **states("bf16", "remainder", 1), **LOG}, 4),
     Row("7B as shipped", 45, "gpt2", "gpt2-7b", {}, 4),
-    Row("7B 32K, fp8 states", 36, "gpt2", "gpt2-7b", {**batch(16), **states("fp8")}, 4),
-    Row("7B 32K, fp32 states", 38, "gpt2", "gpt2-7b",
-        {**batch(16), **states("fp32", "full", 1)}, 3),
     Row("1.5B resident, own attention", 12, "gpt2", "gpt2-1.5b",
         {**RESIDENT, **batch(16), **OWN}),
     Row("1.5B resident, products timed", 14, "gpt2", "gpt2-1.5b",
         {**RESIDENT, **batch(16), **TIMED}),
+    Row("7B 32K, fp8 states", 36, "gpt2", "gpt2-7b",
+        {**batch(16), **states("fp8", ratio=1)}, 4),
+    Row("7B 32K, fp32 states", 38, "gpt2", "gpt2-7b",
+        {**batch(16), **states("fp32", ratio=1)}, 3),
 )
-SECOND = (
-    Row("14B 128K", 110, "gpt2", "gpt2-14b",
-        {**batch(8, 8), **DEEP, **states("bf16", "remainder", "auto")}, 2),
-    Row("Llama 8B, LoRA on nf4", 40, "llama", "llama-3-8b-nf4", {
-        **batch(8), "zero_optimization.offload_param.frozen_device": "none"}, 4),
-    Row("1.5B Muon", 15, "gpt2", "gpt2-1.5b", {**batch(16), "optimizer.type": "Muon"}, 4),
-    Row("1.5B states on nvme", 40, "gpt2", "gpt2-1.5b",
-        {**batch(16), "zero_optimization.offload_optimizer.device": "nvme"}, 3),
+BESIDE = (  # proofs and no timings: they run beside each other
     Row("124M, 2 ranks on one GPU", 15, "gpt2", "gpt2-124m",
         {**batch(8, 2), "run.comm": "mpi"}, 4, 2),
-    Row("Qwen3 30B-A3B, LoRA", 80, "moe", "qwen3-30b-a3b", {
+    Row("124M, states on nvme", 20, "gpt2", "gpt2-124m",
+        {**batch(8), "zero_optimization.offload_optimizer.device": "nvme"}, 4),
+)
+SECOND = (
+    Row("Llama 8B, LoRA on nf4", 30, "llama", "llama-3-8b-nf4", {
+        **batch(8), "zero_optimization.offload_param.frozen_device": "none"}, 4),
+    Row("1.5B Muon", 15, "gpt2", "gpt2-1.5b", {**batch(16), "optimizer.type": "Muon"}, 4),
+    Row("14B 128K", 80, "gpt2", "gpt2-14b",
+        {**batch(8, 8), **DEEP, **states("bf16", "remainder", "auto")}, 2),
+    Row("Qwen3 30B-A3B, LoRA", 60, "moe", "qwen3-30b-a3b", {
         **batch(8), **lora(16, "*self_attn*"), "model.seq": 2048,
         "run.master": "full"}, 3),
 )
@@ -92,11 +96,15 @@ def config_of(c, row):
     return config
 
 
+def folder_of(c, row):
+    return c.folder / re.sub("[^0-9A-Za-z]+", "-", row.name)
+
+
 def settings_of(c, row):
     s = {"run.steps": row.steps, "run.save": False, "run.log_interval": 1,
          "run.device": "cuda", **row.more,
          "data.path": harness.text_file(c.folder), "data.bytes": True,
-         "run.output": c.folder / "row"}
+         "run.output": folder_of(c, row)}
     if c.o.tiny:
         s.pop("model.seq", None)
     if "nvme" in row.more.values():
@@ -107,13 +115,11 @@ def settings_of(c, row):
     return s
 
 
-def device_name():
-    return harness.first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-
-
+@functools.cache
 def peak():
     """TFLOP/s of this GPU, None if it is not known."""
-    return next((p for name, p in PEAK if name in device_name()), None)
+    device = harness.first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return next((p for name, p in PEAK if name in device), None)
 
 
 def figures(lines):
@@ -138,27 +144,30 @@ def shown(f):
             + f"{f['device_gib']:.1f} GiB on the GPU")
 
 
-def train(c, part, row):
-    out, path = c.folder / "row", c.folder / "row.json"
+def job_of(c, row):
+    path = folder_of(c, row).with_suffix(".json")
     path.write_text(json.dumps(config_of(c, row)))
-    line = [*harness.ranks_line(row.ranks), c.programs[row.program], path,
-            *harness.settings(settings_of(c, row))]
-    begin = time.time()
-    for job, status, text, seconds in c.run([Job(row.name, line, 3 * row.expected_s + 20)]):
-        lines = harness.json_lines(out / "metrics.jsonl")
-        f = figures(lines)
-        limited = re.search(r"^limited by: .*", text, re.M)
-        does_not_fit = status and "this run needs" in text
-        result = "skipped" if does_not_fit else c.outcome(status, job.limit_s)
-        c.add(part, row.name, result if f or result != "passed" else "failed",
-              f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
-              seconds=seconds, **f, **c.clocks.busy(begin), more=row.more, lines=lines,
-              text=text[-9000:], tail=text[-1500:])
-        say(f"{'':<30}{limited[0]}" if limited and f else "")
+    return Job(row.name, [*harness.ranks_line(row.ranks), c.programs[row.program], path,
+                          *harness.settings(settings_of(c, row))], 3 * row.expected_s + 20)
+
+
+def add(c, part, row, job, status, text, seconds):
+    """The result of a row that has run."""
+    out = folder_of(c, row)
+    lines = harness.json_lines(out / "metrics.jsonl")
+    f = figures(lines)
+    limited = re.search(r"^limited by: .*", text, re.M)
+    does_not_fit = status and "this run needs" in text
+    result = "skipped" if does_not_fit else c.outcome(status, job.limit_s)
+    c.add(part, row.name, result if f or result != "passed" else "failed",
+          f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
+          seconds=seconds, **f, **c.clocks.busy(time.time() - seconds), more=row.more,
+          lines=lines, text=text[-9000:], tail=text[-1500:])
+    if limited and f:
+        say(f"{'':<30}{limited[0]}")
     log = out / "tasks.jsonl"
     if log.is_file():
-        kept = c.out / f"tasks-{re.sub('[^0-9A-Za-z]+', '-', row.name)}.jsonl.gz"
-        with open(log, "rb") as a, gzip.open(kept, "wb") as b:
+        with open(log, "rb") as a, gzip.open(c.out / f"tasks-{out.name}.jsonl.gz", "wb") as b:
             shutil.copyfileobj(a, b)
     shutil.rmtree(out, ignore_errors=True)
 
@@ -168,7 +177,8 @@ def rows(c, part, table):
     known = {r.name: r for r in table}
     for name in c.todo(part, known):
         if c.left() > (0 if c.o.tiny else known[name].expected_s):
-            train(c, part, known[name])
+            for ended in c.run([job_of(c, known[name])]):
+                add(c, part, known[name], *ended)
 
 
 def first(c):
@@ -176,13 +186,13 @@ def first(c):
 
 
 def second(c):
-    rows(c, "more training", SECOND)
+    rows(c, "training", SECOND)
 
 
 # ---- others ------------------------------------------------------------------
 
-PEERS = {"compile": ("torch", 45), "deepspeed": ("deepspeed", 60),
-         "fsdp2": ("torch.distributed.fsdp", 45)}  # what it imports, expected seconds
+PEERS = {"compile": ("torch", 45), "deepspeed": ("deepspeed", 50),
+         "fsdp2": ("torch.distributed.fsdp", 40)}  # what it imports, expected seconds
 ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "RANK": "0",
                "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
                "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),  # it knows its own
@@ -191,7 +201,8 @@ ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "RANK": "0",
 
 def python_with(module, env):
     """A Python that has it, or None."""
-    for python in (sys.executable, shutil.which("python3"), "/opt/torch/.venv/bin/python3"):
+    for python in (sys.executable, shutil.which("python3"),
+                   *map(str, Path("/opt").glob("*/.venv/bin/python3"))):
         if python and Path(python).exists() and not subprocess.run(
                 [python, "-c", f"import {module}"], env=env,
                 capture_output=True).returncode:
@@ -208,6 +219,14 @@ def theirs(said, model):
             "tflop_per_s": flops / step_s / 1e12, "device_gib": said["gpu_gib"]}
 
 
+def adam_job(c):
+    """DeepSpeed compiles its Adam for the host at its first start."""
+    python = python_with("deepspeed", {**c.env, **ONE_PROCESS})
+    return [Job("DeepSpeed's Adam", [python, "-c", "from deepspeed.ops.adam import "
+                                     "DeepSpeedCPUAdam as A; import torch; "
+                                     "A([torch.zeros(9)])"], 90, ONE_PROCESS)] if python else []
+
+
 def peer(c, kind):
     """The 1.5B with 16 samples a step; with compile all of it is on the GPU."""
     module, expected_s = PEERS[kind]
@@ -222,14 +241,13 @@ def peer(c, kind):
     shape = [model[k] for k in ("layers", "heads", "width", "seq", "vocab")]
     line = [python, ROOT / "bench/peers/gpt.py", kind, *shape, 16, 6, os.cpu_count(),
             *([] if c.o.tiny else ["bf16", "cuda"])]
-    begin = time.time()
     for job, status, text, seconds in c.run([Job(kind, line, 3 * expected_s, env)]):
         said = [json.loads(x) for x in text.splitlines() if x.startswith('{"seconds')]
         f = theirs(said[0], model) if said else {}
         result = c.outcome(status, job.limit_s)
         c.add("peers", kind, result if f or result != "passed" else "failed",
               f"{seconds:5.1f} s  " + (shown(f) if f else ""), seconds=seconds, **f,
-              **c.clocks.busy(begin), said=said, tail=text[-3000:])
+              **c.clocks.busy(time.time() - seconds), said=said, tail=text[-3000:])
 
 
 def peers(c):

@@ -84,11 +84,11 @@ class Check:
     def __init__(self, options, folder, env):
         self.o, self.folder, self.env = options, folder, env
         self.programs = programs(options.build)
-        self.out = Path(options.out)
+        self.out = Path(options.out).absolute()
         self.out.mkdir(parents=True, exist_ok=True)
         self.results, self.log = self.out / "results.jsonl", self.out / "log.txt"
         self.end = time.monotonic() + options.limit
-        self.count, self.wanted = 0, []
+        self.count, self.wanted = 0, {}
         self.known = {(x["part"], x["name"]): x for x in harness.json_lines(self.results)}
 
     def left(self):
@@ -99,7 +99,7 @@ class Check:
         result."""
         chosen = [n for n in names if not self.o.only or any(
             x in f"{part} {n}" for x in self.o.only.split(","))]
-        self.wanted += [(part, n) for n in chosen]
+        self.wanted.update({(part, n): None for n in chosen})
         return [n for n in chosen if self.known.get((part, n), {}).get("status")
                 not in ("passed", "skipped")]
 

@@ -207,8 +207,10 @@ static void head_at(struct head *h, const struct attention *a, int64_t i)
     h->dv = a->dqkv + v;
 }
 
-void attention_double(struct attention *a)
+/* Those of some groups that share keys. */
+static void groups_work(void *arg, int64_t begin, int64_t end)
 {
+    const struct attention *a = arg;
     const struct shape *s = &a->shape;
     const struct tensor *t = a->s.t;
     struct head h = {.n = s->seq,
@@ -223,10 +225,7 @@ void attention_double(struct attention *a)
                      .part = take(s->seq * s->d),
                      .scale = 1 / sqrt((double)s->d),
                      .type = t[QKV].v.dtype};
-    a->o = take(iz_view_len(t[O].v));
-    a->lse = take(iz_view_len(t[LSE].v));
-    a->dqkv = take(iz_view_len(t[DQKV].v));
-    for (int64_t i = 0; i < s->samples * s->heads; i++) {
+    for (int64_t i = begin * h.group; i < end * h.group; i++) {
         head_at(&h, a, i);
         for (int64_t j = 0; j < s->seq; j++) {
             softmax(&h, j);
@@ -237,4 +236,13 @@ void attention_double(struct attention *a)
     free(h.p);
     free(h.ds);
     free(h.part);
+}
+
+void attention_double(struct attention *a)
+{
+    const struct tensor *t = a->s.t;
+    a->o = take(iz_view_len(t[O].v));
+    a->lse = take(iz_view_len(t[LSE].v));
+    a->dqkv = take(iz_view_len(t[DQKV].v));
+    fixture_share(a->shape.samples * a->shape.kv_heads, groups_work, a);
 }

@@ -6,9 +6,11 @@
 #include "tests/codelets/ops/fixture.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <sys/mman.h>
 
@@ -54,6 +56,39 @@ void *fixture_take(int64_t bytes)
     return p;
 }
 
+struct share {
+    void (*work)(void *arg, int64_t begin, int64_t end);
+    void *arg;
+    int64_t begin, end;
+};
+
+static void *share_work(void *arg)
+{
+    struct share *s = arg;
+    s->work(s->arg, s->begin, s->end);
+    return NULL;
+}
+
+void fixture_share(int64_t n,
+                   void (*work)(void *arg, int64_t begin, int64_t end),
+                   void *arg)
+{
+    enum { MOST = 64 };
+    pthread_t thread[MOST];
+    struct share share[MOST];
+    int64_t cores = sysconf(_SC_NPROCESSORS_ONLN), parts = n;
+    parts = parts > cores ? cores : parts;
+    parts = parts > MOST ? MOST : parts;
+    for (int64_t i = 0; i < parts; i++) {
+        share[i] =
+            (struct share){work, arg, n * i / parts, n * (i + 1) / parts};
+        assert_int_equal(
+            0, pthread_create(&thread[i], NULL, share_work, &share[i]));
+    }
+    for (int64_t i = 0; i < parts; i++)
+        pthread_join(thread[i], NULL);
+}
+
 struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
                          double scale)
 {
@@ -87,19 +122,35 @@ double fixture_get(const void *x, enum iz_dtype t, int64_t i)
     return (double)f;
 }
 
+enum { PIECE = 1024 }; /* elements that are converted at a time */
+
+static int64_t piece_of(const struct tensor *t, int64_t at)
+{
+    int64_t left = iz_view_len(t->v) - at;
+    return left < PIECE ? left : PIECE;
+}
+
 void tensor_store(struct tensor *t)
 {
-    for (int64_t i = 0; i < iz_view_len(t->v); i++) {
-        float f = (float)t->d[i];
-        iz_cast(fixture_at(t->v.p, t->v.dtype, i), t->v.dtype, &f, IZ_F32, 1);
+    float f[PIECE];
+    for (int64_t at = 0; at < iz_view_len(t->v); at += PIECE) {
+        int64_t n = piece_of(t, at);
+        for (int64_t i = 0; i < n; i++)
+            f[i] = (float)t->d[at + i];
+        iz_cast(fixture_at(t->v.p, t->v.dtype, at), t->v.dtype, f, IZ_F32, n);
     }
     tensor_load(t);
 }
 
 void tensor_load(struct tensor *t)
 {
-    for (int64_t i = 0; i < iz_view_len(t->v); i++)
-        t->d[i] = fixture_get(t->v.p, t->v.dtype, i);
+    float f[PIECE];
+    for (int64_t at = 0; at < iz_view_len(t->v); at += PIECE) {
+        int64_t n = piece_of(t, at);
+        iz_cast(f, IZ_F32, fixture_at(t->v.p, t->v.dtype, at), t->v.dtype, n);
+        for (int64_t i = 0; i < n; i++)
+            t->d[at + i] = (double)f[i];
+    }
 }
 
 double *tensor_want(struct tensor *t)

@@ -10,6 +10,11 @@
  * large pieces lie on huge pages, as the program's do. */
 void *fixture_take(int64_t bytes);
 
+/* Calls work for parts of [0, n) on all processors at once; it may not fail. */
+void fixture_share(int64_t n,
+                   void (*work)(void *arg, int64_t begin, int64_t end),
+                   void *arg);
+
 /* d holds the same values as v, exactly; want, once asked for, what is expected
  * of v. */
 struct tensor {

@@ -15,8 +15,6 @@ enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
 
 /* ---- memory of the backend ---------------------------------------------- */
 
-static char *staging; /* pinned */
-
 static void *pinned_take(int64_t bytes)
 {
     int64_t whole = (bytes / 4096 + 1) * 4096;
@@ -51,40 +49,71 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Between memory of the backend and any other; one of the two through pinned
- * memory. */
-static void memory_copy(char *dst, const char *src, int64_t bytes, bool up)
+/* Pinned memory that copies of a device go through, without a wait for each:
+ * a wait takes longer than most of them. */
+static struct {
+    char *p;
+    int64_t used;
+    int n; /* copies that are to go on when they are here */
+    struct {
+        char *to, *from;
+        int64_t bytes;
+    } on[4 * SCENE_MOST];
+} staging;
+
+/* All copies have ended. */
+static void copies_wait(void)
+{
+    if (backend.device)
+        iz_device_wait(backend.x.stream);
+    for (int i = 0; i < staging.n; i++)
+        memcpy(staging.on[i].to, staging.on[i].from,
+               (size_t)staging.on[i].bytes);
+    staging.used = staging.n = 0;
+}
+
+static char *staging_take(int64_t bytes)
+{
+    if (!staging.p)
+        staging.p = pinned_take(STAGING);
+    if (staging.used + bytes > STAGING || staging.n == COUNT(staging.on))
+        copies_wait();
+    char *p = staging.p + staging.used;
+    staging.used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+/* src NULL: every byte is `byte`. */
+static void copy_up(char *dst, const char *src, int byte, int64_t bytes)
+{
+    int64_t piece = backend.device ? STAGING : bytes + 1;
+    for (int64_t at = 0; at < bytes; at += piece) {
+        int64_t n = least(bytes - at, piece);
+        char *to = backend.device ? staging_take(n) : dst;
+        if (src)
+            memcpy(to, src + at, (size_t)n);
+        else
+            memset(to, byte, (size_t)n);
+        if (backend.device)
+            iz_device_copy(backend.x.stream, dst + at, to, n);
+    }
+}
+
+/* dst has it after copies_wait. */
+static void copy_down(char *dst, char *src, int64_t bytes)
 {
     if (!backend.device) {
         memcpy(dst, src, (size_t)bytes);
         return;
     }
-    if (!staging)
-        staging = pinned_take(STAGING);
     for (int64_t at = 0; at < bytes; at += STAGING) {
         int64_t n = least(bytes - at, STAGING);
-        if (up)
-            memcpy(staging, src + at, (size_t)n);
-        iz_device_copy(backend.x.stream, up ? dst + at : staging,
-                       up ? staging : src + at, n);
-        iz_device_wait(backend.x.stream);
-        if (!up)
-            memcpy(dst + at, staging, (size_t)n);
+        char *to = staging_take(n);
+        iz_device_copy(backend.x.stream, to, src + at, n);
+        staging.on[staging.n].to = dst + at;
+        staging.on[staging.n].from = to;
+        staging.on[staging.n++].bytes = n;
     }
-}
-
-static void memory_fill(char *dst, int byte, int64_t bytes)
-{
-    int64_t piece = least(bytes, STAGING);
-    if (!backend.device) {
-        memset(dst, byte, (size_t)bytes);
-        return;
-    }
-    char *from = malloc((size_t)piece + 1);
-    memset(from, byte, (size_t)piece);
-    for (int64_t at = 0; at < bytes; at += piece)
-        memory_copy(dst + at, from, least(bytes - at, piece), true);
-    free(from);
 }
 
 /* Memory between two strips.  Without a device it is aligned to 64, 128 or 256
@@ -93,35 +122,37 @@ struct strips {
     char *all, *p;
     int64_t bytes;
     bool pinned;
+    char after[2 * STRIP]; /* the strips, read from there */
 };
 
 static struct strips strips_take(int64_t bytes, int turn, bool pinned)
 {
     char *all =
         memory_take(bytes + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
-    struct strips s = {all, all + STRIP, bytes, pinned};
+    struct strips s = {all, all + STRIP, bytes, pinned, {0}};
     if (!backend.device)
         s.p += -(uintptr_t)s.p % ALIGN + (size_t)turn % 4 * 64;
-    memory_fill(s.p - STRIP, STRIP_BYTE, STRIP);
-    memory_fill(s.p + bytes, STRIP_BYTE, STRIP);
+    copy_up(s.p - STRIP, NULL, STRIP_BYTE, STRIP);
+    copy_up(s.p + bytes, NULL, STRIP_BYTE, STRIP);
     return s;
 }
 
-static void strip_check(const char *p)
+static void strips_read(struct strips *s)
 {
-    char strip[STRIP];
-    memory_copy(strip, p, STRIP, false);
-    for (int i = 0; i < STRIP; i++)
-        if (strip[i] != STRIP_BYTE)
-            fail_msg("memory beside a tensor was written");
+    if (!s->all)
+        return;
+    copy_down(s->after, s->p - STRIP, STRIP);
+    copy_down(s->after + STRIP, s->p + s->bytes, STRIP);
 }
 
+/* After strips_read and copies_wait. */
 static void strips_give(struct strips *s)
 {
     if (!s->all)
         return;
-    strip_check(s->p - STRIP);
-    strip_check(s->p + s->bytes);
+    for (int i = 0; i < 2 * STRIP; i++)
+        if (s->after[i] != STRIP_BYTE)
+            fail_msg("memory beside a tensor was written");
     memory_give(s->all, s->pinned);
 }
 
@@ -129,8 +160,8 @@ static void strips_give(struct strips *s)
 static void arena_fill(const struct strips *s, int byte)
 {
     int64_t most = least(s->bytes, INT64_C(4) << 20);
-    memory_fill(s->p, byte, most);
-    memory_fill(s->p + s->bytes - most, byte, most);
+    copy_up(s->p, NULL, byte, most);
+    copy_up(s->p + s->bytes - most, NULL, byte, most);
 }
 
 /* ---- the run ------------------------------------------------------------ */
@@ -157,26 +188,27 @@ static void views_up(struct strips *at, const struct scene *s, unsigned reads)
         if (has(s->unwanted, i) || home_of(s, i) != i)
             continue;
         at[i] = strips_take(bytes, 0, has(s->pinned, i));
-        if (has(reads, i))
-            memory_copy(at[i].p, s->t[i].v.p, bytes, true);
-        else
-            memory_fill(at[i].p, 0xff, bytes);
+        copy_up(at[i].p, has(reads, i) ? s->t[i].v.p : NULL, 0xff, bytes);
     }
 }
 
 static void views_down(struct iz_view *host, struct strips *at,
-                       const struct scene *s)
+                       struct strips *work, const struct scene *s)
 {
     for (int i = 0; i < s->n; i++) {
-        const char *from = at[home_of(s, i)].p;
+        char *from = at[home_of(s, i)].p;
         int64_t bytes = iz_view_bytes(s->t[i].v);
         host[i] = s->t[i].v;
         host[i].p = from ? fixture_take(bytes) : NULL;
         if (from)
-            memory_copy(host[i].p, from, bytes, false);
+            copy_down(host[i].p, from, bytes);
+        strips_read(&at[i]);
     }
+    strips_read(work);
+    copies_wait();
     for (int i = 0; i < s->n; i++)
         strips_give(&at[i]);
+    strips_give(work);
 }
 
 /* Nothing of the list of arguments is left when the call has returned. */
@@ -220,8 +252,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     call(p, &x, s, at, arg);
     if (backend.device)
         iz_device_wait(x.stream);
-    strips_give(&work);
-    views_down(host, at, s);
+    views_down(host, at, &work, s);
     check_counts(&x, &dry, s);
     s->flops = x.flops;
     s->scratch = x.work.peak;
@@ -302,21 +333,51 @@ struct tensor bytes_new(int64_t bytes)
 
 /* ---- comparison --------------------------------------------------------- */
 
+/* Elements that are compared, and what is expected of them. */
+struct sample {
+    int64_t at;
+    struct want w;
+};
+
+struct samples {
+    struct sample *s;
+    int64_t cols;
+    struct want (*want)(const void *arg, int64_t i, int64_t j);
+    const void *arg;
+};
+
+static void samples_want(void *arg, int64_t begin, int64_t end)
+{
+    const struct samples *all = arg;
+    for (int64_t k = begin; k < end; k++) {
+        struct sample *s = &all->s[k];
+        s->w = all->want(all->arg, s->at / all->cols, s->at % all->cols);
+    }
+}
+
 void scene_check(const char *what, struct tensor *t,
                  struct want (*want)(const void *arg, int64_t i, int64_t j),
                  const void *arg)
 {
-    int64_t n = iz_view_len(t->v), c = t->v.cols;
-    for (int64_t k = 0; k < least(n, SAMPLES); k++) {
-        int64_t at = n <= SAMPLES ? k : fixture_below(n);
-        if (k < 2)
-            at = k * (n - 1);
-        struct want w = want(arg, at / c, at % c);
+    int64_t all = iz_view_len(t->v), n = least(all, SAMPLES);
+    struct sample *s = calloc((size_t)n, sizeof(*s));
+    assert_non_null(s);
+    for (int64_t k = 0; k < n; k++)
+        s[k].at = k < 2            ? k * (all - 1)
+                  : all <= SAMPLES ? k
+                                   : fixture_below(all);
+    struct samples samples = {s, t->v.cols, want, arg};
+    if (n < 1000) /* threads would take longer */
+        samples_want(&samples, 0, n);
+    else
+        fixture_share(n, samples_want, &samples);
+    for (int64_t k = 0; k < n; k++)
         fixture_element(
-            what, t->v, at,
-            (struct near){w.is, 0x1p-21 * w.size +
-                                    fixture_rounding(t->v.dtype, w.is)});
-    }
+            what, t->v, s[k].at,
+            (struct near){s[k].w.is,
+                          0x1p-21 * s[k].w.size +
+                              fixture_rounding(t->v.dtype, s[k].w.is)});
+    free(s);
 }
 
 /* ---- the backend -------------------------------------------------------- */

@@ -87,34 +87,25 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     assert text.count("facts") == 0
 
 
-<<<<<<< HEAD
-def test_a_debugger_is_given_a_small_yardstick(tmp_path):
-    _, text, found = check(tmp_path, "--phases", "sanitize", env=sanitizer(tmp_path))
-    sanitize = found["phases"]["sanitize"]["parts"]
-    assert sanitize["racecheck of a run"]["status"] == "passed", text
-    log = (tmp_path / "gpu.log").read_text()
-    assert log.count("in GEMM of 256 cubed, cool") >= 2
-=======
 def test_without_a_gpu_or_time_it_says_so(tmp_path):
     status, text, found = check(tmp_path, "--call", "1", env={"IZ_STANDIN_DEVICES": "0"})
     assert status == 2 and "no GPU: " in text and not found
     status, text, found = check(tmp_path, "--call", "2", "--limit", "0")
-    assert status == 3 and "left out: more training: 14B 128K" in text
+    assert status == 3 and "left out: training: 14B 128K" in text
     assert {x["status"] for x in found.values()} == {"passed", "skipped"}
->>>>>>> feafcd9 (tools: prove a GPU in two calls, split by what is checked)
 
 
-def test_what_there_is_stays_when_it_is_ended(tmp_path, losses):
+def test_what_there_is_stays_when_it_is_ended(tmp_path):
     p = subprocess.Popen([sys.executable, run.ROOT / "tools/gpu-check", "--build", run.BUILD,
-                          "--tiny", "--call", "1", "--losses", losses, "--only",
-                          SMALL], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+                          "--tiny", "--call", "1", "--only", "facts,gpt2"], cwd=tmp_path,
+                         stdout=subprocess.PIPE, text=True)
     out, end = tmp_path / "gpu-check", time.monotonic() + 300
-    while "gpt2 fp32" not in results(out) and time.monotonic() < end:
+    while not results(out) and time.monotonic() < end:
         time.sleep(0.02)
     p.send_signal(signal.SIGTERM)
     text = p.communicate(timeout=300)[0]
     assert p.returncode == 1 and "stopped by SIGTERM" in text
-    assert results(out)["gpt2 fp32"]["status"] == "passed"
+    assert results(out)["facts"]["status"] == "passed"
     assert "left out: small: gpt2 stage 0" in text
 
 
