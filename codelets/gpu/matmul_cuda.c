@@ -378,26 +378,24 @@ static void copy_operands(struct iz_exec *x, const struct iz_product *q,
         iz_corner_cuda(x, q->a, p->a, p->ta ? k : m, p->ta ? m : k, true);
     if (q->b.p != p->b.p)
         iz_corner_cuda(x, q->b, p->b, p->b.rows, p->b.cols, true);
-    if (q->bias.p != p->bias.p)
+    if (q->bias.p != p->bias.p && p->use == IZ_BIAS_ADD)
         iz_corner_cuda(x, q->bias, p->bias, 1, n, true);
     if (q->d.p != p->d.p && c.rows)
         iz_corner_cuda(x, q->d, c, m, n, true);
 }
 
-/* Nobody asks the library for the sums of a copy. */
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch)
 {
     struct iz_padded q = iz_product_pad(p, scratch.p);
-    bool sums = p->use == IZ_BIAS_SUM_A || p->use == IZ_BIAS_SUM_B;
     assert(iz_view_bytes(scratch) >= q.bytes);
-    if (sums && q.bytes > IZ_PRODUCT_SCRATCH)
-        return false;
     copy_operands(x, &q.p, p);
     if (!enqueue(x, &q.p, scratch))
         return false;
     if (q.p.d.p != p->d.p)
         iz_corner_cuda(x, p->d, q.p.d, p->d.rows, iz_product_n(p), false);
+    if (q.p.bias.p != p->bias.p && p->use != IZ_BIAS_ADD)
+        iz_corner_cuda(x, p->bias, q.p.bias, 1, p->bias.cols, false);
     return true;
 }
 
@@ -434,12 +432,9 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch)
 {
     bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db), both = false;
-    struct iz_product p = iz_product_dw(dy, a, l);
-    if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype) {
-        p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
-        p.bias = l->db;
+    struct iz_product p = iz_product_dw_db(dy, a, l);
+    if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype)
         both = iz_product_cuda(x, &p, scratch);
-    }
     p.use = IZ_BIAS_NONE;
     if (dw && !both)
         iz_product_cuda(x, &p, scratch);

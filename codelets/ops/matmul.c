@@ -280,7 +280,8 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
         if (dw)
             product_on_cpu(x, &p, l);
     } else if (dw || db) {
-        struct iz_view scratch = matmul_cuda_scratch(x, &p);
+        struct iz_product most = iz_product_dw_db(dy, a, l);
+        struct iz_view scratch = matmul_cuda_scratch(x, db ? &most : &p);
         if (x->asks_products && dw)
             iz_product_ask(x, &p);
         if (!x->dry)

@@ -37,6 +37,15 @@ struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                .add = l->add};
 }
 
+struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,
+                                   const struct iz_linear *l)
+{
+    struct iz_product p = iz_product_dw(dy, a, l);
+    p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
+    p.bias = l->db;
+    return p;
+}
+
 enum { EIGHT = 8 };
 
 /* v as a matrix of rows x cols in the scratch. */
@@ -77,8 +86,9 @@ struct iz_padded iz_product_pad(const struct iz_product *p, char *base)
         if (p->c.rows)
             q.p.c = q.p.d;
     }
-    if (p->use == IZ_BIAS_ADD && (p->bias.odd || wide_n > n))
-        q.p.bias = in_scratch(&q, base, p->bias, 1, wide_n);
+    int64_t wide_bias = p->use == IZ_BIAS_SUM_A ? wide_m : wide_n;
+    if (p->use && (p->bias.odd || wide_bias > p->bias.cols))
+        q.p.bias = in_scratch(&q, base, p->bias, 1, wide_bias);
     return q;
 }
 

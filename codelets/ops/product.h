@@ -49,17 +49,19 @@ struct iz_padded {
  * matrices have a multiple of 8 elements and begin at a multiple of 16 bytes.
  * How many rows there are does not matter.  A matrix that is not so gets a
  * place in the scratch at `base` (NULL: in none), where what is added to it are
- * zeros; b has rows that follow it instead, if it has the room and they meet
- * zeros or columns of d that nobody reads. */
+ * zeros.  b has the rows that follow it instead, if it has the room: they meet
+ * zeros of a, or give columns of d that nobody reads. */
 struct iz_padded iz_product_pad(const struct iz_product *p, char *base);
 
-/* The products of iz_matmul_fwd, _da and _dw (without db) of ops.h. */
+/* The products of iz_matmul_fwd, _da and _dw (without and with db) of ops.h. */
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                  struct iz_view a, const struct iz_linear *l);
 struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
                                 const struct iz_linear *l);
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
+struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,
+                                   const struct iz_linear *l);
 /* The weights of number i of e experts, which lie one below the other, and so
  * do the two matrices of an adapter; its own ones are made in `own`. */
 struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e,

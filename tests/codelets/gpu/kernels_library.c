@@ -106,10 +106,11 @@ static void late(struct iz_exec *x, const struct iz_view *v, const void *arg,
                  scene_op *op, int tensor, int elements)
 {
     struct iz_view w[PRODUCT_TENSORS];
+    int64_t bytes = elements * iz_dtype_bytes(v[tensor].dtype);
     memcpy(w, v, LA * sizeof(*v));
+    w[tensor].odd = bytes % 16 != 0;
     if (v[tensor].p)
-        w[tensor].p =
-            (char *)v[tensor].p + elements * iz_dtype_bytes(v[tensor].dtype);
+        w[tensor].p = (char *)v[tensor].p + bytes;
     w[DY].rows--;
     w[A].rows--;
     op(x, w, arg);
@@ -169,13 +170,16 @@ static void every_call_has_its_own_bias(void **state)
     product_free(&p[1]);
 }
 
-static void odd_forward(struct iz_exec *x, const struct iz_view *v,
-                        const void *arg)
+static int elements_late;
+
+static void late_forward(struct iz_exec *x, const struct iz_view *v,
+                         const void *arg)
 {
-    late(x, v, arg, product_forward, A, 3);
+    late(x, v, arg, product_forward, A, elements_late);
 }
 
-/* A second step finds every algorithm; another alignment is another search. */
+/* A second step finds every algorithm; another alignment is another search, and
+ * an odd one none: then there is a copy. */
 static void algorithms_are_kept(void **state)
 {
     static const int64_t s[3] = {5, 8, 16};
@@ -188,14 +192,16 @@ static void algorithms_are_kept(void **state)
     tensor_free(&p.s.t[A]);
     p.s.t[A] = tensor_new(IZ_BF16, s[0] + 1, s[1], 1);
     p.with_r = p.with_b = true;
-    scene_run(
-        &p.s,
-        &(struct pass){odd_forward, BIT(R) | BIT(A) | BIT(W) | BIT(B), BIT(Y)},
-        &p);
-    p.s.t[A].d += 3;
-    product_compare(&p, BIT(Y));
-    p.s.t[A].d -= 3;
-    assert_int_equal(fake_cublaslt.searches, first + 1);
+    for (elements_late = 3; elements_late <= 8; elements_late += 5) {
+        scene_run(&p.s,
+                  &(struct pass){late_forward,
+                                 BIT(R) | BIT(A) | BIT(W) | BIT(B), BIT(Y)},
+                  &p);
+        p.s.t[A].d += elements_late;
+        product_compare(&p, BIT(Y));
+        p.s.t[A].d -= elements_late;
+        assert_int_equal(fake_cublaslt.searches, first + elements_late / 8);
+    }
     product_free(&p);
 }
 
@@ -267,7 +273,7 @@ static void tf32_is_for_fp32_alone(void **state)
 /* What the library answers to a forward, and to a gradient. */
 static void ask(const void *arg)
 {
-    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){3, 5, 2}, 0);
+    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){3, 8, 16}, 0);
     fake_cublaslt = *(const struct fake_cublaslt *)arg;
     if (fake_cublaslt.none)
         product_check_forward(&p, false, false);
@@ -299,20 +305,20 @@ static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
 /* A library that writes its result while it still reads that operand. */
 static void ask_over_an_operand(const void *arg)
 {
-    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){4, 4, 4}, 0);
+    struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){8, 8, 8}, 0);
     scene_run(&p.s, &(struct pass){forward_over_a, BIT(A) | BIT(W), BIT(A)},
               &p);
 }
 
 static void ends_the_job_with_call_and_shape(void **state)
 {
-    scene_dies(ask_over_an_operand, NULL, "cublasLtMatmul for [4,4] [4,4]");
+    scene_dies(ask_over_an_operand, NULL, "cublasLtMatmul for [8,8] [8,8]");
     scene_dies(ask, &(struct fake_cublaslt){.none = true},
-               "cublasLtMatmulAlgoGetHeuristic for [3,5] [5,2], bf16 to bf16: "
+               "cublasLtMatmulAlgoGetHeuristic for [3,8] [8,16], bf16 to bf16: "
                "not supported");
     scene_dies(ask,
                &(struct fake_cublaslt){.fails = CUBLAS_STATUS_INTERNAL_ERROR},
-               "cublasLtMatmulAlgoGetHeuristic for [5,3] [3,2], bf16 to bf16: "
+               "cublasLtMatmulAlgoGetHeuristic for [8,3] [3,16], bf16 to bf16: "
                "an error");
     scene_dies(ask_for_513_kinds, NULL,
                "more than 512 kinds of matrix products");
