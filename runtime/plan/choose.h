@@ -29,7 +29,8 @@ struct iz_plan_for {
  *   does;
  * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
  *   may use more than 64 GiB of the GPU and nothing more is repeated;
- * - cuDNN's attention (iz_plan_choose_attention). */
+ * - cuDNN's attention where it is possible, fits and repeats little more, else
+ *   ours, and tells why in target. */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
 
 /* A line, unless rates are not known, with what a step would take less of if

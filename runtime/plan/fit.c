@@ -372,7 +372,7 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
     if (c->run.recompute == IZ_RECOMPUTE_AUTO)
         keep_most(p, c, m, limit);
     if (fits_either_way(p, c, m, limit)) {
-        iz_plan_split_widen(p, limit);
+        iz_plan_split_widen(p, limit->device - iz_plan_device_need(p, limit));
         return 0;
     }
     if (!err)

@@ -273,13 +273,6 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
 /* Why attention on such a GPU is ours where the config leaves that open
  * (attention.c), whatever the library says; NULL: it may be cuDNN's. */
 const char *iz_plan_not_cudnn(const struct iz_config *c, int capability);
-/* Part of iz_plan_choose: replaces "auto" by cudnn where that is possible, the
- * plan fits with it and repeats little more, by own elsewhere, and tells why in
- * t.  With everything else chosen as for ours. */
-void iz_plan_choose_attention(struct iz_config *c, const struct iz_model *m,
-                              int ranks, int rank, struct iz_target *t,
-                              const struct iz_limits *limit,
-                              bool (*all)(void *arg, bool ok), void *arg);
 /* A line, if units attend on a GPU. */
 void iz_plan_print_attention(const struct iz_plan *p, FILE *out);
 
@@ -362,9 +355,9 @@ void iz_plan_find_cold(struct iz_plan *p, const struct iz_config *c,
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
 /* Elements of a unit whose states are where the offloaded optimizer lives. */
 int64_t iz_plan_host_elems(const struct iz_plan_unit *g);
-/* Gives a plan that is within the limits more buffers for chunks that the GPU
- * updates, of the GPU's memory that is left. */
-void iz_plan_split_widen(struct iz_plan *p, const struct iz_limits *limit);
+/* Gives a plan more buffers for chunks that the GPU updates, of so many bytes
+ * of its memory that are left. */
+void iz_plan_split_widen(struct iz_plan *p, int64_t bytes);
 void iz_plan_split_print(const struct iz_plan *p, FILE *out);
 
 /* Bytes of a chunk's states in a file: whole pages. */

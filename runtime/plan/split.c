@@ -70,15 +70,15 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
 /* The update of a chunk waits for the forward that the GPU is in, and its
  * buffer with it: one forward lets as many chunks pass as there are buffers,
  * and with one for each chunk all may pass before the first. */
-void iz_plan_split_widen(struct iz_plan *p, const struct iz_limits *limit)
+void iz_plan_split_widen(struct iz_plan *p, int64_t bytes)
 {
     struct iz_plan_staging *s = &p->staging[IZ_STAGING_SPLIT];
-    int64_t chunks = 0, spare = limit->device - iz_plan_device_need(p, limit);
+    int64_t chunks = 0;
     for (int u = 0; u < p->n_units; u++)
         chunks += p->unit[u].chunks - p->unit[u].host_chunks;
     if (!s->n || chunks <= s->n)
         return;
-    int64_t more = min64(spare / s->bytes, chunks - s->n);
+    int64_t more = min64(bytes / s->bytes, chunks - s->n);
     s->n += (int)more;
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] += more * s->bytes;
 }
