@@ -281,7 +281,8 @@ IZ_INLINE void adam_by_master(const struct iz_adam_consts *k,
 static void adam_coded(const struct iz_adam_consts *k,
                        const struct iz_streams *streams, int64_t n)
 {
-    const struct iz_streams s = *streams;
+    struct iz_streams s = *streams;
+    s.many = n >= MANY;
     bool wide = s.g_type != IZ_BF16;
     if (s.power[0] && wide)
         adam_by_master(k, &s, n, true, true);
@@ -291,4 +292,5 @@ static void adam_coded(const struct iz_adam_consts *k,
         adam_by_master(k, &s, n, false, true);
     else
         adam_by_master(k, &s, n, false, false);
+    stream_end();
 }
