@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "codelets/base/build.h"
 #include "codelets/base/mix.h"
 #include "codelets/flat/half.h"
 #include "codelets/flat/moment_code.h"
@@ -418,10 +419,11 @@ static void load_4_to_16(uint16_t *restrict y, enum iz_dtype type,
     uint8_t lower[16 * BLOCKS], upper[16 * BLOCKS];
     for (int64_t b = 0, k; b < n / IZ_QUANT_BLOCK; b += k) {
         k = n / IZ_QUANT_BLOCK - b < BLOCKS ? n / IZ_QUANT_BLOCK - b : BLOCKS;
-        for (int64_t i = 0; i < k; i++)
-#pragma omp simd
+        for (int64_t i = 0; i < k; i++) {
+            IZ_APART
             for (int c = 0; c < 16; c++)
                 value[16 * i + c] = nf4_value[c] * scale[b + i];
+        }
         if (type == IZ_BF16)
             round_bf16(table, value, 16 * k);
         else
