@@ -30,6 +30,14 @@
 #define IZ_STRIP 4
 #endif
 
+/* Before a loop whose iterations touch different memory: GCC cannot see that,
+ * and clang complains where it does something else than it is told. */
+#ifdef __clang__
+#define IZ_APART
+#else
+#define IZ_APART _Pragma("omp simd")
+#endif
+
 /* A function whose constant arguments make a loop of its own at every call. */
 #define IZ_INLINE static inline __attribute__((always_inline))
 

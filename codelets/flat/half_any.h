@@ -22,6 +22,17 @@ static inline void round_upper(uint16_t *restrict y, const float *restrict x,
         y[i] = iz_upper(x[i]);
 }
 
+/* round_upper past the caches, and the end of such stores. */
+static inline void stream_upper(uint16_t *restrict y, const float *restrict x,
+                                int64_t n)
+{
+    round_upper(y, x, n);
+}
+
+static inline void stream_end(void)
+{
+}
+
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
                               int64_t n)
 {

@@ -19,15 +19,18 @@ static inline __m256i bf16_of(__m256 x, bool away)
 }
 
 static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
-                           int64_t n, bool away)
+                           int64_t n, bool away, bool past_caches)
 {
     enum { in_order = 0xd8 }; /* packing keeps the two lanes apart */
     const int64_t whole = n - n % 16;
     for (int64_t i = 0; i < whole; i += 16) {
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
         __m256i two = _mm256_packus_epi32(bf16_of(a, away), bf16_of(b, away));
-        _mm256_storeu_si256((void *)(y + i),
-                            _mm256_permute4x64_epi64(two, in_order));
+        two = _mm256_permute4x64_epi64(two, in_order);
+        if (past_caches)
+            _mm256_stream_si256((void *)(y + i), two);
+        else
+            _mm256_storeu_si256((void *)(y + i), two);
         /* NaN, in either: seldom, so it is looked for once. */
         if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)))
             for (int64_t j = i; j < i + 16; j++)
@@ -40,13 +43,24 @@ static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,
                               int64_t n)
 {
-    to_bf16(y, x, n, false);
+    to_bf16(y, x, n, false, false);
 }
 
 static inline void round_upper(uint16_t *restrict y, const float *restrict x,
                                int64_t n)
 {
-    to_bf16(y, x, n, true);
+    to_bf16(y, x, n, true, false);
+}
+
+static inline void stream_upper(uint16_t *restrict y, const float *restrict x,
+                                int64_t n)
+{
+    to_bf16(y, x, n, true, (uintptr_t)y % 32 == 0);
+}
+
+static inline void stream_end(void)
+{
+    _mm_sfence();
 }
 
 static inline void load_f16(float *restrict y, const uint16_t *restrict x,

@@ -7,12 +7,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "codelets/base/build.h"
 #include "codelets/base/mix.h"
 #include "codelets/flat/half.h"
 #include "codelets/flat/moment_code.h"
 #include "codelets/flat/nf4.h"
 
-/* load_f16, round_f16, round_bf16, round_upper and look_up. */
+/* load_f16, round_f16, round_bf16, round_upper, stream_upper and look_up. */
 #include IZ_HALF_ROWS
 
 extern const struct iz_simd IZ_SIMD_TABLE;
@@ -202,6 +203,10 @@ static inline void step_and_moments(const struct iz_adam_consts *c, bool l2,
     }
 }
 
+/* Elements of an update whose arrays are in no cache when it is done.  A copy
+ * in bf16 then goes past the caches: they would read it first. */
+enum { MANY = 1 << 18 };
+
 /* n <= TILE gradients from i on in fp32, if need be in buf [TILE]. */
 static inline const float *gradients(const struct iz_streams *s, float *buf,
                                      int64_t i, int64_t n)
@@ -221,6 +226,8 @@ static inline void copy_out(const struct iz_streams *s, int64_t i, int64_t n)
         return;
     if (s->out_type == IZ_F32)
         memcpy((float *)s->out + i, s->p + i, (size_t)n * sizeof(float));
+    else if (s->out_type == IZ_BF16 && s->many)
+        stream_upper((uint16_t *)s->out + i, s->p + i, n);
     else if (s->out_type == IZ_BF16)
         round_upper((uint16_t *)s->out + i, s->p + i, n);
     else
@@ -257,11 +264,13 @@ static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
 static void adam_streams(const struct iz_adam_consts *k,
                          const struct iz_streams *streams, int64_t n)
 {
-    const struct iz_streams s = *streams;
+    struct iz_streams s = *streams;
+    s.many = n >= MANY;
     if (k->l2 == 0)
         adam_in_tiles(k, false, &s, n);
     else
         adam_in_tiles(k, true, &s, n);
+    stream_end();
 }
 
 static void loops_adam(const union iz_consts *k,
@@ -410,10 +419,11 @@ static void load_4_to_16(uint16_t *restrict y, enum iz_dtype type,
     uint8_t lower[16 * BLOCKS], upper[16 * BLOCKS];
     for (int64_t b = 0, k; b < n / IZ_QUANT_BLOCK; b += k) {
         k = n / IZ_QUANT_BLOCK - b < BLOCKS ? n / IZ_QUANT_BLOCK - b : BLOCKS;
-        for (int64_t i = 0; i < k; i++)
-#pragma omp simd
+        for (int64_t i = 0; i < k; i++) {
+            IZ_APART
             for (int c = 0; c < 16; c++)
                 value[16 * i + c] = nf4_value[c] * scale[b + i];
+        }
         if (type == IZ_BF16)
             round_bf16(table, value, 16 * k);
         else

@@ -159,7 +159,7 @@ IZ_INLINE void adam_16(const struct iz_adam_consts *c,
         word *m = (word *)(s->code[0] + 2 * b);
         word *v = (word *)(s->code[1] + 2 * b);
         uint32_t h = iz_block_bits(s->key, s->first + b);
-#pragma omp simd
+        IZ_APART
         for (int w = 0; w < BLOCK / 2; w++) {
             uint32_t to_m[2], to_v[2];
             float p[2];
@@ -203,7 +203,7 @@ IZ_INLINE void adam_block_8(const struct iz_adam_consts *c,
     uint8_t *v_power = s->power[1] + b / BLOCK;
     k.beta1 *= iz_code_unit(*m_power);
     k.beta2 *= iz_code_unit(*v_power);
-#pragma omp simd
+    IZ_APART
     for (int w = 0; w < WORDS; w++) {
         float p[4];
         for (int j = 0; j < 4; j++) {
@@ -232,7 +232,7 @@ IZ_INLINE void keep_8(const struct iz_streams *s, int64_t b,
     word *m = (word *)(s->code[0] + b), *v = (word *)(s->code[1] + b);
     float by_m = from->by_m, by_v = from->by_v;
     uint32_t h = iz_block_bits(s->key, s->first + b);
-#pragma omp simd
+    IZ_APART
     for (int w = 0; w < WORDS; w++) {
         uint32_t to_m = 0, to_v = 0;
         for (int j = 0; j < 4; j++) {
@@ -281,7 +281,8 @@ IZ_INLINE void adam_by_master(const struct iz_adam_consts *k,
 static void adam_coded(const struct iz_adam_consts *k,
                        const struct iz_streams *streams, int64_t n)
 {
-    const struct iz_streams s = *streams;
+    struct iz_streams s = *streams;
+    s.many = n >= MANY;
     bool wide = s.g_type != IZ_BF16;
     if (s.power[0] && wide)
         adam_by_master(k, &s, n, true, true);
@@ -291,4 +292,5 @@ static void adam_coded(const struct iz_adam_consts *k,
         adam_by_master(k, &s, n, false, true);
     else
         adam_by_master(k, &s, n, false, false);
+    stream_end();
 }

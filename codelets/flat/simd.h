@@ -25,6 +25,7 @@ struct iz_streams {
     uint8_t *code[IZ_STATES_MAX], *power[IZ_STATES_MAX]; /* bf16: no powers */
     uint64_t key;
     int64_t first;
+    bool many; /* set by the loops */
 };
 
 /* Buffers do not overlap, but for y = a or y = b in add. */
