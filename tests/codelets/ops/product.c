@@ -149,22 +149,27 @@ static void add_weighed(struct want *to, const struct product *p, double x,
                          of(p, LA, r, in));
 }
 
-/* cuBLASLt may round what it adds the bias to: -0.71339 - 0.91602 + 0.91504
- * was -0.71484 in fp16 on an H100, which is the sum rounded twice, and
- * -0.71436, rounded once, is not. */
+/* cuBLASLt may round before it adds the residual, and before it adds the bias.
+ * On an H100 0.829599 - 0.566406 was 0.261719 in bf16, which is the product
+ * rounded first (0.263184 is nearer), and -0.713391 - 0.916016 + 0.915039 was
+ * -0.714844 in fp16, with the first sum rounded (-0.714355 is nearer). */
 static struct want want_y(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
-    double by = p->rank ? 1 : factor(p);
+    double by = p->rank ? 1 : factor(p), before = 0;
+    enum iz_dtype type = p->s.t[Y].v.dtype;
     struct want w = {0, 0};
     for (int64_t k = 0; k < p->in; k++)
         add_weighed(&w, p, by * of(p, A, i, k), i, k, j);
-    if (p->with_r)
+    if (p->with_r) {
+        before += fixture_rounding(type, w.is);
         want_add(&w, of(p, R, i, j));
-    double before = fixture_rounding(p->s.t[Y].v.dtype, w.is);
-    if (p->with_b)
+    }
+    if (p->with_b) {
+        before += fixture_rounding(type, w.is);
         want_add(&w, of(p, B, 0, j));
-    if (p->with_b && backend.x.backend == IZ_CUDA)
+    }
+    if (backend.x.backend == IZ_CUDA)
         w.size += 0x1p21 * before;
     return loosened(p, w);
 }
