@@ -145,7 +145,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     else
         iz_blas_name(blas, sizeof(blas));
     if (r->gemm.side)
-        snprintf(product, sizeof(product), " of %d cubed, cool", r->gemm.side);
+        snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",
