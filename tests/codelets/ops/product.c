@@ -149,28 +149,28 @@ static void add_weighed(struct want *to, const struct product *p, double x,
                          of(p, LA, r, in));
 }
 
-/* cuBLASLt may round before it adds the residual, and before it adds the bias.
- * On an H100 0.829599 - 0.566406 was 0.261719 in bf16, which is the product
- * rounded first (0.263184 is nearer), and -0.713391 - 0.916016 + 0.915039 was
- * -0.714844 in fp16, with the first sum rounded (-0.714355 is nearer). */
+/* Of product, residual and bias cuBLASLt may round the first, or the sum of any
+ * two.  On an H100 0.829599 - 0.566406 was 0.261719 in bf16, the product
+ * rounded first (0.263184 is nearer), 0.009611 + 0.087891 + 0.625 was 0.71875,
+ * product and bias rounded (0.722656 is nearer), and in fp16 once product and
+ * residual.
+ */
 static struct want want_y(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
-    double by = p->rank ? 1 : factor(p), before = 0;
-    enum iz_dtype type = p->s.t[Y].v.dtype;
+    double by = p->rank ? 1 : factor(p), r = 0, b = 0;
     struct want w = {0, 0};
     for (int64_t k = 0; k < p->in; k++)
         add_weighed(&w, p, by * of(p, A, i, k), i, k, j);
-    if (p->with_r) {
-        before += fixture_rounding(type, w.is);
-        want_add(&w, of(p, R, i, j));
-    }
-    if (p->with_b) {
-        before += fixture_rounding(type, w.is);
-        want_add(&w, of(p, B, 0, j));
-    }
+    double product = fabs(w.is);
+    if (p->with_r)
+        want_add(&w, r = of(p, R, i, j));
+    if (p->with_b)
+        want_add(&w, b = of(p, B, 0, j));
     if (backend.x.backend == IZ_CUDA)
-        w.size += 0x1p21 * before;
+        w.size +=
+            0x1p21 * (p->with_r + p->with_b) *
+            fixture_rounding(p->s.t[Y].v.dtype, product + fabs(r) + fabs(b));
     return loosened(p, w);
 }
 
