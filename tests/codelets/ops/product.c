@@ -2,6 +2,8 @@
 /* See product.h. */
 #include "tests/codelets/ops/product.h"
 
+#include <math.h>
+
 #include "codelets/base/mix.h"
 
 const int64_t product_sizes[9][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
