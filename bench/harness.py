@@ -172,9 +172,10 @@ def simulate(config, machine, *options):
 RECORDED = ("step_s", "forward_s", "backward_s", "optimizer_s")
 
 
-def recorded(path):
+def recorded(path, untested=True):
     """(row, measured, simulated) of every row of a record's simulated.json, which says
-    what the figures are; measured: RECORDED, as if the head had been padded."""
+    what the figures are; measured: RECORDED, as if the head had been padded.  untested:
+    also of rows that a test leaves out."""
     record = json.loads(pathlib.Path(path).read_text())
     machine = json.loads((ROOT / f"configs/machines/{record['machine']}.json").read_text())
 
@@ -188,7 +189,8 @@ def recorded(path):
                      for k in RECORDED}, found
 
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(one, record["rows"]))
+        return list(pool.map(one, (x for x in record["rows"]
+                                   if untested or "untested" not in x)))
 
 
 class Absent(Exception):
