@@ -379,7 +379,10 @@ struct iz_forecast iz_forecast(const struct iz_plan *p,
 {
     struct iz_forecast f = {0};
     int slots = 0, chunks = 0;
-    if (!p->target.gpu || rate[IZ_ON_UP].bytes_per_s <= 0)
+    /* A machine that was measured knows no rate of its disks. */
+    bool disk = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0;
+    if (!p->target.gpu || rate[IZ_ON_UP].bytes_per_s <= 0 ||
+        (disk && rate[IZ_ON_IO].bytes_per_s <= 1))
         return f;
     for (int r = 0; r < p->n_rings; r++)
         slots += p->ring[r].params;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An offloaded optimizer shared out between the host and a GPU: what each then
  * holds, the ratio that "auto" chooses, the ratio as a way out. */
+#include "runtime/plan/forecast.h"
 #include "tests/runtime/plan/plans.h"
 
 #include <stdlib.h>
@@ -317,6 +318,19 @@ static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
     assert_true(chosen(c, l, gpu_bf16, SLOW) == 1);
 }
 
+/* Nobody measures a disk. */
+static void a_disk_of_unknown_rate_has_no_prediction(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_NVME);
+    struct iz_rate rate[IZ_RATES];
+    for (int i = 0; i < IZ_RATES; i++)
+        rate[i] = (struct iz_rate){.bytes_per_s = 1e9};
+    make(&p, &c, 1, &gpu_bf16);
+    assert_true(iz_forecast(&p, rate).step_s > 0);
+    rate[IZ_ON_IO].bytes_per_s = 1;
+    assert_true(iz_forecast(&p, rate).step_s == 0);
+}
+
 static void a_gpu_that_is_full_takes_no_chunks(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
@@ -362,6 +376,7 @@ int main(void)
         cmocka_unit_test(a_step_is_cut_where_memory_is_short),
         cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
+        cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
         cmocka_unit_test(coded_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
