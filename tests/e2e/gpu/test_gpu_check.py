@@ -123,9 +123,9 @@ def test_a_pack_runs_alone(tmp_path):
     subprocess.run([sys.executable, "-m", "tarfile", "-e", "pack.tar.gz"], cwd=tmp_path,
                    check=True, timeout=600)
     status, text, found = check(
-        tmp_path, "--call", "1", "--only", "gpt2 fp32,quant,1.5B offload",
+        tmp_path, "--call", "1", "--only", "gpt2 fp32,quant,1.5B as shipped",
         env={"LD_LIBRARY_PATH": cuda}, at=tmp_path / "pack", build=())
     assert status == 0, text
-    assert len(found) == 3 and "1.5B offload" in found
+    assert len(found) == 3 and "1.5B as shipped" in found
     log = (tmp_path / "out/log.txt").read_text()
     assert "pmix" not in log and "does not exist" not in log
