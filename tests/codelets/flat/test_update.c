@@ -414,6 +414,17 @@ static void bits_are_those_of_the_scalar_loop(void **state)
     }
 }
 
+/* In pieces of multiples of `unit` elements, up to `most` of these. */
+static void update_in_pieces(struct arrays *a, const struct iz_step *s,
+                             int64_t unit, int64_t most)
+{
+    for (int64_t at = 0, n; at < a->n; at += n) {
+        n = unit * random_piece(most, a->n);
+        n = n < a->n - at ? n : a->n - at;
+        update(a, s, at, n);
+    }
+}
+
 /* In one piece and cut at random places, also within a block of a state in
  * fewer bytes, whose other elements stay. */
 static void bits_do_not_depend_on_pieces(void **state)
@@ -430,11 +441,7 @@ static void bits_do_not_depend_on_pieces(void **state)
             new_gradients(&a, 1 / s.grad_scale);
             memcpy(b.g, a.g, (size_t)a.n * 2);
             update(&a, &s, 0, a.n);
-            for (int64_t at = 0, n; at < a.n; at += n) {
-                n = unit * random_piece(700, a.n);
-                n = n < a.n - at ? n : a.n - at;
-                update(&b, &s, at, n);
-            }
+            update_in_pieces(&b, &s, unit, 700);
         }
         arrays_equal(&a, &b);
     }
@@ -452,11 +459,7 @@ static void a_large_update_has_the_same_bits(void **state)
         new_gradients(&a, 1 / s.grad_scale);
         memcpy(b.g, a.g, (size_t)a.n * 2);
         update(&a, &s, 0, a.n);
-        for (int64_t at = 0, n; at < a.n; at += n) {
-            n = IZ_MOMENT_BLOCK * random_piece(500, a.n);
-            n = n < a.n - at ? n : a.n - at;
-            update(&b, &s, at, n);
-        }
+        update_in_pieces(&b, &s, IZ_MOMENT_BLOCK, 500);
         arrays_equal(&a, &b);
     }
 }
