@@ -136,8 +136,13 @@ def environment(extra=None):
     # Its word of MPI_Finalize may come later than the end of a rank on a busy machine;
     # that of another status or a signal still counts (docs/dependencies.md).
     env["OMPI_MCA_orte_allowed_exit_without_sync"] = "1"
-    # Thousands of runs start MPI: without a look for networks, of which they use none.
+    # Thousands of runs start MPI: without a look for networks, of which they use none,
+    # without a daemon for a single rank, without a second's grace for ranks that end.
     env["OMPI_MCA_pml"] = "ob1"
+    env["OMPI_MCA_ess_singleton_isolated"] = "1"
+    env["OMPI_MCA_odls_base_sigkill_timeout"] = "0"
+    # Idle threads of OpenBLAS would spin for longer than a run computes.
+    env["OPENBLAS_THREAD_TIMEOUT"] = "4"
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
         env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
