@@ -53,8 +53,8 @@ def environment(files, folder):
     have = [str(ROOT / "lib")] * PACKED + [
         x for x in env.get("LD_LIBRARY_PATH", "").split(":") if x]
     lost, dirs = missing(files, env), library_dirs()
-    # also what the programs look for themselves: cuDNN, and the compiler that it loads
-    for name in (*lost, "libcudnn.so.9", "libnvrtc.so.13"):
+    # also what the programs look for themselves, and the compiler that cuDNN loads
+    for name in (*lost, "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13"):
         found = [d for d in dirs if os.path.exists(os.path.join(d, name))]
         if found and not set(found) & set(have):
             have.insert(int(PACKED) if name in lost else len(have), found[0])
