@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the test cases that tests/record.sh left in result folders, names the
-slowest ones and those that failed, and prints "N passed, N failed, N skipped" as
-the last line.
+"""Counts the test cases that tests/record.sh left in result folders, says how long
+each suite took, names the slowest cases and those that failed, and prints
+"N passed, N failed, N skipped" as the last line.
 """
+import collections
+import json
 import pathlib
 import sys
 import xml.etree.ElementTree as ET
@@ -72,7 +74,24 @@ def all_verdicts(results):
         yield f"meson test -C {results.parent}", "failed", "see its output", 0
 
 
+def suites(results):
+    """Yields (suite, seconds) for each test of one build folder, as meson noted
+    them down: "izar:suite+another / test"."""
+    notes = results.parent / "meson-logs/check-record.sh.json"
+    for line in notes.read_text().splitlines() if notes.exists() else ():
+        test = json.loads(line)
+        suite = test["name"].partition(" / ")[0].partition(":")[2].partition("+")[0]
+        yield f"{suite} in {results.parent.name}", test["duration"]
+
+
 def main(folders):
+    took = collections.Counter()
+    for results in folders:
+        for suite, seconds in suites(results):
+            took[suite] += seconds
+    print("the suites, of which several tests may have run at a time:")
+    for suite, seconds in took.most_common():
+        print(f"{seconds:6.0f} s  {suite}")
     count = {"passed": 0, "failed": 0, "skipped": 0}
     slow, failed = [], []
     for results in folders:
