@@ -147,7 +147,7 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
     printf("{\"what\": \"%s\", \"path\": \"%s\", \"mib\": %g, \"ranks\": %d, "
            "\"hosts_ranks\": %d, \"median\": %.3f, \"best\": %.3f, "
            "\"least\": %.3f, \"most\": %.3f, \"cpu\": %.3f, \"moved\": %g}\n",
-           w->name, w->path, iz_mib(bytes), c->size, c->local_size,
+           w->name, w->path, iz_units_mib(bytes), c->size, c->local_size,
            gb / s[rounds / 2], gb / s[0], gb / s[rounds * 3 / 4],
            gb / s[rounds / 4], gb / cpu[rounds / 2],
            (double)c->size * w->each + w->more);

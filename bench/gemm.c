@@ -139,12 +139,12 @@ static void *gemm_work(void *arg)
     if (j->bf16)
         j->scratch =
             (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof(*x) + 1);
-    end = iz_now_ns() + (int64_t)(j->seconds * 1e9);
-    while (j->rates < 2 || (iz_now_ns() < end && j->rates < REPEATS)) {
-        int64_t begin = iz_now_ns();
+    end = iz_clock_ns() + (int64_t)(j->seconds * 1e9);
+    while (j->rates < 2 || (iz_clock_ns() < end && j->rates < REPEATS)) {
+        int64_t begin = iz_clock_ns();
         j->flops = 0;
         pass(j, x, w, y);
-        j->rate[j->rates++] = j->flops / (double)(iz_now_ns() - begin);
+        j->rate[j->rates++] = j->flops / (double)(iz_clock_ns() - begin);
     }
     free(x);
     free(y);

@@ -406,7 +406,7 @@ static void time_kernel(struct worker *w, const struct kernel *k,
     iz_cast(b->half, k->in == IZ_F32 ? IZ_BF16 : k->in, b->g, IZ_F32, N);
     for (int i = 0; i < 2; i++)
         memset(b->coded[i], 0, (size_t)N * 2);
-    iz_split(b->out, b->lower, b->p, N);
+    iz_cast_split(b->out, b->lower, b->p, N);
     do {
         int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
         limit[n] = timed(t, k->limit, k, kernels_at(b, i * PIECE));

@@ -369,7 +369,7 @@ static void gemm_yardstick(struct bench *b)
     int n = b->backend == IZ_CPU ? 1024 : 8192;
     if (b->tiny)
         n = 64;
-    b->gemm = b->backend == IZ_CPU ? iz_blas_rate(n, n, n, s)
+    b->gemm = b->backend == IZ_CPU ? iz_rate_blas(n, n, n, s)
                                    : iz_gemm_rate_cuda(&x, n, n, n, s);
     printf("  product [%d,%d,%d] %27.3f TFLOP/s in %s\n", n, n, n,
            1e-12 * b->gemm, iz_dtype_name(b->act));
@@ -426,7 +426,7 @@ static int measure_gpu(struct bench *b)
         return 1;
     printf("%s, compute capability %d.%d, %.1f MiB\n", info.name,
            info.capability / 10, info.capability % 10,
-           iz_mib(info.total_bytes));
+           iz_units_mib(info.total_bytes));
     measure(b, info.name);
     iz_cuda_close(&b->cuda);
     iz_device_stream_close(b->stream);

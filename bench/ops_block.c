@@ -249,8 +249,8 @@ static int64_t scratch_bytes(struct job j)
     j.x.logits_bytes = BENCH_LOGITS_BYTES;
     run_op(&j, 0);
     return j.x.work.peak +
-           (j.op->more ? iz_cudnn_bwd_bytes(j.op->more, a.seq, a.heads, a.heads,
-                                            a.o.cols / a.heads)
+           (j.op->more ? iz_gpu_cudnn_bwd_bytes(j.op->more, a.seq, a.heads,
+                                                a.heads, a.o.cols / a.heads)
                        : 0);
 }
 
@@ -350,7 +350,7 @@ static void bench_shape(struct bench *b, const struct model *model, int64_t m)
     int64_t bytes = take_all(&j, m, NULL), scratch = scratch_most(&j);
     char *mem = bench_device(b, bytes + scratch);
     printf("%s, %lld tokens, %d sets of tensors, %.1f MiB\n", model->name,
-           (long long)m, j.sets, iz_mib(bytes + scratch));
+           (long long)m, j.sets, iz_units_mib(bytes + scratch));
     j.token = (int32_t *)bench_pinned(b, m * 4);
     for (int64_t i = 0; i < m; i++)
         j.token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)model->vocab);

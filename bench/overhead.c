@@ -43,11 +43,11 @@ struct setup {
 
 static void ours(struct setup *s, int i)
 {
-    iz_submit(s->g, &(struct iz_task){
-                        .kind = IZ_NORM,
-                        .run = nothing,
-                        .data = {{s->h[i % HANDLES], STARPU_R},
-                                 {s->h[(i + 1) % HANDLES], STARPU_RW}}});
+    iz_task_submit(s->g, &(struct iz_task){
+                             .kind = IZ_NORM,
+                             .run = nothing,
+                             .data = {{s->h[i % HANDLES], STARPU_R},
+                                      {s->h[(i + 1) % HANDLES], STARPU_RW}}});
 }
 
 static void starpus(struct setup *s, int i)
@@ -67,7 +67,7 @@ static const struct door {
 
 static double since_us(int64_t begin)
 {
-    return (double)(iz_now_ns() - begin) * 1e-3;
+    return (double)(iz_clock_ns() - begin) * 1e-3;
 }
 
 static double resident_kib(void)
@@ -82,7 +82,7 @@ static double resident_kib(void)
 
 static void time_door(struct setup *s, const struct door *d, int n)
 {
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     double submit;
     for (int i = 0; i < n; i++)
         d->submit(s, i);
@@ -99,7 +99,7 @@ static void weigh_door(struct setup *s, const struct door *d, int n)
     struct iz_task t = {.kind = IZ_NORM, .run = hold};
     for (int i = 0; i < HANDLES; i++)
         t.data[i] = (struct iz_access){s->h[i], STARPU_RW};
-    iz_submit(s->g, &t);
+    iz_task_submit(s->g, &t);
     for (int i = 0; i < n; i++)
         d->submit(s, i);
     after = resident_kib();

@@ -43,7 +43,7 @@ typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                                int64_t cols);
 
 /* The part with this number; its statistics, of m rows and of each of `heads`,
- * are taken by iz_save or iz_work. */
+ * are taken by iz_exec_save or iz_exec_work. */
 static struct iz_norm_layer norm(struct iz_exec *x, const struct iz_layer *a,
                                  int part, take_fn *take, int64_t m, int heads)
 {
@@ -87,10 +87,10 @@ static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     int first = parts_of(a) + c->qkv_bias;
-    b->norm_q = norm(x, a, first, iz_save, m, c->heads);
-    b->norm_k = norm(x, a, first + 1, iz_save, m, c->kv_heads);
-    b->q = iz_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
-    b->k = iz_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
+    b->norm_q = norm(x, a, first, iz_exec_save, m, c->heads);
+    b->norm_k = norm(x, a, first + 1, iz_exec_save, m, c->kv_heads);
+    b->q = iz_exec_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
+    b->k = iz_exec_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
 }
 
 static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
@@ -103,22 +103,22 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
                               .kv_heads = c->kv_heads,
                               .full = c->full}};
     b.attn.begins = a->begins;
-    b.norm_1 = norm(x, a, NORM_1, iz_save, m, 1);
-    b.attn.qkv = iz_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
-    b.attn.o = iz_save(x, x->act, m, c->heads * d);
-    b.attn.lse = iz_save(x, IZ_F32, heads, c->seq);
+    b.norm_1 = norm(x, a, NORM_1, iz_exec_save, m, 1);
+    b.attn.qkv = iz_exec_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
+    b.attn.o = iz_exec_save(x, x->act, m, c->heads * d);
+    b.attn.lse = iz_exec_save(x, IZ_F32, heads, c->seq);
     if (c->qk_norm)
         head_norm_saves(x, a, &b, m);
-    b.x2 = iz_save(x, x->act, m, c->width);
-    b.norm_2 = norm(x, a, NORM_2, iz_save, m, 1);
+    b.x2 = iz_exec_save(x, x->act, m, c->width);
+    b.norm_2 = norm(x, a, NORM_2, iz_exec_save, m, 1);
     if (has_experts(a) || routes_only(a))
         b.routes = iz_routes_saves(x, &c->experts, m);
     if (has_experts(a))
-        b.u = iz_save_widened(x, x->act, m * c->experts.per_token,
-                              2 * (int64_t)c->experts.hidden);
+        b.u = iz_exec_save_widened(x, x->act, m * c->experts.per_token,
+                                   2 * (int64_t)c->experts.hidden);
     else if (!routes_only(a))
-        b.u = iz_save_widened(x, x->act, m,
-                              (c->llama ? 2 : 1) * (int64_t)c->hidden);
+        b.u = iz_exec_save_widened(x, x->act, m,
+                                   (c->llama ? 2 : 1) * (int64_t)c->hidden);
     return b;
 }
 
@@ -138,8 +138,9 @@ static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
                           const struct kept *b, bool again)
 {
     struct iz_linear fc = linear(a, FC);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, b->x2.rows, b->x2.cols); /* [M,C] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view h =
+        iz_exec_work(x, x->act, b->x2.rows, b->x2.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, again);
     if (has_experts(a) && !again)
         route_forward(x, a, b, h);
@@ -147,7 +148,7 @@ static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
         iz_experts_widen(x, &b->routes, b->u, h, &fc);
     else
         iz_matmul_fwd(x, b->u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* Queries and keys as attention takes them. */
@@ -155,8 +156,8 @@ static void positions_forward(struct iz_exec *x, const struct iz_block *c,
                               const struct kept *b)
 {
     if (c->qk_norm) {
-        iz_headnorm_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
-        iz_headnorm_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
+        iz_norm_head_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
+        iz_norm_head_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
     }
     if (c->llama)
         iz_rope(x, b->attn.qkv, b->attn.begins, &c->rope, false);
@@ -168,8 +169,8 @@ static void positions_backward(struct iz_exec *x, const struct iz_block *c,
     if (c->llama)
         iz_rope(x, dqkv, b->attn.begins, &c->rope, true);
     if (c->qk_norm) {
-        iz_headnorm_bwd(x, dqkv, b->q, &b->norm_q, 0);
-        iz_headnorm_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+        iz_norm_head_bwd(x, dqkv, b->q, &b->norm_q, 0);
+        iz_norm_head_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
     }
 }
 
@@ -179,14 +180,14 @@ static void attention_forward(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     struct iz_linear qkv = linear(a, QKV), proj = linear(a, ATTN_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, in.rows, c->width); /* [M,C] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view h = iz_exec_work(x, x->act, in.rows, c->width); /* [M,C] */
     iz_norm_layer_fwd(x, h, in, &b->norm_1, false);
     iz_matmul_fwd(x, b->attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
     positions_forward(x, c, b);
     iz_attention_fwd(x, &b->attn);                 /* [M,HD] */
     iz_matmul_fwd(x, b->x2, in, b->attn.o, &proj); /* [M,C] */
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
@@ -203,14 +204,14 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
         iz_experts_narrow(x, &b.routes, b.u, out, b.x2, &mlp);
         return;
     }
-    int64_t mark = iz_work_mark(x);
-    struct iz_view g = iz_work(x, x->act, in.rows, c->hidden);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
     if (c->llama)
         iz_swiglu_fwd(x, g, b.u);
     else
         iz_gelu_fwd(x, g, b.u);
     iz_matmul_fwd(x, out, b.x2, g, &mlp); /* [M,C] */
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* dx2 = dy + the gradient through norm_2 and the MLP, into `dx`. */
@@ -220,8 +221,9 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     struct iz_linear fc = linear(a, FC), proj = linear(a, MLP_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view g = iz_work(x, x->act, b->u.rows, c->hidden); /* [M,F] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view g =
+        iz_exec_work(x, x->act, b->u.rows, c->hidden); /* [M,F] */
     struct iz_view in = c->llama ? g : b->u; /* becomes proj's input again */
     struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
     iz_matmul_da(x, g, dy, &proj);
@@ -231,13 +233,13 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
         iz_gelu_bwd(x, du, in, g, b->u);
     iz_matmul_dw(x, dy, in, &proj);
     if (c->llama)
-        iz_work_release(x, mark);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+        iz_exec_release(x, mark);
+    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
     iz_matmul_dw(x, du, h, &fc);
     iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
     iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* From the gradients of the chosen weights and of what the experts did with h:
@@ -259,19 +261,20 @@ static void block_experts_backward(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_routes *r = &b->routes;
     struct iz_linear fc = linear(a, FC), proj = linear(a, MLP_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view dweight = iz_work(x, IZ_F32, dx.rows, r->weight.cols);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols);  /* [M,C] */
-    struct iz_view dh = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    int64_t inner = iz_work_mark(x);
-    struct iz_view by = iz_work(x, x->act, b->u.rows, dx.cols); /* [kM,C] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view dweight = iz_exec_work(x, IZ_F32, dx.rows, r->weight.cols);
+    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols);  /* [M,C] */
+    struct iz_view dh = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    int64_t inner = iz_exec_mark(x);
+    struct iz_view by =
+        iz_exec_work(x, x->act, b->u.rows, dx.cols); /* [kM,C] */
     iz_experts_narrow_bwd(x, r, b->u, dweight, by, dy, &proj);
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
     iz_experts_widen_bwd(x, r, b->u, dh, by, IZ_NONE, h, &fc);
-    iz_work_release(x, inner);
+    iz_exec_release(x, inner);
     route_backward(x, a, b, dweight, h, dh);
     iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* dqkv, behind norms and positions, from the gradient of x2. */
@@ -280,13 +283,13 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
                             struct iz_view dx2)
 {
     struct iz_linear proj = linear(a, ATTN_PROJ);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view d = iz_work(x, x->act, dx2.rows, b->attn.o.cols);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view d = iz_exec_work(x, x->act, dx2.rows, b->attn.o.cols);
     iz_matmul_dw(x, dx2, b->attn.o, &proj);
     iz_matmul_da(x, d, dx2, &proj);
     iz_attention_bwd(x, dqkv, d, &b->attn);
     positions_backward(x, a->self, b, dqkv);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* dx = dx2 + the gradient through norm_1 and attention, dx2 being in `dx`. */
@@ -295,15 +298,15 @@ static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
                                struct iz_view in)
 {
     struct iz_linear qkv = linear(a, QKV);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view dqkv = iz_work(x, x->act, dx.rows, b->attn.qkv.cols);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view dqkv = iz_exec_work(x, x->act, dx.rows, b->attn.qkv.cols);
     scores_backward(x, a, b, dqkv, dx);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, in, &b->norm_1, true);
     iz_matmul_dw(x, dqkv, h, &qkv);
     iz_matmul_da(x, h, dqkv, &qkv);
     iz_norm_layer_bwd(x, dx, dx, h, in, &b->norm_1);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a)
@@ -322,7 +325,7 @@ void iz_block_backward(struct iz_exec *x, const struct iz_layer *a)
 
 /* ---- a block up to its router ---- */
 
-void iz_router_forward(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
@@ -332,22 +335,22 @@ void iz_router_forward(struct iz_exec *x, const struct iz_layer *a)
     route_forward(x, a, &b, to.h);
     if (a->again)
         return;
-    iz_copy(x, to.c, b.x2);
+    iz_op_copy(x, to.c, b.x2);
     iz_routes_copy(x, &to.r, &b.routes);
 }
 
-void iz_router_backward(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
     struct iz_passed d = iz_passed_of(c, a->dy, true);
     struct iz_view dx = tokens(a->dx, c->width);
-    int64_t mark = iz_work_mark(x);
-    struct iz_view h = iz_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, b.x2, &b.norm_2, true);
     route_backward(x, a, &b, d.r.weight, h, d.h);
     iz_norm_layer_bwd(x, dx, d.c, h, b.x2, &b.norm_2);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
     attention_backward(x, a, &b, dx, tokens(a->x, c->width));
 }
 
@@ -369,14 +372,14 @@ static struct iz_table embedding(const struct iz_layer *a)
     return t;
 }
 
-void iz_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
     iz_table_fwd(x, tokens(a->y, c->width), IZ_NONE, &t);
 }
 
-void iz_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
@@ -384,7 +387,7 @@ void iz_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
 }
 
 /* Which parameter of the head is the matrix. */
-int iz_head_matrix(const struct iz_block *b)
+int iz_block_head_matrix(const struct iz_block *b)
 {
     return b->llama ? 1 : 2;
 }
@@ -393,8 +396,8 @@ int iz_head_matrix(const struct iz_block *b)
 static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
                                 struct iz_norm_layer *n, struct iz_view in)
 {
-    struct iz_view h = iz_work(x, x->act, in.rows, in.cols);
-    *n = norm(x, a, 0, iz_work, in.rows, 1);
+    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
+    *n = norm(x, a, 0, iz_exec_work, in.rows, 1);
     iz_norm_layer_fwd(x, h, in, n, false);
     return h;
 }
@@ -417,52 +420,52 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
         &(struct iz_pairs){
             .loss = a->preference,
             .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
-            .w = a->reference_w[iz_head_matrix(c)],
+            .w = a->reference_w[iz_block_head_matrix(c)],
             .weight = a->weight,
             .told = a->told});
 }
 
-void iz_head_backward(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view in = tokens(a->x, c->width);
     struct iz_norm_layer n;
     struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
     struct iz_classifier k = {.a = h,
-                              .w = a->w[iz_head_matrix(c)],
+                              .w = a->w[iz_block_head_matrix(c)],
                               .target = a->target,
                               .da = h,
-                              .dw = a->dw[iz_head_matrix(c)],
+                              .dw = a->dw[iz_block_head_matrix(c)],
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
     head_loss(x, a, k);
     iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
-void iz_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_norm_layer n;
     struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
-                              .w = a->w[iz_head_matrix(c)],
+                              .w = a->w[iz_block_head_matrix(c)],
                               .target = a->target,
                               .loss = a->loss};
     head_loss(x, a, k);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
-void iz_head_generate(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
-    struct iz_linear l = {.w = a->w[iz_head_matrix(c)], .out_in = true};
+    struct iz_linear l = {.w = a->w[iz_block_head_matrix(c)], .out_in = true};
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
     struct iz_norm_layer n;
     iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

@@ -26,12 +26,12 @@ enum { BLOCK_MOST = 2 * PARTS };
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);
-void iz_router_forward(struct iz_exec *x, const struct iz_layer *a);
-void iz_router_backward(struct iz_exec *x, const struct iz_layer *a);
-void iz_tokens_forward(struct iz_exec *x, const struct iz_layer *a);
-void iz_tokens_backward(struct iz_exec *x, const struct iz_layer *a);
-void iz_head_backward(struct iz_exec *x, const struct iz_layer *a);
-void iz_head_evaluate(struct iz_exec *x, const struct iz_layer *a);
-void iz_head_generate(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a);
 /* Which parameter of the head is the matrix. */
-int iz_head_matrix(const struct iz_block *b);
+int iz_block_head_matrix(const struct iz_block *b);

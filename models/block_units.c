@@ -14,8 +14,8 @@ static int embed_open(struct iz_unit *u, const struct iz_block *b,
     u->kind = KIND_EMBED;
     u->self = b;
     u->out_elems = (int64_t)b->seq * b->width;
-    u->forward = iz_tokens_forward;
-    u->backward = iz_tokens_backward;
+    u->forward = iz_block_tokens_forward;
+    u->backward = iz_block_tokens_backward;
     return iz_unit_params(u, ends->embed, ends->n_embed, "");
 }
 
@@ -26,11 +26,11 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
     snprintf(u->name, sizeof(u->name), "head");
     u->kind = KIND_HEAD;
     u->self = b;
-    if (ends->n_head == iz_head_matrix(b))
+    if (ends->n_head == iz_block_head_matrix(b))
         u->tied_unit = u->tied_param = 0;
-    u->backward = iz_head_backward;
-    u->evaluate = iz_head_evaluate;
-    u->generate = m->vocab ? iz_head_generate : NULL;
+    u->backward = iz_block_head_backward;
+    u->evaluate = iz_block_head_evaluate;
+    u->generate = m->vocab ? iz_block_head_generate : NULL;
     return iz_unit_params(u, ends->head, ends->n_head, "");
 }
 
@@ -117,8 +117,8 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     u->own_loss = has;
     u->self = b;
     u->out_elems = whole ? b->seq * w : iz_passed_len(b);
-    u->forward = whole ? iz_block_forward : iz_router_forward;
-    u->backward = whole ? iz_block_backward : iz_router_backward;
+    u->forward = whole ? iz_block_forward : iz_block_router_forward;
+    u->backward = whole ? iz_block_backward : iz_block_router_backward;
     return iz_unit_params(u, list, n, prefix);
 }
 

@@ -162,8 +162,8 @@ static struct iz_view mlp_forward(struct iz_exec *x, const struct iz_layer *a,
 {
     for (int i = 0; i < m->layers; i++) {
         struct iz_linear l = affine(a, m->first + 2 * i);
-        m->u[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
-        m->g[i] = iz_work(x, x->act, m->in.rows, l.w.cols);
+        m->u[i] = iz_exec_work(x, x->act, m->in.rows, l.w.cols);
+        m->g[i] = iz_exec_work(x, x->act, m->in.rows, l.w.cols);
         iz_matmul_fwd(x, m->u[i], IZ_NONE, mlp_input(m, i), &l);
         iz_gelu_fwd(x, m->g[i], m->u[i]);
     }
@@ -180,7 +180,7 @@ static void dlrm_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
         struct iz_linear l = affine(a, m->first + 2 * i);
         struct iz_view to = dx;
         if (i)
-            to = iz_work(x, x->act, dy.rows, m->u[i - 1].cols);
+            to = iz_exec_work(x, x->act, dy.rows, m->u[i - 1].cols);
         iz_gelu_bwd(x, dy, m->g[i], dy, m->u[i]);
         iz_matmul_dw(x, dy, mlp_input(m, i), &l);
         if (to.rows)
@@ -209,9 +209,9 @@ static struct head head_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_linear l = affine(a, h.last);
     h.bottom.in =
         numbers_of(x, numbers(a->input, c, a->samples), a->samples, c->dense);
-    h.z = iz_work(x, x->act, a->samples, c->dim);
+    h.z = iz_exec_work(x, x->act, a->samples, c->dim);
     iz_matmul_fwd(x, h.z, IZ_NONE, mlp_forward(x, a, &h.bottom), &l);
-    h.y = iz_work(x, x->act, a->samples, pairs(c));
+    h.y = iz_exec_work(x, x->act, a->samples, pairs(c));
     iz_interact_fwd(x, h.y, h.z, vectors(a->x, a));
     h.top.in = h.y;
     h.h = mlp_forward(x, a, &h.top);
@@ -227,15 +227,15 @@ static struct iz_classifier classifier(const struct iz_layer *a,
 
 static void dlrm_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct head h = head_forward(x, a);
     struct iz_classifier k = classifier(a, &h);
     struct iz_linear l = affine(a, h.last);
     struct iz_view hidden = h.bottom.g[h.bottom.layers - 1];
-    struct iz_view dh = iz_work(x, x->act, h.h.rows, h.h.cols);
-    struct iz_view dy = iz_work(x, x->act, h.y.rows, h.y.cols);
-    struct iz_view dz = iz_work(x, x->act, h.z.rows, h.z.cols);
-    struct iz_view dg = iz_work(x, x->act, hidden.rows, hidden.cols);
+    struct iz_view dh = iz_exec_work(x, x->act, h.h.rows, h.h.cols);
+    struct iz_view dy = iz_exec_work(x, x->act, h.y.rows, h.y.cols);
+    struct iz_view dz = iz_exec_work(x, x->act, h.z.rows, h.z.cols);
+    struct iz_view dg = iz_exec_work(x, x->act, hidden.rows, hidden.cols);
     k.da = dh;
     k.dw = a->dw[h.matrix];
     k.loss_scale = a->loss_scale;
@@ -245,16 +245,16 @@ static void dlrm_head_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_matmul_dw(x, dz, hidden, &l);
     iz_matmul_da(x, dg, dz, &l);
     dlrm_mlp_backward(x, a, &h.bottom, IZ_NONE, dg);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void dlrm_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct head h = head_forward(x, a);
     struct iz_classifier k = classifier(a, &h);
     iz_classifier(x, &k);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* ---- units ---- */

@@ -24,12 +24,12 @@ struct iz_routes iz_routes_saves(struct iz_exec *x, const struct iz_experts *c,
 {
     int64_t k = c->per_token;
     struct iz_routes r = {.normalise = c->normalise};
-    r.p = iz_save(x, IZ_F32, m, c->n);
-    r.lse = iz_save(x, IZ_F32, m, 1);
-    r.weight = iz_save(x, IZ_F32, m, k);
-    r.place = iz_save(x, IZ_I32, m, k);
-    r.chosen = iz_save(x, IZ_I32, m, k);
-    r.end = iz_save(x, IZ_I32, 1, c->n);
+    r.p = iz_exec_save(x, IZ_F32, m, c->n);
+    r.lse = iz_exec_save(x, IZ_F32, m, 1);
+    r.weight = iz_exec_save(x, IZ_F32, m, k);
+    r.place = iz_exec_save(x, IZ_I32, m, k);
+    r.chosen = iz_exec_save(x, IZ_I32, m, k);
+    r.end = iz_exec_save(x, IZ_I32, 1, c->n);
     return r;
 }
 
@@ -47,62 +47,62 @@ void iz_experts_route_bwd(struct iz_exec *x, const struct iz_experts *c,
                           struct iz_view h, struct iz_view dh,
                           const struct iz_linear *router, float loss_scale)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     double by_block = (double)loss_scale / c->blocks;
-    struct iz_view dlogits = iz_work(x, x->act, h.rows, c->n); /* [M,E] */
+    struct iz_view dlogits = iz_exec_work(x, x->act, h.rows, c->n); /* [M,E] */
     iz_route_bwd(x, dlogits, dweight, r, (float)(c->balance * by_block),
                  (float)(c->z * by_block));
     iz_matmul_dw(x, dlogits, h, router);
     iz_matmul_da(x, h, dlogits, router);
-    iz_add(x, h, dh);
-    iz_work_release(x, mark);
+    iz_op_add(x, h, dh);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_widen(struct iz_exec *x, const struct iz_routes *r,
                       struct iz_view u, struct iz_view h,
                       const struct iz_linear *fc)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view by = iz_work(x, x->act, u.rows, h.cols); /* [kM,C] */
-    iz_dispatch(x, by, h, r);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view by = iz_exec_work(x, x->act, u.rows, h.cols); /* [kM,C] */
+    iz_experts_dispatch(x, by, h, r);
     iz_experts_fwd(x, u, by, fc, r);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_rows(struct iz_exec *x, const struct iz_routes *r,
                      struct iz_view u, struct iz_view by,
                      const struct iz_linear *proj)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view g = iz_work(x, x->act, u.rows, u.cols / 2);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
     iz_experts_swiglu_fwd(x, g, u, r);
     iz_experts_fwd(x, by, g, proj, r);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view u, struct iz_view y, struct iz_view c,
                        const struct iz_linear *proj)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view by = iz_work(x, x->act, u.rows, y.cols); /* [kM,C] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view by = iz_exec_work(x, x->act, u.rows, y.cols); /* [kM,C] */
     iz_experts_rows(x, r, u, by, proj);
-    iz_combine(x, y, c, by, r, false);
-    iz_work_release(x, mark);
+    iz_experts_combine(x, y, c, by, r, false);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_rows_bwd(struct iz_exec *x, const struct iz_routes *r,
                          struct iz_view u, struct iz_view dweight,
                          struct iz_view by, const struct iz_linear *proj)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view g = iz_work(x, x->act, u.rows, u.cols / 2);
-    struct iz_view dg = iz_work(x, x->act, g.rows, g.cols); /* [kM,F] */
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
+    struct iz_view dg = iz_exec_work(x, x->act, g.rows, g.cols); /* [kM,F] */
     iz_experts_da(x, dg, by, proj, r);
     iz_experts_swiglu_bwd(x, u, g, dg, u, r); /* u: du, but for weights */
-    iz_weigh_bwd(x, dweight, g, u, dg, r);
+    iz_experts_weigh_bwd(x, dweight, g, u, dg, r);
     iz_experts_dw(x, by, g, proj, r);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
@@ -110,7 +110,7 @@ void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
                            struct iz_view by, struct iz_view dy,
                            const struct iz_linear *proj)
 {
-    iz_dispatch(x, by, dy, r);
+    iz_experts_dispatch(x, by, dy, r);
     iz_experts_rows_bwd(x, r, u, dweight, by, proj);
 }
 
@@ -127,7 +127,7 @@ void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
                           struct iz_view by, struct iz_view c, struct iz_view h,
                           const struct iz_linear *fc)
 {
-    iz_dispatch(x, by, h, r);
+    iz_experts_dispatch(x, by, h, r);
     iz_experts_rows_end(x, r, u, by, fc);
-    iz_combine(x, dh, c, by, r, true);
+    iz_experts_combine(x, dh, c, by, r, true);
 }

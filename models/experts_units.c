@@ -41,8 +41,8 @@ static struct iz_view widened(struct iz_exec *x, const struct iz_layer *a,
                               const struct iz_passed *p)
 {
     const struct iz_block *b = a->self;
-    return iz_save_widened(x, x->act, iz_view_len(p->r.place),
-                           2 * (int64_t)b->experts.hidden);
+    return iz_exec_save_widened(x, x->act, iz_view_len(p->r.place),
+                                2 * (int64_t)b->experts.hidden);
 }
 
 /* What the host leaves: rows by expert, of what its experts make or of the
@@ -73,7 +73,7 @@ static void part_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_passed from = read_passed(a), to = iz_passed_of(b, a->y, !last);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
     if (a->far.rows) {
-        iz_combine(x, to.c, from.c, far_of(a).rows, &from.r, false);
+        iz_experts_combine(x, to.c, from.c, far_of(a).rows, &from.r, false);
     } else {
         struct iz_view u = widened(x, a, &from);
         iz_experts_widen(x, &from.r, u, from.h, &fc);
@@ -83,7 +83,7 @@ static void part_forward(struct iz_exec *x, const struct iz_layer *a)
     }
     if (last)
         return;
-    iz_copy(x, to.h, from.h);
+    iz_op_copy(x, to.h, from.h);
     iz_routes_copy(x, &to.r, &from.r);
 }
 
@@ -98,18 +98,18 @@ static void part_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
     if (a->far.rows) {
         struct far f = far_of(a);
-        iz_weights_copy(x, d.r.weight, f.weight, &p.r);
-        iz_combine(x, d.h, dy.h, f.rows, &p.r, true);
+        iz_experts_weights_copy(x, d.r.weight, f.weight, &p.r);
+        iz_experts_combine(x, d.h, dy.h, f.rows, &p.r, true);
         return;
     }
     struct iz_view u = widened(x, a, &p);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     if (x->widens)
         iz_experts_widen(x, &p.r, u, p.h, &fc);
-    struct iz_view by = iz_work(x, x->act, u.rows, b->width); /* [kM,C] */
+    struct iz_view by = iz_exec_work(x, x->act, u.rows, b->width); /* [kM,C] */
     iz_experts_narrow_bwd(x, &p.r, u, d.r.weight, by, d.c, &proj);
     iz_experts_widen_bwd(x, &p.r, u, d.h, by, dy.h, p.h, &fc);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* ---- the host's part ---- */
@@ -124,11 +124,11 @@ static int64_t part_rows(const struct iz_layer *a)
 static struct iz_view dispatched(struct iz_exec *x, const struct iz_routes *r,
                                  struct iz_view v)
 {
-    struct iz_view by = iz_work(x, v.dtype, iz_view_len(r->place), v.cols);
-    iz_dispatch(x, by, v, r);
+    struct iz_view by = iz_exec_work(x, v.dtype, iz_view_len(r->place), v.cols);
+    iz_experts_dispatch(x, by, v, r);
     if (v.dtype == x->act)
         return by;
-    struct iz_view own = iz_work(x, x->act, by.rows, by.cols);
+    struct iz_view own = iz_exec_work(x, x->act, by.rows, by.cols);
     iz_experts_convert(x, own, by, r);
     return own;
 }
@@ -138,14 +138,14 @@ static void far_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *b = a->self;
     struct iz_passed p = read_passed(a);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view to = far_of(a).rows, by = dispatched(x, &p.r, p.h);
     struct iz_view u =
-        iz_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
+        iz_exec_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
     iz_experts_fwd(x, u, by, &fc, &p.r);
     iz_experts_rows(x, &p.r, u, by, &proj);
     iz_experts_convert(x, to, by, &p.r);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void far_backward(struct iz_exec *x, const struct iz_layer *a)
@@ -154,16 +154,16 @@ static void far_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_passed p = read_passed(a), dy = iz_passed_of(b, a->dy, false);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
     struct far to = far_of(a);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view by = dispatched(x, &p.r, p.h);
     struct iz_view u =
-        iz_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
+        iz_exec_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
     iz_experts_fwd(x, u, by, &fc, &p.r);
     iz_experts_rows_bwd(x, &p.r, u, to.weight, dispatched(x, &p.r, dy.c),
                         &proj);
     iz_experts_rows_end(x, &p.r, u, by, &fc);
     iz_experts_convert(x, to.rows, by, &p.r);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* ---- units ---- */

@@ -53,7 +53,7 @@ static inline struct iz_view numbers_of(struct iz_exec *x, float *numbers,
 {
     struct iz_view in = {
         .p = numbers, .dtype = IZ_F32, .rows = rows, .cols = cols};
-    struct iz_view out = iz_work(x, x->act, rows, cols);
+    struct iz_view out = iz_exec_work(x, x->act, rows, cols);
     iz_convert(x, out, in);
     return out;
 }

@@ -30,8 +30,8 @@ struct iz_passed iz_passed_of(const struct iz_block *b, struct iz_view v,
 void iz_routes_copy(struct iz_exec *x, const struct iz_routes *to,
                     const struct iz_routes *from)
 {
-    iz_copy(x, to->weight, from->weight);
-    iz_copy(x, to->place, from->place);
-    iz_copy(x, to->chosen, from->chosen);
-    iz_copy(x, to->end, from->end);
+    iz_op_copy(x, to->weight, from->weight);
+    iz_op_copy(x, to->place, from->place);
+    iz_op_copy(x, to->chosen, from->chosen);
+    iz_op_copy(x, to->end, from->end);
 }

@@ -127,10 +127,10 @@ static void vit_embed_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_vit_config *c = a->self;
     struct iz_view y = tokens(a->y, c->width);
     struct iz_linear l = {.w = a->w[PATCH]};
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     iz_embedding_fwd(x, y, a->input, a->w[TOKEN], a->w[POSITION]);
     iz_matmul_fwd(x, y, y, patch_rows(x, a), &l);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
@@ -138,10 +138,10 @@ static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_vit_config *c = a->self;
     struct iz_view dy = tokens(a->dy, c->width);
     struct iz_linear l = {.w = a->w[PATCH], .dw = a->dw[PATCH]};
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     iz_embedding_bwd(x, a->dw[TOKEN], a->dw[POSITION], dy, a->input);
     iz_matmul_dw(x, dy, patch_rows(x, a), &l);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* ---- units ---- */

@@ -30,7 +30,7 @@ enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, SQUARES, ADAM, WHATS };
 
 static double calibrate_now_s(void)
 {
-    return (double)iz_now_ns() * 1e-9;
+    return (double)iz_clock_ns() * 1e-9;
 }
 
 static void *calibrate_take(int64_t bytes)
@@ -470,7 +470,7 @@ static int calibrate_describe(struct machine *m, const char *folder)
     if (folder && !statvfs(folder, &f))
         m->disk_bytes = (double)f.f_bavail * (double)f.f_frsize;
     m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
-    m->bf16_gains = iz_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
+    m->bf16_gains = iz_rate_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
     for (int w = 0; w < WHATS; w++)
         if (w != PRODUCTS_16 || m->bf16_gains)
             m->per_s[w] = plausible[w];

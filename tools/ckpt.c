@@ -170,7 +170,7 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
         printf("step %-8" PRId64 "  incomplete\n", step);
     } else {
         printf("step %-8" PRId64 "  %d file%s  %.1f MiB  ", step, ranks,
-               ranks > 1 ? "s" : "", iz_mib(bytes));
+               ranks > 1 ? "s" : "", iz_units_mib(bytes));
         print_states(&c);
         printf("  %s\n", c.model_text);
     }
@@ -222,7 +222,7 @@ static void usage(FILE *out)
 /* -1: not a whole number >= 0. */
 static int64_t whole(const char *text)
 {
-    int64_t v = iz_decimal(&text);
+    int64_t v = iz_text_decimal(&text);
     return *text ? -1 : v;
 }
 

@@ -341,7 +341,8 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     struct iz_hf_writer *w;
     int err = add_adapters(c, p, m, &run.lora);
     if (!err && o->adapter && !run.lora.rank)
-        err = iz_refuse(stderr, "ckpt: --adapter: %s has no adapters", c->path);
+        err = iz_text_refuse(stderr, "ckpt: --adapter: %s has no adapters",
+                             c->path);
     if (!err)
         err = set_names(c, m);
     snprintf(path, sizeof(path), "%s/config.json", o->dir);

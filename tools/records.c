@@ -373,7 +373,7 @@ static int usage(void)
 /* A number of the command line, at least `least`. */
 static bool records_number(int64_t *out, const char *text, int64_t least)
 {
-    *out = iz_decimal(&text);
+    *out = iz_text_decimal(&text);
     return !*text && *out >= least;
 }
 

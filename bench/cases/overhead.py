@@ -16,9 +16,9 @@ def doors(b):
     kib = {d: b.call_json([b.program("bench/bench_overhead"), 20000,
                            d])[0]["kib_per_task"] for d in us}
     b.figure("a task through StarPU", us["StarPU"], "us", better="less")
-    ours = b.figure("a task through iz_submit", us["izar"], "us", better="less")
+    ours = b.figure("a task through iz_task_submit", us["izar"], "us", better="less")
     b.figure("  of that, its submission", submit, "us", better="less")
-    b.figure("iz_submit / StarPU",
+    b.figure("iz_task_submit / StarPU",
              [x / y for x, y in zip(us["izar"], us["StarPU"])], "ratio", 1.5,
              "less")
     b.figure("memory of 10,000 waiting tasks", kib["izar"] * 1e4 / 1024, "MiB",

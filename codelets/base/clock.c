@@ -11,12 +11,12 @@ static int64_t clock_ns(clockid_t clock)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-int64_t iz_now_ns(void)
+int64_t iz_clock_ns(void)
 {
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-int64_t iz_cpu_ns(void)
+int64_t iz_clock_cpu_ns(void)
 {
     return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }

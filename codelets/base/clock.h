@@ -5,6 +5,6 @@
 #include <stdint.h>
 
 /* CLOCK_MONOTONIC in ns. */
-int64_t iz_now_ns(void);
+int64_t iz_clock_ns(void);
 /* CPU time of this thread: a loaded machine does not count. */
-int64_t iz_cpu_ns(void);
+int64_t iz_clock_cpu_ns(void);

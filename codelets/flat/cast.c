@@ -79,14 +79,15 @@ void iz_cast_params(void *dst, enum iz_dtype to, const float *src, int64_t n)
         iz_cast(dst, to, src, IZ_F32, n);
 }
 
-void iz_split(uint16_t *upper, uint16_t *lower, const float *src, int64_t n)
+void iz_cast_split(uint16_t *upper, uint16_t *lower, const float *src,
+                   int64_t n)
 {
     iz_simd()->round_upper(upper, src, n);
     iz_simd()->keep_lower(lower, src, n);
 }
 
-void iz_join_halves(float *dst, const uint16_t *upper, const uint16_t *lower,
-                    int64_t n)
+void iz_cast_join(float *dst, const uint16_t *upper, const uint16_t *lower,
+                  int64_t n)
 {
     iz_simd()->join(dst, upper, lower, n);
 }

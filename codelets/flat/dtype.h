@@ -22,13 +22,15 @@ void iz_cast(void *dst, enum iz_dtype to, const void *src, enum iz_dtype from,
              int64_t n);
 
 /* fp32 to the type of parameters: as iz_cast, but in bf16 a number between two
- * others goes away from zero, so that iz_split and iz_join lose nothing. */
+ * others goes away from zero, so that iz_cast_split and iz_half_join lose
+ * nothing. */
 void iz_cast_params(void *dst, enum iz_dtype to, const float *src, int64_t n);
 
 /* n fp32 numbers as bf16 parameters and the 16 bits that those lack, and back
  * to the same numbers; NaN becomes quiet.  Nothing overlaps. */
-void iz_split(uint16_t *upper, uint16_t *lower, const float *src, int64_t n);
-void iz_join_halves(float *dst, const uint16_t *upper, const uint16_t *lower,
-                    int64_t n);
+void iz_cast_split(uint16_t *upper, uint16_t *lower, const float *src,
+                   int64_t n);
+void iz_cast_join(float *dst, const uint16_t *upper, const uint16_t *lower,
+                  int64_t n);
 
 IZ_C_END

@@ -34,7 +34,7 @@ static void push(struct iz_norm2_level *l, double value)
     l->lane[l->count++ % IZ_NORM_LANES] += value;
     if (l->count < BLOCK)
         return;
-    value = iz_sum_lanes(l->lane);
+    value = iz_simd_sum(l->lane);
     memset(l, 0, sizeof(*l));
     push(l + 1, value);
 }
@@ -77,8 +77,8 @@ double iz_norm2_end(struct iz_norm2 *s)
     for (struct iz_norm2_level *l = s->level; l < s->level + IZ_NORM_LEVELS;
          l++)
         if (l->count)
-            push(l + 1, iz_sum_lanes(l->lane));
-    return iz_sum_lanes(s->level[IZ_NORM_LEVELS].lane);
+            push(l + 1, iz_simd_sum(l->lane));
+    return iz_simd_sum(s->level[IZ_NORM_LEVELS].lane);
 }
 
 double iz_flat_norm2(const void *x, enum iz_dtype type, int64_t n)

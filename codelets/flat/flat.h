@@ -48,7 +48,7 @@ double iz_norm2_end(struct iz_norm2 *s);
 
 /* sum[b] = x[i]^2 of the elements of block b alone, in the order above. */
 void iz_flat_squares(double *sum, const void *x, enum iz_dtype type, int64_t n);
-static inline int64_t iz_norm_blocks(int64_t n)
+static inline int64_t iz_norm2_blocks(int64_t n)
 {
     return (n + IZ_NORM_BLOCK - 1) / IZ_NORM_BLOCK;
 }

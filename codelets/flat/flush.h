@@ -10,11 +10,11 @@
 IZ_EITHER float iz_flush(float x)
 {
     uint32_t u = iz_float_bits(x);
-    return iz_bits_float(u & -(uint32_t)((u & 0x7f800000u) != 0));
+    return iz_float_of_bits(u & -(uint32_t)((u & 0x7f800000u) != 0));
 }
 
 /* Of a number that is not negative, with one instruction less. */
 IZ_EITHER float iz_flush_square(float x)
 {
-    return iz_bits_float(iz_float_bits(x) & -(uint32_t) !(x < FLT_MIN));
+    return iz_float_of_bits(iz_float_bits(x) & -(uint32_t) !(x < FLT_MIN));
 }

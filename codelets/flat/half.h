@@ -16,7 +16,7 @@ IZ_EITHER uint32_t iz_float_bits(float x)
     return u;
 }
 
-IZ_EITHER float iz_bits_float(uint32_t u)
+IZ_EITHER float iz_float_of_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof(x));
@@ -25,7 +25,7 @@ IZ_EITHER float iz_bits_float(uint32_t u)
 
 static inline float iz_bf16_load(uint16_t h)
 {
-    return iz_bits_float((uint32_t)h << 16);
+    return iz_float_of_bits((uint32_t)h << 16);
 }
 
 static inline uint16_t iz_bf16_round(float x)
@@ -44,21 +44,21 @@ static inline uint16_t iz_bf16_round(float x)
  * numbers round to an even bf16, and a lower half has 65536 values.  NaN stays
  * NaN, but not the same one: there are fewer NaN among bf16. */
 
-IZ_EITHER uint16_t iz_upper(float x)
+IZ_EITHER uint16_t iz_half_upper(float x)
 {
     uint32_t u = iz_float_bits(x);
     return (uint16_t)((x != x ? u | 0x400000u : u + 0x8000u) >> 16);
 }
 
-IZ_EITHER uint16_t iz_lower(float x)
+IZ_EITHER uint16_t iz_half_lower(float x)
 {
     return (uint16_t)iz_float_bits(x);
 }
 
-IZ_EITHER float iz_join(uint16_t upper, uint16_t lower)
+IZ_EITHER float iz_half_join(uint16_t upper, uint16_t lower)
 {
-    return iz_bits_float(((uint32_t)upper << 16) + lower -
-                         ((uint32_t)(lower & 0x8000u) << 1));
+    return iz_float_of_bits(((uint32_t)upper << 16) + lower -
+                            ((uint32_t)(lower & 0x8000u) << 1));
 }
 
 static inline float iz_f16_load(uint16_t h)
@@ -66,20 +66,20 @@ static inline float iz_f16_load(uint16_t h)
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t a = (uint32_t)(h & 0x7fffu) << 13;
     /* Subnormal: 2^-14 (1 + m/1024) - 2^-14 is exact and is m * 2^-24. */
-    float tiny = iz_bits_float(a + 0x38800000u) - 0x1p-14f;
+    float tiny = iz_float_of_bits(a + 0x38800000u) - 0x1p-14f;
     uint32_t u = a + 0x38000000u; /* exponent bias 15 -> 127 */
 
     u = a >= 0x0f800000u ? u + 0x38000000u : u; /* infinity, NaN */
     u = a > 0x0f800000u ? u | 0x00400000u : u;  /* NaN becomes quiet */
     u = a < 0x00800000u ? iz_float_bits(tiny) : u;
-    return iz_bits_float(u | sign);
+    return iz_float_of_bits(u | sign);
 }
 
 static inline uint16_t iz_f16_round(float x)
 {
     uint32_t u = iz_float_bits(x), a = u & 0x7fffffffu;
     /* Below 2^-14: an addition whose ulp is 2^-24 does the rounding. */
-    uint32_t tiny = iz_float_bits(iz_bits_float(a) + 0.5f) - 0x3f000000u;
+    uint32_t tiny = iz_float_bits(iz_float_of_bits(a) + 0.5f) - 0x3f000000u;
     uint32_t nan = 0x7e00u | ((a >> 13) & 0x3ffu);
     uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
     h = a < 0x38800000u ? tiny : h;

@@ -19,7 +19,7 @@ static inline void round_upper(uint16_t *restrict y, const float *restrict x,
                                int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        y[i] = iz_upper(x[i]);
+        y[i] = iz_half_upper(x[i]);
 }
 
 /* round_upper past the caches, and the end of such stores. */

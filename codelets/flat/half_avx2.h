@@ -34,10 +34,10 @@ static inline void to_bf16(uint16_t *restrict y, const float *restrict x,
         /* NaN, in either: seldom, so it is looked for once. */
         if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)))
             for (int64_t j = i; j < i + 16; j++)
-                y[j] = away ? iz_upper(x[j]) : iz_bf16_round(x[j]);
+                y[j] = away ? iz_half_upper(x[j]) : iz_bf16_round(x[j]);
     }
     for (int64_t i = whole; i < n; i++)
-        y[i] = away ? iz_upper(x[i]) : iz_bf16_round(x[i]);
+        y[i] = away ? iz_half_upper(x[i]) : iz_bf16_round(x[i]);
 }
 
 static inline void round_bf16(uint16_t *restrict y, const float *restrict x,

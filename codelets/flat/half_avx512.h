@@ -29,7 +29,8 @@ static inline void round_f16(uint16_t *restrict y, const float *restrict x,
         y[i] = iz_f16_round(x[i]);
 }
 
-/* Each of 16 numbers as iz_upper has it, in the lower half of its place. */
+/* Each of 16 numbers as iz_half_upper has it, in the lower half of its place.
+ */
 static inline __m512i upper_of(const float *x)
 {
     __m512 f = _mm512_loadu_ps(x);
@@ -55,7 +56,7 @@ static inline void to_upper(uint16_t *restrict y, const float *restrict x,
             _mm512_storeu_si512(y + i, two);
     }
     for (int64_t i = whole; i < n; i++)
-        y[i] = iz_upper(x[i]);
+        y[i] = iz_half_upper(x[i]);
 }
 
 static inline void round_upper(uint16_t *restrict y, const float *restrict x,

@@ -30,14 +30,14 @@ static inline void load_bf16(float *restrict y, const uint16_t *restrict x,
 static void keep_lower(uint16_t *restrict y, const float *restrict x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        y[i] = iz_lower(x[i]);
+        y[i] = iz_half_lower(x[i]);
 }
 
 static void join(float *restrict y, const uint16_t *restrict upper,
                  const uint16_t *restrict lower, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        y[i] = iz_join(upper[i], lower[i]);
+        y[i] = iz_half_join(upper[i], lower[i]);
 }
 
 static void loops_add(float *y, const float *a, const float *b, int64_t n)
@@ -84,7 +84,7 @@ static double squares(const float *x, int64_t n)
     }
     for (int j = 0; i + j < n; j++)
         lane[j] += (double)x[i + j] * (double)x[i + j];
-    return iz_sum_lanes(lane);
+    return iz_simd_sum(lane);
 }
 
 static uint64_t hash(uint64_t first, const float *x, int64_t n)
@@ -111,7 +111,7 @@ static inline float minus_2_log(float k)
     const uint32_t least = 0x3f3504f3u; /* sqrt(0.5) */
     uint32_t i = iz_float_bits(k) - least + (1u << 23);
     float e = (float)(int32_t)(32u - (i >> 23));
-    float f = iz_bits_float((i & 0x7fffffu) + least) - 1.0f, g = f * f;
+    float f = iz_float_of_bits((i & 0x7fffffu) + least) - 1.0f, g = f * f;
     float high =
         (f * 0.20213768f - 0.32445152f) * g + (f * 0.34501663f - 0.39800332f);
     float low =
@@ -152,7 +152,7 @@ static void normal(float *restrict out, uint64_t key, uint64_t block, float std)
         uint32_t w = h.word[i];
         float r = sqrtf(minus_2_log((float)(int32_t)(w >> 1) + 0.5f)) * std;
         float x = (float)(int32_t)h.word[PAIRS + i] * 0x1p-31f, q = x * x;
-        r = iz_bits_float(iz_float_bits(r) ^ (w << 31));
+        r = iz_float_of_bits(iz_float_bits(r) ^ (w << 31));
         out[i] = r * cos_quarters(q);
         out[PAIRS + i] = r * sin_quarters(x, q);
     }

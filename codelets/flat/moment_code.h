@@ -26,7 +26,7 @@ IZ_EITHER int iz_code_place(int w, int j)
 }
 
 /* Random bits of the block whose first element has this position. */
-IZ_EITHER uint32_t iz_block_bits(uint64_t key, int64_t first)
+IZ_EITHER uint32_t iz_moment_block_bits(uint64_t key, int64_t first)
 {
     return (uint32_t)(iz_mix(key +
                              (uint64_t)(first / IZ_MOMENT_BLOCK) * IZ_GOLDEN) >>
@@ -36,14 +36,14 @@ IZ_EITHER uint32_t iz_block_bits(uint64_t key, int64_t first)
 /* Random bits of element i of a block that has h are h times this odd number,
  * and so each of 2^32 values for one h.  The numbers are no progression: sums
  * of a few of them that are near 0 would show as sums of roundings. */
-IZ_EITHER uint32_t iz_odd_of(uint32_t i)
+IZ_EITHER uint32_t iz_moment_odd(uint32_t i)
 {
     return (i * 0x9e3779b9u ^ 0x846ca68bu) | 1u;
 }
 
 /* So many bits of these for m, and others for v.  The lower bits of a product
  * know little of its factors; the upper ones are added to them. */
-IZ_EITHER uint32_t iz_noise(uint32_t random, int bits, bool v)
+IZ_EITHER uint32_t iz_moment_noise(uint32_t random, int bits, bool v)
 {
     uint32_t upper = random >> (32 - bits);
     return v ? (random ^ upper) & ((1u << bits) - 1) : upper;
@@ -51,7 +51,7 @@ IZ_EITHER uint32_t iz_noise(uint32_t random, int bits, bool v)
 
 /* x, the result of an operation, as bf16 in the upper half, rounded by 16
  * random bits; what is in the lower half is left over. */
-IZ_EITHER uint32_t iz_bf16_random(float x, uint32_t noise)
+IZ_EITHER uint32_t iz_moment_bf16_random(float x, uint32_t noise)
 {
     return iz_float_bits(x) + (noise & -(uint32_t)(x == x));
 }
@@ -61,23 +61,24 @@ IZ_EITHER uint32_t iz_bf16_random(float x, uint32_t noise)
  * infinity or NaN, or as good as.  One more when the largest number could be
  * rounded up out of its binade; never so small that a code would leave the
  * range of fp32, or so large that the inverse of its unit would. */
-IZ_EITHER uint32_t iz_block_power(uint32_t most, uint32_t binades)
+IZ_EITHER uint32_t iz_moment_block_power(uint32_t most, uint32_t binades)
 {
     uint32_t p = (most + ((1u << IZ_CODE_CUT) - 1)) >> 23;
     p = p < binades + 16 ? binades + 16 : p;
     return most >= 0x7e800000u ? 255 : p;
 }
 
-/* What the numbers of iz_m8_of and iz_v8_of are multiplied by, and what those
- * of a block are to become such numbers: powers of two, so both are exact. */
+/* What the numbers of iz_moment_m8 and iz_moment_v8 are multiplied by, and what
+ * those of a block are to become such numbers: powers of two, so both are
+ * exact. */
 IZ_EITHER float iz_code_unit(uint32_t power)
 {
-    return iz_bits_float(power == 255 ? 0x7fc00000u : power << 23);
+    return iz_float_of_bits(power == 255 ? 0x7fc00000u : power << 23);
 }
 
 IZ_EITHER float iz_code_inverse(uint32_t power)
 {
-    return iz_bits_float(power == 255 ? 0 : (254 - power) << 23);
+    return iz_float_of_bits(power == 255 ? 0 : (254 - power) << 23);
 }
 
 /* The code in the 8 bits above IZ_CODE_CUT as byte j of a word. */
@@ -89,32 +90,32 @@ IZ_EITHER uint32_t iz_code_byte(uint32_t c, int j)
 
 /* The number of the code in byte j of a word: 0, or at least 2^-14 or 2^-30 and
  * less than 2. */
-IZ_EITHER float iz_m8_of(uint32_t word, int j)
+IZ_EITHER float iz_moment_m8(uint32_t word, int j)
 {
     int32_t high = (int32_t)(word << (24 - 8 * j));
-    return iz_bits_float((uint32_t)(high >> 4) & 0x87f00000u) * 0x1p112f;
+    return iz_float_of_bits((uint32_t)(high >> 4) & 0x87f00000u) * 0x1p112f;
 }
 
-IZ_EITHER float iz_v8_of(uint32_t word, int j)
+IZ_EITHER float iz_moment_v8(uint32_t word, int j)
 {
     uint32_t u = j < 3 ? word << (IZ_CODE_CUT - 8 * j) : word >> 4;
-    return iz_bits_float(u & 0x0ff00000u) * 0x1p96f;
+    return iz_float_of_bits(u & 0x0ff00000u) * 0x1p96f;
 }
 
 /* The code of x, multiplied by the block's inverse and rounded by IZ_CODE_CUT
  * random bits, in the 8 bits above those; what is in the others is left over.
  */
-IZ_EITHER uint32_t iz_m8_random(float x, float inverse, uint32_t noise)
+IZ_EITHER uint32_t iz_moment_m8_random(float x, float inverse, uint32_t noise)
 {
     const uint32_t least = 113u << 23; /* 2^-14 */
     uint32_t u = iz_float_bits(x * inverse), a = u & 0x7fffffffu;
     /* noise is a fraction of 2^20, a smaller number one of the smallest */
-    bool up = iz_bits_float(a) * 0x1p34f > (float)(int32_t)noise;
+    bool up = iz_float_of_bits(a) * 0x1p34f > (float)(int32_t)noise;
     a = a > least ? a : least;
     return ((up ? a + noise : 0) & 0xf7ffffffu) | (u >> 4 & 0x08000000u);
 }
 
-IZ_EITHER uint32_t iz_v8_random(float x, float inverse, uint32_t noise)
+IZ_EITHER uint32_t iz_moment_v8_random(float x, float inverse, uint32_t noise)
 {
     const uint32_t least = 97u << 23; /* 2^-30 */
     uint32_t u = iz_float_bits(x * inverse);

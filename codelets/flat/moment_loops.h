@@ -10,10 +10,10 @@ static void store_16(uint16_t *restrict y, const float *restrict x, int64_t n,
                      uint64_t key, int64_t first, bool v)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = iz_block_bits(key, first + b);
+        uint32_t h = iz_moment_block_bits(key, first + b);
         for (uint32_t i = 0; i < BLOCK; i++) {
-            uint32_t noise = iz_noise(h * iz_odd_of(i), 16, v);
-            y[b + i] = (uint16_t)(iz_bf16_random(x[b + i], noise) >> 16);
+            uint32_t noise = iz_moment_noise(h * iz_moment_odd(i), 16, v);
+            y[b + i] = (uint16_t)(iz_moment_bf16_random(x[b + i], noise) >> 16);
         }
     }
 }
@@ -25,7 +25,7 @@ static inline uint32_t block_power(const float *x, bool v)
         uint32_t u = iz_float_bits(x[i]) & (v ? 0xffffffffu : 0x7fffffffu);
         most = u > most ? u : most;
     }
-    return iz_block_power(most, v ? IZ_V_BINADES : IZ_M_BINADES);
+    return iz_moment_block_power(most, v ? IZ_V_BINADES : IZ_M_BINADES);
 }
 
 static void load_8(float *restrict y, const uint8_t *restrict x,
@@ -37,7 +37,7 @@ static void load_8(float *restrict y, const uint8_t *restrict x,
         for (int w = 0; w < WORDS; w++)
             for (int j = 0; j < 4; j++)
                 y[b + iz_code_place(w, j)] =
-                    (v ? iz_v8_of(c[w], j) : iz_m8_of(c[w], j)) * unit;
+                    (v ? iz_moment_v8(c[w], j) : iz_moment_m8(c[w], j)) * unit;
     }
 }
 
@@ -46,7 +46,7 @@ static void store_8(uint8_t *restrict y, uint8_t *restrict power,
                     int64_t first, bool v)
 {
     for (int64_t b = 0; b < n; b += BLOCK) {
-        uint32_t h = iz_block_bits(key, first + b);
+        uint32_t h = iz_moment_block_bits(key, first + b);
         uint32_t p = block_power(x + b, v);
         float inverse = iz_code_inverse(p);
         word *c = (word *)(y + b);
@@ -55,11 +55,12 @@ static void store_8(uint8_t *restrict y, uint8_t *restrict power,
             uint32_t to = 0;
             for (int j = 0; j < 4; j++) {
                 int i = iz_code_place(w, j);
-                uint32_t noise =
-                    iz_noise(h * iz_odd_of((uint32_t)i), IZ_CODE_CUT, v);
-                to |= iz_code_byte(v ? iz_v8_random(x[b + i], inverse, noise)
-                                     : iz_m8_random(x[b + i], inverse, noise),
-                                   j);
+                uint32_t noise = iz_moment_noise(h * iz_moment_odd((uint32_t)i),
+                                                 IZ_CODE_CUT, v);
+                to |= iz_code_byte(
+                    v ? iz_moment_v8_random(x[b + i], inverse, noise)
+                      : iz_moment_m8_random(x[b + i], inverse, noise),
+                    j);
             }
             c[w] = to;
         }
@@ -75,7 +76,7 @@ static void store_8(uint8_t *restrict y, uint8_t *restrict power,
 /* The bf16 in half j of a word. */
 static inline float half_of(uint32_t w, int j)
 {
-    return iz_bits_float(j ? w & 0xffff0000u : w << 16);
+    return iz_float_of_bits(j ? w & 0xffff0000u : w << 16);
 }
 
 /* The upper halves of two words. */
@@ -100,7 +101,7 @@ IZ_INLINE float master_of(const struct row *r, bool halves, int w, int j)
         return r->p[2 * w + j];
     uint32_t low = j ? r->lower[w] : r->lower[w] << 16;
     uint32_t high = iz_float_bits(half_of(r->upper[w], j));
-    return iz_bits_float(high + (uint32_t)((int32_t)low >> 16));
+    return iz_float_of_bits(high + (uint32_t)((int32_t)low >> 16));
 }
 
 IZ_INLINE float gradient_of(const struct row *r, bool wide, int w, int j)
@@ -113,8 +114,8 @@ IZ_INLINE void keep_master(const struct row *r, bool halves, int w, float p0,
                            float p1)
 {
     if (halves) {
-        r->upper[w] = upper_halves(iz_bf16_random(p0, 0x8000u),
-                                   iz_bf16_random(p1, 0x8000u));
+        r->upper[w] = upper_halves(iz_moment_bf16_random(p0, 0x8000u),
+                                   iz_moment_bf16_random(p1, 0x8000u));
         r->lower[w] = (iz_float_bits(p0) & 0xffffu) | iz_float_bits(p1) << 16;
     } else {
         r->p[2 * w] = p0;
@@ -122,7 +123,7 @@ IZ_INLINE void keep_master(const struct row *r, bool halves, int w, float p0,
     }
 }
 
-/* iz_odd_of by halves of words of 16 bits. */
+/* iz_moment_odd by halves of words of 16 bits. */
 struct odds {
     _Alignas(64) uint32_t half[2][BLOCK / 2]; /* whole vectors */
 };
@@ -131,7 +132,7 @@ static inline struct odds all_odds(void)
 {
     struct odds odd;
     for (uint32_t i = 0; i < BLOCK; i++)
-        odd.half[i % 2][i / 2] = iz_odd_of(i);
+        odd.half[i % 2][i / 2] = iz_moment_odd(i);
     return odd;
 }
 
@@ -158,7 +159,7 @@ IZ_INLINE void adam_16(const struct iz_adam_consts *c,
         struct row r = row_of(s, buf, b, halves, wide);
         word *m = (word *)(s->code[0] + 2 * b);
         word *v = (word *)(s->code[1] + 2 * b);
-        uint32_t h = iz_block_bits(s->key, s->first + b);
+        uint32_t h = iz_moment_block_bits(s->key, s->first + b);
         IZ_APART
         for (int w = 0; w < BLOCK / 2; w++) {
             uint32_t to_m[2], to_v[2];
@@ -169,8 +170,10 @@ IZ_INLINE void adam_16(const struct iz_adam_consts *c,
                 float mj = iz_adam_m(&k, half_of(m[w], j), g);
                 float vj = iz_adam_v(&k, half_of(v[w], j), g);
                 p[j] = iz_adam_p(&k, master_of(&r, halves, w, j), mj, vj);
-                to_m[j] = iz_bf16_random(mj, iz_noise(x, 16, false));
-                to_v[j] = iz_bf16_random(vj, iz_noise(x, 16, true));
+                to_m[j] =
+                    iz_moment_bf16_random(mj, iz_moment_noise(x, 16, false));
+                to_v[j] =
+                    iz_moment_bf16_random(vj, iz_moment_noise(x, 16, true));
             }
             m[w] = upper_halves(to_m[0], to_m[1]);
             v[w] = upper_halves(to_v[0], to_v[1]);
@@ -209,8 +212,8 @@ IZ_INLINE void adam_block_8(const struct iz_adam_consts *c,
         for (int j = 0; j < 4; j++) {
             int at = w + j / 2 * WORDS;
             float g = gradient_of(&r, wide, at, j % 2) * k.scale;
-            float mj = iz_adam_m(&k, iz_m8_of(m[w], j), g);
-            float vj = iz_adam_v(&k, iz_v8_of(v[w], j), g);
+            float mj = iz_adam_m(&k, iz_moment_m8(m[w], j), g);
+            float vj = iz_adam_v(&k, iz_moment_v8(v[w], j), g);
             p[j] = iz_adam_p(&k, master_of(&r, halves, at, j % 2), mj, vj);
             to->m[j][w] = mj;
             to->v[j][w] = vj;
@@ -231,16 +234,18 @@ IZ_INLINE void keep_8(const struct iz_streams *s, int64_t b,
 {
     word *m = (word *)(s->code[0] + b), *v = (word *)(s->code[1] + b);
     float by_m = from->by_m, by_v = from->by_v;
-    uint32_t h = iz_block_bits(s->key, s->first + b);
+    uint32_t h = iz_moment_block_bits(s->key, s->first + b);
     IZ_APART
     for (int w = 0; w < WORDS; w++) {
         uint32_t to_m = 0, to_v = 0;
         for (int j = 0; j < 4; j++) {
             uint32_t x = h * odd->half[j % 2][w + j / 2 * WORDS];
-            uint32_t m_noise = iz_noise(x, IZ_CODE_CUT, false);
-            uint32_t v_noise = iz_noise(x, IZ_CODE_CUT, true);
-            to_m |= iz_code_byte(iz_m8_random(from->m[j][w], by_m, m_noise), j);
-            to_v |= iz_code_byte(iz_v8_random(from->v[j][w], by_v, v_noise), j);
+            uint32_t m_noise = iz_moment_noise(x, IZ_CODE_CUT, false);
+            uint32_t v_noise = iz_moment_noise(x, IZ_CODE_CUT, true);
+            to_m |= iz_code_byte(
+                iz_moment_m8_random(from->m[j][w], by_m, m_noise), j);
+            to_v |= iz_code_byte(
+                iz_moment_v8_random(from->v[j][w], by_v, v_noise), j);
         }
         m[w] = to_m;
         v[w] = to_v;

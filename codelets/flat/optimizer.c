@@ -67,7 +67,7 @@ static void along_consts(union iz_consts *k, const struct iz_step *s)
         .keep = (float)(1.0 - a->lr * a->weight_decay), .lr = (float)a->lr};
 }
 
-double iz_shape_scale_of(const struct iz_hyper *a, int64_t out, int64_t in)
+double iz_hyper_shape_scale(const struct iz_hyper *a, int64_t out, int64_t in)
 {
     double most = (double)(out > in ? out : in);
     return a->shape_scale == IZ_SCALE_RMS_ADAMW ? 0.2 * sqrt(most)
@@ -148,7 +148,7 @@ iz_optimizer_param(const struct iz_optimizer *o, const char *key)
     return NULL;
 }
 
-union iz_consts iz_consts_of(const struct iz_step *s)
+union iz_consts iz_step_consts(const struct iz_step *s)
 {
     union iz_consts k;
     assert(s->t >= 1);

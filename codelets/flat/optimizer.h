@@ -103,12 +103,12 @@ struct iz_optimizer {
 const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t);
 
 /* What the update of a matrix is multiplied by. */
-double iz_shape_scale_of(const struct iz_hyper *a, int64_t out, int64_t in);
+double iz_hyper_shape_scale(const struct iz_hyper *a, int64_t out, int64_t in);
 
 /* Whether the optimizer has this key of optimizer.params. */
 const struct iz_optimizer_param *
 iz_optimizer_param(const struct iz_optimizer *o, const char *key);
 
-union iz_consts iz_consts_of(const struct iz_step *s);
+union iz_consts iz_step_consts(const struct iz_step *s);
 
 IZ_C_END

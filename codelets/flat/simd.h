@@ -71,7 +71,7 @@ struct iz_simd {
 
 enum { IZ_NORMAL_BLOCK = 256 }; /* normal numbers generated at a time */
 
-static inline void iz_fold_lanes(double *lane, int half)
+static inline void iz_simd_fold(double *lane, int half)
 {
     for (int j = 0; j < half; j++)
         lane[j] += lane[j + half];
@@ -79,13 +79,13 @@ static inline void iz_fold_lanes(double *lane, int half)
 
 /* The sum of the lanes of a block.  Calls with constants, which a compiler
  * turns into a few vector additions. */
-static inline double iz_sum_lanes(double *lane)
+static inline double iz_simd_sum(double *lane)
 {
-    iz_fold_lanes(lane, 16);
-    iz_fold_lanes(lane, 8);
-    iz_fold_lanes(lane, 4);
-    iz_fold_lanes(lane, 2);
-    iz_fold_lanes(lane, 1);
+    iz_simd_fold(lane, 16);
+    iz_simd_fold(lane, 8);
+    iz_simd_fold(lane, 4);
+    iz_simd_fold(lane, 2);
+    iz_simd_fold(lane, 1);
     return lane[0];
 }
 

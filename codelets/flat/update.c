@@ -10,7 +10,7 @@
 
 struct iz_alike iz_alike_of(const struct iz_step *s)
 {
-    return (struct iz_alike){iz_consts_of(s), INT64_MAX};
+    return (struct iz_alike){iz_step_consts(s), INT64_MAX};
 }
 
 struct iz_moments iz_update_state(const struct iz_update *u, int i)
@@ -84,10 +84,10 @@ static int64_t update_tile(const struct iz_update *u, const struct iz_alike *s,
         state[j] = (coded ? tile[j] : (float *)x.p + from) + skip;
     }
     if (u->lower)
-        iz_join_halves(master, upper + i, u->lower + i, n);
+        iz_cast_join(master, upper + i, u->lower + i, n);
     update_range(u, s, p, state, i, n);
     if (u->lower)
-        iz_split(upper + i, u->lower + i, master, n);
+        iz_cast_split(upper + i, u->lower + i, master, n);
     for (int j = 0; coded && j < states; j++) {
         struct iz_moments x = iz_update_state(u, j);
         iz_moment_store(&x, iz_update_at(u, j) + i - skip, tile[j], room,

@@ -23,8 +23,8 @@ enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
 /* One update of n elements.  p is their fp32 master and g their gradient.  p
  * and the states are updated in place; out receives the new p as out_type, a
  * parameter (iz_cast_params), and may be NULL.  With `lower` there is no p: the
- * master is the parameters in out, bf16, and these lower halves (iz_join), and
- * both are updated.  p, lower, g and out begin with the first element.  An
+ * master is the parameters in out, bf16, and these lower halves (iz_half_join),
+ * and both are updated.  p, lower, g and out begin with the first element.  An
  * array of states has `room` elements, and the first element is at `at` in it;
  * one that lacks whole blocks has fewer, and the first element is nearer to its
  * begin.  No two buffers overlap.

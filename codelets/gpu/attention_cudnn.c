@@ -80,7 +80,7 @@ int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
         iz_dnn_add(&c->own, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, device);
     if (!c->own.failed)
         return 0;
-    iz_dnn_refuse(why, "the GPU", c->own.failed);
+    iz_cudnn_refuse(why, "the GPU", c->own.failed);
     iz_cudnn_close(out);
     return -EIO;
 }
@@ -116,7 +116,7 @@ static bool repeats(struct iz_dnn_set *g, descriptor config,
                            CUDNN_TYPE_NUMERICAL_NOTE,
                            CUDNN_NUMERICAL_NOTE_TYPE_COUNT, note);
     if (g->failed)
-        iz_dnn_refuse(why, "its kernel's notes", g->failed);
+        iz_cudnn_refuse(why, "its kernel's notes", g->failed);
     for (int64_t i = 0; i < n; i++)
         if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) {
             snprintf(why->why, sizeof(why->why),
@@ -131,8 +131,8 @@ static int64_t planned_bytes(const struct iz_attention_key *k)
 {
     int64_t all = IZ_CUDNN_SCRATCH;
     if (k->back)
-        all =
-            iz_cudnn_bwd_bytes(k->samples, k->seq, k->heads, k->kv_heads, k->d);
+        all = iz_gpu_cudnn_bwd_bytes(k->samples, k->seq, k->heads, k->kv_heads,
+                                     k->d);
     return all - ALIGN;
 }
 
@@ -151,7 +151,7 @@ static bool build(struct plan *p, descriptor device, descriptor config)
     iz_dnn_get(g, p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, IZ_DNN_INT,
                1, &p->bytes);
     if (g->failed)
-        iz_dnn_refuse(&p->why, "its kernel", g->failed);
+        iz_cudnn_refuse(&p->why, "its kernel", g->failed);
     else if (p->bytes > most)
         snprintf(p->why.why, sizeof(p->why.why),
                  "cuDNN wants %lld bytes beside the tensors, %lld are planned",
@@ -192,8 +192,8 @@ static void attention_cudnn_choose(const struct iz_cudnn *c, struct plan *p)
     descriptor config[CONFIGS];
     int64_t n = search(g, &p->key, c->device, config);
     if (!n)
-        iz_dnn_refuse(&p->why, "its graph",
-                      g->failed ? g->failed : CUDNN_STATUS_NOT_SUPPORTED);
+        iz_cudnn_refuse(&p->why, "its graph",
+                        g->failed ? g->failed : CUDNN_STATUS_NOT_SUPPORTED);
     for (int64_t i = 0; i < n && !p->possible; i++) {
         p->possible =
             repeats(g, config[i], &p->why) && build(p, c->device, config[i]);
@@ -247,7 +247,7 @@ int64_t iz_cudnn_at_once(struct iz_cudnn *c, const struct iz_attention *a,
     const struct plan *one = plan_of(c, a, 1);
     int64_t samples = a->o.rows / a->seq, n = samples;
     for (; n > 1; n--) {
-        int64_t want = iz_cudnn_bwd_bytes(
+        int64_t want = iz_gpu_cudnn_bwd_bytes(
             n, a->seq, a->heads, iz_attention_keys(a), a->o.cols / a->heads);
         if (samples % n || want > bytes)
             continue;
@@ -306,7 +306,7 @@ static void attention_cudnn_run(struct iz_exec *x, const struct plan *p,
     if (!g.failed)
         g.failed = iz_dnn.execute(x->cuda->dnn->handle, p->plan, pack);
     if (g.failed) {
-        iz_dnn_refuse(&why, "attention", g.failed);
+        iz_cudnn_refuse(&why, "attention", g.failed);
         iz_die("%s", why.why);
     }
     iz_dnn_clear(&g);

@@ -18,8 +18,8 @@ void iz_cudnn_close(struct iz_cudnn **c);
 
 /* Prepares a plan for attention of this shape and type, or for its gradient of
  * so many samples (back; 0: no gradient), that needs no more scratch than
- * IZ_CUDNN_SCRATCH or iz_cudnn_bwd_bytes.  bytes: what it needs.  False, with
- * the reason, if there is none. */
+ * IZ_CUDNN_SCRATCH or iz_gpu_cudnn_bwd_bytes.  bytes: what it needs.  False,
+ * with the reason, if there is none. */
 bool iz_cudnn_plan(struct iz_cudnn *c, const struct iz_attention *a,
                    int64_t back, int64_t *bytes, struct iz_refusal *why);
 /* Of a backward's samples, in equal parts, as many at once as so much scratch

@@ -57,7 +57,7 @@ const char *iz_cudnn_missing(void)
     return missing[0] ? missing : NULL;
 }
 
-void iz_dnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s)
+void iz_cudnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s)
 {
     char text[1024] = "";
     int v = (int)iz_dnn.version();

@@ -40,7 +40,7 @@ struct iz_dnn {
 extern struct iz_dnn iz_dnn;
 
 /* Writes the library's message about s to r, after `what`. */
-void iz_dnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s);
+void iz_cudnn_refuse(struct iz_refusal *r, const char *what, cudnnStatus_t s);
 
 enum { IZ_DNN_MADE = 192 };
 

@@ -96,7 +96,7 @@ void *iz_device_take(int64_t bytes)
     if (e == cudaSuccess)
         return p;
     fprintf(stderr, "izar: allocating %.1f MiB on the GPU failed: %s\n",
-            iz_mib(bytes), text(e));
+            iz_units_mib(bytes), text(e));
     return NULL;
 }
 

@@ -7,12 +7,12 @@
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 
-void iz_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
+void iz_op_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     iz_buffer_copy(x, y.p, a.p, iz_view_bytes(a));
 }
 
-void iz_clear_cuda(struct iz_exec *x, struct iz_view v)
+void iz_op_clear_cuda(struct iz_exec *x, struct iz_view v)
 {
     iz_buffer_clear(x, v.p, iz_view_bytes(v));
 }
@@ -27,7 +27,7 @@ static void pin(struct iz_cuda *c)
 
 /* In a task, what is at an address changes with a choice alone, which forgets
  * what was read (experts.cu). */
-const int32_t *iz_routes_end_cuda(struct iz_exec *x, struct iz_view end)
+const int32_t *iz_experts_routes_end_cuda(struct iz_exec *x, struct iz_view end)
 {
     struct iz_cuda *c = x->cuda;
     if (c->ends_of == end.p && c->ends_task == x->task)

@@ -43,11 +43,11 @@ void iz_buffer_norm2(struct iz_exec *x, double *norm2, const void *p,
         *norm2 = iz_flat_norm2(p, type, n);
         return;
     }
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view scratch =
-        iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(n));
+        iz_exec_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(n));
     iz_flat_norm2_cuda(x, norm2, p, type, n, scratch);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_buffer_squares(struct iz_exec *x, double *sum, const void *p,

@@ -238,7 +238,7 @@ static bool is_optional(const struct iz_product_key *k)
     return k->use != IZ_BIAS_NONE;
 }
 
-bool iz_product_in_order(const cublasLtMatmulAlgo_t *a)
+bool iz_matmul_in_order(const cublasLtMatmulAlgo_t *a)
 {
     uint32_t scheme = 0;
     return !cublasLtMatmulAlgoConfigGetAttribute(
@@ -260,7 +260,7 @@ int iz_product_search(struct iz_cublas *b, struct iz_product_plan *q,
         found, &n);
     for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS &&
-            iz_product_in_order(&found[i].algo))
+            iz_matmul_in_order(&found[i].algo))
             algo[usable++] = found[i].algo;
     if (!usable && !is_optional(&q->key))
         matmul_cuda_check(
@@ -375,13 +375,14 @@ static void copy_operands(struct iz_exec *x, const struct iz_product *q,
     int64_t m = p->d.rows, n = iz_product_n(p), k = iz_product_k(p);
     struct iz_view c = p->add ? p->d : p->c;
     if (q->a.p != p->a.p)
-        iz_corner_cuda(x, q->a, p->a, p->ta ? k : m, p->ta ? m : k, true);
+        iz_matmul_corner_cuda(x, q->a, p->a, p->ta ? k : m, p->ta ? m : k,
+                              true);
     if (q->b.p != p->b.p)
-        iz_corner_cuda(x, q->b, p->b, p->b.rows, p->b.cols, true);
+        iz_matmul_corner_cuda(x, q->b, p->b, p->b.rows, p->b.cols, true);
     if (q->bias.p != p->bias.p && p->use == IZ_BIAS_ADD)
-        iz_corner_cuda(x, q->bias, p->bias, 1, n, true);
+        iz_matmul_corner_cuda(x, q->bias, p->bias, 1, n, true);
     if (q->d.p != p->d.p && c.rows)
-        iz_corner_cuda(x, q->d, c, m, n, true);
+        iz_matmul_corner_cuda(x, q->d, c, m, n, true);
 }
 
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
@@ -393,9 +394,10 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     if (!enqueue(x, &q.p, scratch))
         return false;
     if (q.p.d.p != p->d.p)
-        iz_corner_cuda(x, p->d, q.p.d, p->d.rows, iz_product_n(p), false);
+        iz_matmul_corner_cuda(x, p->d, q.p.d, p->d.rows, iz_product_n(p),
+                              false);
     if (q.p.bias.p != p->bias.p && p->use != IZ_BIAS_ADD)
-        iz_corner_cuda(x, p->bias, q.p.bias, 1, p->bias.cols, false);
+        iz_matmul_corner_cuda(x, p->bias, q.p.bias, 1, p->bias.cols, false);
     return true;
 }
 
@@ -408,7 +410,7 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
     struct iz_product p = iz_product_fwd(y, r, a, l);
     if (iz_product_cuda(x, &p, scratch))
         return;
-    iz_bias_rows_cuda(x, y, r, l->b);
+    iz_matmul_bias_rows_cuda(x, y, r, l->b);
     p.c = p.d;
     p.use = IZ_BIAS_NONE;
     iz_product_cuda(x, &p, scratch);
@@ -431,7 +433,8 @@ void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch)
 {
-    bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db), both = false;
+    bool dw = iz_view_wanted(x, l->dw), db = iz_view_wanted(x, l->db),
+         both = false;
     struct iz_product p = iz_product_dw_db(dy, a, l);
     if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype)
         both = iz_product_cuda(x, &p, scratch);
@@ -439,5 +442,5 @@ void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     if (dw && !both)
         iz_product_cuda(x, &p, scratch);
     if (db && !both)
-        iz_column_sum_cuda(x, l->db, dy, scratch);
+        iz_matmul_column_sum_cuda(x, l->db, dy, scratch);
 }

@@ -42,7 +42,7 @@ struct iz_cublas {
 uint64_t iz_product_hash(const struct iz_product_key *k);
 
 /* Whether an algorithm adds in the same order every time. */
-bool iz_product_in_order(const cublasLtMatmulAlgo_t *a);
+bool iz_matmul_in_order(const cublasLtMatmulAlgo_t *a);
 
 /* The library's algorithms that may be used, the best by its estimate first;
  * returns how many.  None ends the job, unless there is another way. */

@@ -25,7 +25,7 @@ static void product_cuda(struct iz_exec *x, const struct iz_strided_product *p,
     if (p->b.rows)
         iz_product_cuda(x, &q, by->workspace);
     else
-        iz_shift_square_cuda(x, q.d, q.c, p->scale);
+        iz_orthogonal_shift_square_cuda(x, q.d, q.c, p->scale);
 }
 
 /* Takes a matrix from the scratch. */
@@ -53,7 +53,7 @@ void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
     double *sums = (double *)end - (IZ_ORTHOGONAL_SUMS + 1);
     by.workspace = (struct iz_view){
         .p = at, .dtype = IZ_U8, .rows = 1, .cols = (char *)sums - at};
-    iz_normalise_rows_cuda(x, view_of(one, by.type), m, sums);
+    iz_orthogonal_normalise_cuda(x, view_of(one, by.type), m, sums);
     one = iz_orthogonal_iterate(x, m, one, other, square, product_cuda, &by);
-    iz_spread_rows_cuda(x, m, view_of(one, by.type));
+    iz_orthogonal_spread_cuda(x, m, view_of(one, by.type));
 }

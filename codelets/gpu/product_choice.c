@@ -207,7 +207,7 @@ static bool take_entry(struct iz_cublas *b, struct iz_product_plan *q,
                                                &q->d, &q->d, algo, &r);
     if (s != CUBLAS_STATUS_SUCCESS)
         return refuse(why, at, cublasLtGetStatusString(s));
-    if (!iz_product_in_order(algo))
+    if (!iz_matmul_in_order(algo))
         return refuse(why, at, "its sums have no fixed order");
     if (r.workspaceSize > (size_t)IZ_PRODUCT_WORKSPACE)
         return refuse(why, at, "it needs more than its workspace");

@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(THREADS)
         iz_load_row(grad, dy + i);
         for (int j = 0; j < N; j++) {
             float s = gelu_gate(v[j]);
-            grad[j] *= iz_gelu_slope(v[j], s);
+            grad[j] *= iz_activation_gelu_slope(v[j], s);
             v[j] *= s;
         }
         iz_store_row(du + i, grad);
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < N; i++) {
         float s = gate(-g[i]), v = g[i] * s, up = u[i];
         u[i] = d[i] * v;
-        g[i] = d[i] * up * iz_swiglu_slope(g[i], s);
+        g[i] = d[i] * up * iz_activation_swiglu_slope(g[i], s);
         d[i] = v * up;
     }
     iz_store_row(da + gates, g);

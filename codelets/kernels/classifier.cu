@@ -246,7 +246,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
     if (!grad || !p.dw.rows || p.dw.p == c->dw.p)
         return;
     if (p.dw.dtype == c->dw.dtype)
-        iz_copy_cuda(x, c->dw, iz_view_rows(p.dw, 0, vocab));
+        iz_op_copy_cuda(x, c->dw, iz_view_rows(p.dw, 0, vocab));
     else
         round_to(x, (T *)c->dw.p, iz_view_rows(p.dw, 0, vocab));
 }
@@ -258,8 +258,8 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
     float scale = count ? c->loss_scale / (float)count : 0;
     if (p.w.p != c->w.p) {
         int64_t vocab = c->w.rows;
-        iz_copy_cuda(x, p.w, c->w);
-        iz_clear_cuda(x, iz_view_rows(p.w, vocab, p.w.rows - vocab));
+        iz_op_copy_cuda(x, p.w, c->w);
+        iz_op_clear_cuda(x, iz_view_rows(p.w, vocab, p.w.rows - vocab));
     }
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);

@@ -36,27 +36,28 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
 
 /* The first rows and columns of y = those of a; with `clear` what y has beyond
  * them becomes 0, else it stays. */
-void iz_corner_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    int64_t rows, int64_t cols, bool clear);
+void iz_matmul_corner_cuda(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, int64_t rows, int64_t cols,
+                           bool clear);
 
 /* sum[j] = the sum of column j of dy, in fp32, rounded once: sum [1,N] of the
  * type of dy or fp32.  scratch as for a product. */
-void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
-                        struct iz_view dy, struct iz_view scratch);
+void iz_matmul_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
+                               struct iz_view dy, struct iz_view scratch);
 
 /* Every row of y [M,N] = that of r [M,N] + b [1,N], r IZ_NONE for zeros; all of
  * one type.  y may be r. */
-void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                       struct iz_view b);
+void iz_matmul_bias_rows_cuda(struct iz_exec *x, struct iz_view y,
+                              struct iz_view r, struct iz_view b);
 
 /* y [rows,cols] of 16 bits = m divided by its norm; sums: scratch of
  * IZ_ORTHOGONAL_SUMS + 1.  And back: m = its scale times y. */
-void iz_normalise_rows_cuda(struct iz_exec *x, struct iz_view y,
-                            const struct iz_orthogonal *m, double *sums);
-void iz_spread_rows_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
-                         struct iz_view y);
+void iz_orthogonal_normalise_cuda(struct iz_exec *x, struct iz_view y,
+                                  const struct iz_orthogonal *m, double *sums);
+void iz_orthogonal_spread_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
+                               struct iz_view y);
 /* d = c + a I, squares of one type. */
-void iz_shift_square_cuda(struct iz_exec *x, struct iz_view d, struct iz_view c,
-                          float a);
+void iz_orthogonal_shift_square_cuda(struct iz_exec *x, struct iz_view d,
+                                     struct iz_view c, float a);
 
 IZ_C_END

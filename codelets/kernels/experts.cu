@@ -28,11 +28,12 @@ struct routes {
 
 static struct routes routes_of(const struct iz_routes *r)
 {
-    return {
-        (float *)r->p.p,       (float *)r->lse.p,      (float *)r->weight.p,
-        (int32_t *)r->place.p, (int32_t *)r->chosen.p, (int32_t *)r->end.p,
-        r->place.rows,         (int)r->end.cols,       (int)r->place.cols,
-        r->normalise,          (int)r->first,          (int)iz_experts_here(r)};
+    return {(float *)r->p.p,        (float *)r->lse.p,
+            (float *)r->weight.p,   (int32_t *)r->place.p,
+            (int32_t *)r->chosen.p, (int32_t *)r->end.p,
+            r->place.rows,          (int)r->end.cols,
+            (int)r->place.cols,     r->normalise,
+            (int)r->first,          (int)iz_route_experts_here(r)};
 }
 
 /* Whether a row's choice number i is an expert whose weights are here. */
@@ -325,8 +326,8 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
-void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_routes *given)
+void iz_experts_dispatch_cuda(struct iz_exec *x, struct iz_view y,
+                              struct iz_view a, const struct iz_routes *given)
 {
     struct routes r = routes_of(given);
     iz_by_type(y.dtype, [&](auto zero) {
@@ -364,8 +365,9 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
-void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                     struct iz_view a, const struct iz_routes *given, bool back)
+void iz_experts_combine_cuda(struct iz_exec *x, struct iz_view y,
+                             struct iz_view c, struct iz_view a,
+                             const struct iz_routes *given, bool back)
 {
     struct routes r = routes_of(given);
     iz_by_type(y.dtype, [&](auto zero) {
@@ -416,9 +418,9 @@ static __global__ void __launch_bounds__(THREADS)
     scale_row(du + 2 * at, 2 * f, w, at_once);
 }
 
-void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
-                       struct iz_view g, struct iz_view du, struct iz_view dg,
-                       const struct iz_routes *given)
+void iz_experts_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                               struct iz_view g, struct iz_view du,
+                               struct iz_view dg, const struct iz_routes *given)
 {
     struct routes r = routes_of(given);
     iz_by_type(g.dtype, [&](auto zero) {
@@ -438,8 +440,9 @@ static __global__ void __launch_bounds__(THREADS)
         to[i] = from[i];
 }
 
-void iz_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
-                          struct iz_view from, const struct iz_routes *given)
+void iz_experts_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
+                                  struct iz_view from,
+                                  const struct iz_routes *given)
 {
     struct routes r = routes_of(given);
     int64_t n = to.rows * to.cols;

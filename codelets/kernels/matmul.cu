@@ -82,8 +82,8 @@ static void sum_twice(struct iz_exec *x, O *sum, struct iz_view dy,
     }
 }
 
-void iz_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
-                        struct iz_view dy, struct iz_view scratch)
+void iz_matmul_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
+                               struct iz_view dy, struct iz_view scratch)
 {
     assert(sum.dtype == IZ_F32 || sum.dtype == dy.dtype);
     iz_by_type(dy.dtype, [&](auto zero) {
@@ -114,8 +114,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
     iz_store_row<N>(y + i, to);
 }
 
-void iz_bias_rows_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                       struct iz_view b)
+void iz_matmul_bias_rows_cuda(struct iz_exec *x, struct iz_view y,
+                              struct iz_view r, struct iz_view b)
 {
     assert(b.dtype == y.dtype && b.cols == y.cols);
     iz_by_type(y.dtype, [&](auto zero) {
@@ -145,8 +145,9 @@ static __global__ void __launch_bounds__(32 * WARPS)
         iz_store(y + row * ld + col, 0);
 }
 
-void iz_corner_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                    int64_t rows, int64_t cols, bool clear)
+void iz_matmul_corner_cuda(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, int64_t rows, int64_t cols,
+                           bool clear)
 {
     int64_t width = clear ? y.cols : cols, n = (clear ? y.rows : rows) * width;
     assert(y.dtype == a.dtype);

@@ -70,8 +70,8 @@ static __global__ void __launch_bounds__(THREADS)
         iz_store(d + i, iz_load(c + i) + (i / cols == i % cols ? a : 0));
 }
 
-void iz_normalise_rows_cuda(struct iz_exec *x, struct iz_view y,
-                            const struct iz_orthogonal *m, double *sums)
+void iz_orthogonal_normalise_cuda(struct iz_exec *x, struct iz_view y,
+                                  const struct iz_orthogonal *m, double *sums)
 {
     int blocks = m->rows < MOST ? (int)m->rows : MOST;
     int64_t n = iz_view_len(y);
@@ -86,8 +86,8 @@ void iz_normalise_rows_cuda(struct iz_exec *x, struct iz_view y,
     });
 }
 
-void iz_spread_rows_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
-                         struct iz_view y)
+void iz_orthogonal_spread_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
+                               struct iz_view y)
 {
     int64_t n = iz_view_len(y);
     iz_by_type(y.dtype, [&](auto zero) {
@@ -97,8 +97,8 @@ void iz_spread_rows_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
     });
 }
 
-void iz_shift_square_cuda(struct iz_exec *x, struct iz_view d, struct iz_view c,
-                          float a)
+void iz_orthogonal_shift_square_cuda(struct iz_exec *x, struct iz_view d,
+                                     struct iz_view c, float a)
 {
     int64_t n = iz_view_len(d);
     assert(d.dtype == c.dtype && d.rows == d.cols && c.cols == d.cols);

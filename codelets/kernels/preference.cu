@@ -12,7 +12,8 @@ static __global__ void form_pairs(struct iz_preference p, double part,
                                   struct iz_told *told, float *scales,
                                   double *loss)
 {
-    *loss = iz_form_pairs(&p, part, samples, loss_scale, each, told, scales);
+    *loss =
+        iz_preference_pairs(&p, part, samples, loss_scale, each, told, scales);
 }
 
 void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,

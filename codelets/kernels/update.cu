@@ -138,7 +138,7 @@ static __device__ void load_master(float (&p)[N], const float *master,
     load_halves(low, lower);
     load_halves(high, (const uint16_t *)out);
     for (int j = 0; j < N; j++)
-        p[j] = iz_join((uint16_t)high[j], (uint16_t)low[j]);
+        p[j] = iz_half_join((uint16_t)high[j], (uint16_t)low[j]);
 }
 
 /* And their parameters, unless out is NULL. */
@@ -149,7 +149,7 @@ static __device__ void store_master(float *master, uint16_t *lower, O *out,
     uint32_t half[N];
     if (lower) {
         for (int j = 0; j < N; j++)
-            half[j] = iz_lower(p[j]);
+            half[j] = iz_half_lower(p[j]);
         store_halves(lower, half);
     } else {
         iz_store_row(master, p);
@@ -158,7 +158,7 @@ static __device__ void store_master(float *master, uint16_t *lower, O *out,
         return;
     if constexpr (std::is_same<O, iz_bf16>::value) {
         for (int j = 0; j < N; j++)
-            half[j] = iz_upper(p[j]);
+            half[j] = iz_half_upper(p[j]);
         store_halves((uint16_t *)out, half);
     } else {
         iz_store_row(out, p);
@@ -288,9 +288,9 @@ struct bf16 {
     {
         uint32_t c[PER_THREAD];
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t random = h * iz_odd_of(place_in_block() + j);
-            uint32_t noise = iz_noise(random, 16, k.state[s].positive);
-            c[j] = iz_bf16_random(x[j], noise) >> 16;
+            uint32_t random = h * iz_moment_odd(place_in_block() + j);
+            uint32_t noise = iz_moment_noise(random, 16, k.state[s].positive);
+            c[j] = iz_moment_bf16_random(x[j], noise) >> 16;
         }
         if (mine)
             store_halves((uint16_t *)k.state[s].codes + k.state[s].at + i, c);
@@ -305,7 +305,7 @@ static __device__ uint32_t power_of_block(const float *x, uint32_t binades)
         most = max(most, iz_float_bits(x[j]) & 0x7fffffffu);
     for (int step = LANES / 2; step > 0; step /= 2)
         most = max(most, __shfl_xor_sync(IZ_ALL_LANES, most, step));
-    return iz_block_power(most, binades);
+    return iz_moment_block_power(most, binades);
 }
 
 /* Two codes each of two words of a block are a thread's. */
@@ -329,7 +329,8 @@ struct fp8 {
 
         for (int j = 0; j < PER_THREAD; j++) {
             uint32_t one = c[j / 2 * 4 + j % 2];
-            float x = k.state[s].positive ? iz_v8_of(one, 0) : iz_m8_of(one, 0);
+            float x = k.state[s].positive ? iz_moment_v8(one, 0)
+                                          : iz_moment_m8(one, 0);
             to[j] = x * unit;
         }
     }
@@ -347,10 +348,10 @@ struct fp8 {
         if (!mine)
             return;
         for (int j = 0; j < PER_THREAD; j++) {
-            uint32_t noise = iz_noise(h * iz_odd_of(place_in_block() + j),
-                                      IZ_CODE_CUT, positive);
-            uint32_t one = positive ? iz_v8_random(x[j], inverse, noise)
-                                    : iz_m8_random(x[j], inverse, noise);
+            uint32_t noise = iz_moment_noise(
+                h * iz_moment_odd(place_in_block() + j), IZ_CODE_CUT, positive);
+            uint32_t one = positive ? iz_moment_v8_random(x[j], inverse, noise)
+                                    : iz_moment_m8_random(x[j], inverse, noise);
             c[j / 2 * 4 + j % 2] = (unsigned char)(one >> IZ_CODE_CUT);
         }
         if (threadIdx.x % LANES == 0)
@@ -397,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS)
             T::load(state[s], k, s, i);
         update_spans<F>(k, state, g, out, i);
     }
-    uint32_t h = iz_block_bits(k.key, k.first + i);
+    uint32_t h = iz_moment_block_bits(k.key, k.first + i);
     for (int s = 0; s < F::STATES; s++)
         T::store(k, state[s], s, i, h, mine);
 }

@@ -9,7 +9,7 @@
 
 /* d gelu / da, where s is gelu / a.  Beyond 12 that is 0 or 1 to fp32; the
  * clamp keeps 0 * inf away and lets NaN through. */
-IZ_EITHER float iz_gelu_slope(float a, float s)
+IZ_EITHER float iz_activation_gelu_slope(float a, float s)
 {
     float c = a > 12 ? 12 : a;
     c = c < -12 ? -12 : c;
@@ -18,7 +18,7 @@ IZ_EITHER float iz_gelu_slope(float a, float s)
 }
 
 /* d (a s) / da, s = 1 / (1 + exp(-a)).  Beyond 100 that is 0 or 1; as above. */
-IZ_EITHER float iz_swiglu_slope(float a, float s)
+IZ_EITHER float iz_activation_swiglu_slope(float a, float s)
 {
     float c = a > 100 ? 100 : a;
     c = c < -100 ? -100 : c;

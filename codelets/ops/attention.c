@@ -71,7 +71,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
 {
     const struct iz_attention_loops *loops = iz_attention_loops();
     int64_t d = a->o.cols / a->heads, heads = a->o.rows / a->seq * a->heads;
-    struct iz_view work = iz_work(x, IZ_F32, 1, iz_head_floats(a->seq, d, bwd));
+    struct iz_view work =
+        iz_exec_work(x, IZ_F32, 1, iz_attention_head_floats(a->seq, d, bwd));
     for (int64_t i = 0; !x->dry && i < heads; i++) {
         struct iz_head h = head_at(a, i, dqkv, dy);
         h.work = work.p;
@@ -124,9 +125,9 @@ static void cudnn_ask(struct iz_exec *x, const struct iz_attention *a,
 
 static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
+    struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, IZ_CUDNN_SCRATCH);
     cudnn_ask(x, a, false, scratch);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_attention_fwd_cudnn(x, a, scratch);
 }
 
@@ -137,8 +138,8 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
         cudnn_fwd(x, a);
     else {
         struct iz_view begins =
-            iz_work(x, IZ_I32, a->begins.rows, a->begins.cols);
-        if (iz_runs(x, IZ_CUDA))
+            iz_exec_work(x, IZ_I32, a->begins.rows, a->begins.cols);
+        if (iz_exec_runs(x, IZ_CUDA))
             iz_attention_fwd_cuda(x, a, begins);
     }
 }
@@ -149,17 +150,17 @@ static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
-    struct iz_view delta = iz_work(x, IZ_F32, 1, iz_view_len(a->lse));
+    struct iz_view delta = iz_exec_work(x, IZ_F32, 1, iz_view_len(a->lse));
     int64_t keys = iz_attention_keys(a), d = a->o.cols / a->heads;
     int64_t samples = a->o.rows / a->seq, unused = x->work.size - x->work.used;
-    int64_t one = iz_cudnn_bwd_bytes(1, a->seq, a->heads, keys, d);
-    int64_t all = iz_cudnn_bwd_bytes(samples, a->seq, a->heads, keys, d);
+    int64_t one = iz_gpu_cudnn_bwd_bytes(1, a->seq, a->heads, keys, d);
+    int64_t all = iz_gpu_cudnn_bwd_bytes(samples, a->seq, a->heads, keys, d);
     int64_t most = min64(all, IZ_CUDNN_SCORES + IZ_CUDNN_SCRATCH);
     bool counts = x->work.size == INT64_MAX; /* and does not ask */
-    struct iz_view scratch = iz_work(
+    struct iz_view scratch = iz_exec_work(
         x, IZ_U8, 1, counts ? one : max64(one, min64(most, unused / 64 * 64)));
     cudnn_ask(x, a, true, scratch);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);
 }
 
@@ -173,24 +174,25 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         cudnn_bwd(x, dqkv, dy, a);
         return;
     }
-    struct iz_view delta =
-        iz_work(x, IZ_F32, 1, iz_view_len(a->lse) + iz_view_len(a->begins));
-    if (iz_runs(x, IZ_CUDA))
+    struct iz_view delta = iz_exec_work(
+        x, IZ_F32, 1, iz_view_len(a->lse) + iz_view_len(a->begins));
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
 }
 
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     attention_check(a);
     x->attends = true;
-    iz_count_attention(x, x->cudnn, false, 2 * flops(a),
-                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
+    iz_exec_count_attention(
+        x, x->cudnn, false, 2 * flops(a),
+        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, false, NULL, NULL);
     else
         cuda_fwd(x, a);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* The scores are formed again, which is not counted: it is no work of the
@@ -198,15 +200,16 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     attention_check(a);
     x->attends = true;
-    iz_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
-                       (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o) +
-                                iz_view_bytes(dqkv) + iz_view_bytes(dy)));
+    iz_exec_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
+                            (double)(iz_view_bytes(a->qkv) +
+                                     iz_view_bytes(a->o) + iz_view_bytes(dqkv) +
+                                     iz_view_bytes(dy)));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, true, dqkv.p, dy.p);
     else
         cuda_bwd(x, dqkv, dy, a);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

@@ -20,7 +20,8 @@ struct iz_head {
     /* [seq] or NULL: the first key that a row sees; never less than that of the
      * row before, never after the row. */
     const int32_t *begins;
-    float *work; /* [iz_head_floats], 64-byte aligned, kept within a group */
+    float *work; /* [iz_attention_head_floats], 64-byte aligned, kept within a
+                    group */
 };
 
 enum {
@@ -30,21 +31,21 @@ enum {
 };
 
 /* Keys and columns with the zeros that round them up. */
-static inline int64_t iz_head_keys(int64_t seq)
+static inline int64_t iz_attention_head_keys(int64_t seq)
 {
     return (seq + IZ_HEAD_PANEL - 1) / IZ_HEAD_PANEL * IZ_HEAD_PANEL;
 }
 
-static inline int64_t iz_head_cols(int64_t d)
+static inline int64_t iz_attention_head_cols(int64_t d)
 {
     return (d + 15) / 16 * 16;
 }
 
 /* Scratch: of keys and values and their gradients; of a tile's queries, their
  * gradients and what it accumulates; of one or two squares of scores. */
-static inline int64_t iz_head_floats(int64_t seq, int64_t d, bool bwd)
+static inline int64_t iz_attention_head_floats(int64_t seq, int64_t d, bool bwd)
 {
-    int64_t n = iz_head_keys(seq), c = iz_head_cols(d);
+    int64_t n = iz_attention_head_keys(seq), c = iz_attention_head_cols(d);
     return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
            (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
 }

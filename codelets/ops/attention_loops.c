@@ -48,7 +48,7 @@ static inline ivec first_lanes(int64_t n)
     return *(const ivec *)number < (int32_t)n;
 }
 
-/* As iz_exp2f. */
+/* As iz_math_exp2f. */
 static inline vec exp2_of(vec x)
 {
     const float magic =
@@ -132,8 +132,8 @@ static float *attention_loops_take(float **p, int64_t floats)
 
 static struct work work_of(const struct iz_head *h, bool bwd)
 {
-    struct work w = {.c = iz_head_cols(h->d)};
-    int64_t all = iz_head_keys(h->seq) * w.c, tile = ROWS * w.c;
+    struct work w = {.c = iz_attention_head_cols(h->d)};
+    int64_t all = iz_attention_head_keys(h->seq) * w.c, tile = ROWS * w.c;
     float *p = h->work;
     w.keys = attention_loops_take(&p, all);
     w.values = attention_loops_take(&p, all);
@@ -142,7 +142,7 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     w.sum = attention_loops_take(&p, tile);
     w.s = attention_loops_take(&p, ROWS * KEYS);
     if (!bwd) {
-        assert(p == h->work + iz_head_floats(h->seq, h->d, false));
+        assert(p == h->work + iz_attention_head_floats(h->seq, h->d, false));
         return w;
     }
     w.dk = attention_loops_take(&p, all);
@@ -150,7 +150,7 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     w.dy = attention_loops_take(&p, tile);
     w.dyt = attention_loops_take(&p, tile);
     w.ds = attention_loops_take(&p, ROWS * KEYS);
-    assert(p == h->work + iz_head_floats(h->seq, h->d, true));
+    assert(p == h->work + iz_attention_head_floats(h->seq, h->d, true));
     return w;
 }
 
@@ -385,7 +385,7 @@ static void rescale(float *restrict sum, float *restrict total,
 {
 #pragma omp simd
     for (int q = 0; q < ROWS; q++) {
-        before[q] = iz_exp2f(by * (before[q] - most[q]));
+        before[q] = iz_math_exp2f(by * (before[q] - most[q]));
         total[q] *= before[q];
     }
     for (int64_t q = 0; q < ROWS; q++)
@@ -424,7 +424,7 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 /* Keys and values of a group's first head. */
 static void pack_keys(const struct iz_head *h, const struct work *w)
 {
-    int64_t n = iz_head_keys(h->seq);
+    int64_t n = iz_attention_head_keys(h->seq);
     if (h->first) {
         attention_loops_copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
         attention_loops_copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
@@ -511,7 +511,7 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
 static void head_bwd(const struct iz_head *h)
 {
     struct work w = work_of(h, true);
-    int64_t all = iz_head_keys(h->seq) * w.c;
+    int64_t all = iz_attention_head_keys(h->seq) * w.c;
     pack_keys(h, &w);
     if (h->first) {
         memset(w.dk, 0, (size_t)all * sizeof(*w.dk));

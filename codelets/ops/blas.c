@@ -83,7 +83,7 @@ const char *iz_blas_kernels(int i)
     if (i == OWN)
         return own;
     if (i == ONEDNN)
-        return iz_gemm_onednn_missing() ? NULL : "oneDNN";
+        return iz_gemm16_onednn_missing() ? NULL : "oneDNN";
     const char *name = known[i - FIRST_KNOWN].kernels;
     bool other = o.core && o.quit && o.init && !iz_blas_is_users() &&
                  strcmp(name, own) != 0;
@@ -132,7 +132,7 @@ void iz_blas_rates(double rate[IZ_BLAS_KERNELS], int rows, int in, int out)
         else if (rate[i] < best / 2)
             continue; /* never the choice */
         if (name && iz_blas_take(name))
-            rate[i] = fmax(rate[i], iz_blas_layer_rate(rows, in, out, 0.01));
+            rate[i] = fmax(rate[i], iz_rate_blas_layer(rows, in, out, 0.01));
         best = fmax(best, rate[i]);
     }
 }

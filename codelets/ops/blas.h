@@ -30,7 +30,7 @@ bool iz_blas_is_users(void);
 bool iz_blas_take(const char *name);
 
 /* Measures the kernels that are here, with the products of a layer as in
- * iz_blas_layer_rate, in some ten milliseconds each; flop/s of processor time.
+ * iz_rate_blas_layer, in some ten milliseconds each; flop/s of processor time.
  * 0: not here, or their products are wrong.  Any may be in use afterwards. */
 void iz_blas_rates(double rate[IZ_BLAS_KERNELS], int rows, int in, int out);
 

@@ -147,20 +147,21 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     assert(x->logits_bytes > 0);
     p.rows = chunk_rows(m, ld, x->logits_bytes, CUDA_ROWS);
     e.work.base = base;
-    p.loss = iz_work(&e, IZ_U8, m, sizeof(double)).p;
-    p.target = iz_work(&e, IZ_I32, m, 1).p;
-    p.logits = iz_work(&e, IZ_F32, p.rows, ld);
+    p.loss = iz_exec_work(&e, IZ_U8, m, sizeof(double)).p;
+    p.target = iz_exec_work(&e, IZ_I32, m, 1).p;
+    p.logits = iz_exec_work(&e, IZ_F32, p.rows, ld);
     p.grad = p.logits;
     if (grad && x->act != IZ_F32)
-        p.grad = iz_work(&e, x->act, p.rows, ld);
+        p.grad = iz_exec_work(&e, x->act, p.rows, ld);
     p.w = c->w;
     p.w.rows = ld;
     if (c->w.room < (ld - v) * c->w.cols || c->w.odd)
-        p.w = iz_work(&e, c->w.dtype, ld, c->w.cols);
-    p.dw = iz_wanted(x, c->dw) ? c->dw : IZ_NONE;
+        p.w = iz_exec_work(&e, c->w.dtype, ld, c->w.cols);
+    p.dw = iz_view_wanted(x, c->dw) ? c->dw : IZ_NONE;
     if (grad && p.dw.rows && (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
-        p.dw = iz_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
-    p.product = iz_work(&e, IZ_U8, 1, product_bytes(c, &p));
+        p.dw =
+            iz_exec_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
+    p.product = iz_exec_work(&e, IZ_U8, 1, product_bytes(c, &p));
     p.bytes = e.work.peak;
     return p;
 }
@@ -199,20 +200,22 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     double dlogits = rows * v * (double)iz_dtype_bytes(p->grad.dtype);
     double dw = (double)iz_view_bytes(p->dw);
     bool sum = p->dw.dtype == IZ_F32 && x->act != IZ_F32;
-    iz_count(x, flops, rows * v * 4 + a + chunks * w);
-    iz_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
+    iz_exec_count(x, flops, rows * v * 4 + a + chunks * w);
+    iz_exec_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
     if (grad)
-        iz_count(x, flops, dlogits + (double)iz_view_bytes(c->da) + chunks * w);
+        iz_exec_count(x, flops,
+                      dlogits + (double)iz_view_bytes(c->da) + chunks * w);
     if (grad && p->dw.rows)
-        (sum ? iz_count_sum : iz_count)(x, flops, dlogits + a + chunks * dw);
+        (sum ? iz_exec_count_sum : iz_exec_count)(x, flops,
+                                                  dlogits + a + chunks * dw);
     if (grad && p->dw.rows && p->dw.dtype != c->dw.dtype)
-        iz_count(x, 0, dw + (double)iz_view_bytes(c->dw));
+        iz_exec_count(x, 0, dw + (double)iz_view_bytes(c->dw));
 }
 
 static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
 {
     struct iz_classifier_parts p = iz_classifier_parts(x, c, NULL);
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, p.bytes);
+    struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, p.bytes);
     count_cuda(x, c, &p);
     if (x->asks_products)
         ask_cuda(x, c, &p);
@@ -225,16 +228,16 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
  * rounded once at the end. */
 static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
 {
-    if (dw.dtype == IZ_F32 || !iz_wanted(x, dw))
+    if (dw.dtype == IZ_F32 || !iz_view_wanted(x, dw))
         return dw;
-    return iz_work(x, IZ_F32, dw.rows, dw.cols);
+    return iz_exec_work(x, IZ_F32, dw.rows, dw.cols);
 }
 
 static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 {
     bool grad = c->da.rows > 0;
     int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES, 1);
-    struct iz_view logits = iz_work(x, IZ_F32, rows, c->w.rows);
+    struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
     struct iz_linear l = {
         .w = c->w, .out_in = true, .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
@@ -252,7 +255,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
                 grad ? rows_bwd(chunk, c, at, scale) : rows_fwd(chunk, c, at);
         if (!grad)
             continue;
-        l.add = at > 0 && iz_wanted(x, l.dw);
+        l.add = at > 0 && iz_view_wanted(x, l.dw);
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
     }
@@ -267,7 +270,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 void iz_classifier(struct iz_exec *x, const struct iz_classifier *c)
 {
     struct iz_classifier plain = *c; /* no linear layer: without an adapter */
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     assert(c->a.cols == c->w.cols && c->a.rows > 0);
     assert(c->a.rows <= INT32_MAX);
     plain.w.adapter = NULL;
@@ -275,5 +278,5 @@ void iz_classifier(struct iz_exec *x, const struct iz_classifier *c)
         on_cuda(x, &plain);
     else
         on_cpu(x, &plain);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

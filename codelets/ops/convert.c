@@ -12,43 +12,43 @@ void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     const void *in = a.p;
     assert(iz_view_len(y) == iz_view_len(a));
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         iz_cast(y.p, y.dtype, a.p, a.dtype, iz_view_len(a));
-    if (iz_runs(x, IZ_CUDA) && (y.p != a.p || y.dtype != a.dtype))
+    if (iz_exec_runs(x, IZ_CUDA) && (y.p != a.p || y.dtype != a.dtype))
         iz_flat_sum_cuda(x, y.p, y.dtype, false, &in, 1, a.dtype,
                          iz_view_len(a));
 }
 
-void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a)
+void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     const void *in = a.p;
     assert(iz_view_len(y) == iz_view_len(a));
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         iz_flat_sum(y.p, y.dtype, true, &in, 1, a.dtype, iz_view_len(a));
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_flat_sum_cuda(x, y.p, y.dtype, true, &in, 1, a.dtype,
                          iz_view_len(a));
 }
 
-void iz_clear(struct iz_exec *x, struct iz_view v)
+void iz_op_clear(struct iz_exec *x, struct iz_view v)
 {
-    if (!iz_wanted(x, v))
+    if (!iz_view_wanted(x, v))
         return;
-    iz_count(x, 0, (double)iz_view_bytes(v));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)iz_view_bytes(v));
+    if (iz_exec_runs(x, IZ_CPU))
         memset(v.p, 0, (size_t)iz_view_bytes(v));
-    if (iz_runs(x, IZ_CUDA))
-        iz_clear_cuda(x, v);
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_op_clear_cuda(x, v);
 }
 
-void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a)
+void iz_op_copy(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     assert(iz_view_bytes(y) == iz_view_bytes(a));
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         memcpy(y.p, a.p, (size_t)iz_view_bytes(a));
-    if (iz_runs(x, IZ_CUDA))
-        iz_copy_cuda(x, y, a);
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_op_copy_cuda(x, y, a);
 }

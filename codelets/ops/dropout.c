@@ -29,11 +29,11 @@ void iz_dropout(struct iz_exec *x, struct iz_view y, struct iz_view c,
     int64_t n = a.cols;
     assert(d->samples > 0);
     assert(y.rows == a.rows && y.cols == n && a.rows % d->samples == 0);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CUDA))
+    iz_exec_count(
+        x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(c) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_dropout_cuda(x, y, c, a, d);
-    if (!iz_runs(x, IZ_CPU))
+    if (!iz_exec_runs(x, IZ_CPU))
         return;
     uint64_t first = (uint64_t)(d->sample * (a.rows / d->samples));
     uint32_t least = (uint32_t)(d->p * 0x1p32);

@@ -63,7 +63,7 @@ static void lookup_cpu(struct iz_view y, struct iz_view r,
         else if (r.p != y.p)
             memcpy(to, row_at(r, t), (size_t)c * sizeof(*to));
         if (seq) {
-            int64_t at = iz_position(a->begins.p, t, seq);
+            int64_t at = iz_op_position(a->begins.p, t, seq);
             iz_cast(row, IZ_F32, row_at(a->wpe, at), a->wpe.dtype, c);
             add_row(to, row, c);
         }
@@ -73,20 +73,20 @@ static void lookup_cpu(struct iz_view y, struct iz_view r,
 void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                   const struct iz_table *t)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     assert(t->w.cols == y.cols && (!r.rows || r.rows == y.rows));
     assert(x->backend == IZ_CPU || !t->w.row);
-    iz_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(t->wpe)));
+    iz_exec_count(x, 0, (double)(2 * iz_view_bytes(y) + iz_view_bytes(t->wpe)));
     if (!x->dry && t->vocabulary)
         check_tokens(t->row, y.rows, t->w.rows);
     if (x->backend == IZ_CPU) {
-        struct iz_view row = iz_work(x, IZ_F32, t->wpe.rows > 0, y.cols);
+        struct iz_view row = iz_exec_work(x, IZ_F32, t->wpe.rows > 0, y.cols);
         if (!x->dry)
             lookup_cpu(y, r, t, row.p);
     } else if (!x->dry) {
         iz_table_fwd_cuda(x, y, r, t);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
@@ -106,7 +106,7 @@ static void link_rows(int32_t *first, int32_t *next, const struct iz_table *a,
     for (int64_t v = 0; v < rows; v++)
         first[v] = -1;
     for (int64_t t = n - 1; t >= 0; t--) {
-        int64_t v = positions ? iz_position(a->begins.p, t, rows)
+        int64_t v = positions ? iz_op_position(a->begins.p, t, rows)
                               : row_in(a->dw, a, a->row[t]);
         if (v >= 0) {
             next[t] = first[v];
@@ -135,13 +135,13 @@ static void add_linked(struct iz_view dw, struct iz_view dy,
 static void bwd_on_cpu(struct iz_exec *x, struct iz_view dy,
                        const struct iz_table *t)
 {
-    struct iz_view row = iz_work(x, IZ_F32, 1, dy.cols);
+    struct iz_view row = iz_exec_work(x, IZ_F32, 1, dy.cols);
     struct iz_view first =
-        iz_work(x, IZ_I32, 1, max64(t->dw.rows, t->dwpe.rows));
-    struct iz_view next = iz_work(x, IZ_I32, 1, dy.rows);
+        iz_exec_work(x, IZ_I32, 1, max64(t->dw.rows, t->dwpe.rows));
+    struct iz_view next = iz_exec_work(x, IZ_I32, 1, dy.rows);
     for (int k = 0; k < 2; k++) {
         struct iz_view to = k ? t->dwpe : t->dw;
-        if (x->dry || !iz_wanted(x, to))
+        if (x->dry || !iz_view_wanted(x, to))
             continue;
         link_rows(first.p, next.p, t, k, dy.rows);
         add_linked(to, dy, first.p, next.p, row.p);
@@ -151,26 +151,26 @@ static void bwd_on_cpu(struct iz_exec *x, struct iz_view dy,
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
                   const struct iz_table *t)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     if (!t->dw.rows && !t->dwpe.rows) /* the table is frozen */
         return;
     assert(t->dw.cols == dy.cols && dy.rows <= INT32_MAX);
     assert(x->backend == IZ_CPU || !t->dw.row);
-    iz_count(x, 0,
-             (double)((t->vocabulary ? 2 : 1) * iz_view_bytes(dy) +
-                      iz_view_bytes(t->dw) + iz_view_bytes(t->dwpe)));
-    if (!x->dry && t->vocabulary && iz_wanted(x, t->dw))
+    iz_exec_count(x, 0,
+                  (double)((t->vocabulary ? 2 : 1) * iz_view_bytes(dy) +
+                           iz_view_bytes(t->dw) + iz_view_bytes(t->dwpe)));
+    if (!x->dry && t->vocabulary && iz_view_wanted(x, t->dw))
         check_tokens(t->row, dy.rows, t->dw.rows);
     if (x->backend == IZ_CPU) {
         bwd_on_cpu(x, dy, t);
     } else {
         int64_t rows = max64(t->dw.rows, t->begins.rows ? t->dwpe.rows : 0);
         int64_t bytes = iz_embedding_scratch_of(dy.rows, rows, dy.cols).total;
-        struct iz_view scratch = iz_work(x, IZ_U8, 1, bytes);
+        struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, bytes);
         if (!x->dry)
             iz_table_bwd_cuda(x, dy, t, scratch);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,

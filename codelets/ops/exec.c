@@ -27,33 +27,34 @@ static struct iz_view exec_take(struct iz_arena *a, const char *name,
     return v;
 }
 
-struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                       int64_t cols)
+struct iz_view iz_exec_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                            int64_t cols)
 {
     return exec_take(&x->work, "work", t, rows, cols);
 }
 
-int64_t iz_work_mark(const struct iz_exec *x)
+int64_t iz_exec_mark(const struct iz_exec *x)
 {
     return x->work.used;
 }
 
-void iz_work_release(struct iz_exec *x, int64_t mark)
+void iz_exec_release(struct iz_exec *x, int64_t mark)
 {
     assert(mark >= 0 && mark <= x->work.used);
     x->work.used = mark;
 }
 
-struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                       int64_t cols)
+struct iz_view iz_exec_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                            int64_t cols)
 {
     return exec_take(&x->save, "save", t, rows, cols);
 }
 
-struct iz_view iz_save_widened(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                               int64_t cols)
+struct iz_view iz_exec_save_widened(struct iz_exec *x, enum iz_dtype t,
+                                    int64_t rows, int64_t cols)
 {
-    return x->widens ? iz_work(x, t, rows, cols) : iz_save(x, t, rows, cols);
+    return x->widens ? iz_exec_work(x, t, rows, cols)
+                     : iz_exec_save(x, t, rows, cols);
 }
 
 struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
@@ -82,18 +83,18 @@ static void exec_count(struct iz_exec *x, double flops, double bytes,
     x->seconds += r->latency_s + (compute > memory ? compute : memory);
 }
 
-void iz_count(struct iz_exec *x, double flops, double bytes)
+void iz_exec_count(struct iz_exec *x, double flops, double bytes)
 {
     exec_count(x, flops, bytes, 0);
 }
 
-void iz_count_attention(struct iz_exec *x, bool cudnn, bool back, double flops,
-                        double bytes)
+void iz_exec_count_attention(struct iz_exec *x, bool cudnn, bool back,
+                             double flops, double bytes)
 {
     exec_count(x, flops, bytes, x->rate.attention_flops_per_s[cudnn][back]);
 }
 
-void iz_count_sum(struct iz_exec *x, double flops, double bytes)
+void iz_exec_count_sum(struct iz_exec *x, double flops, double bytes)
 {
     exec_count(x, flops, bytes, x->rate.sum_flops_per_s);
 }

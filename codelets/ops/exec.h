@@ -91,7 +91,8 @@ struct iz_exec {
     uint64_t task;
     struct iz_arena work; /* scratch of this task */
     struct iz_arena save; /* what forward keeps for backward */
-    bool widens; /* widened activations are not kept: see iz_save_widened */
+    bool
+        widens; /* widened activations are not kept: see iz_exec_save_widened */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
     bool attends;        /* attention was among the ops */
     /* In a dry run with rates: seconds of all ops, one after the other. */
@@ -102,38 +103,38 @@ struct iz_exec {
 /* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid
  * until released or the task ends.  iz_die when the arena is too small: the dry
  * run and the run then disagree. */
-struct iz_view iz_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                       int64_t cols);
-int64_t iz_work_mark(const struct iz_exec *x);
-void iz_work_release(struct iz_exec *x, int64_t mark);
+struct iz_view iz_exec_work(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                            int64_t cols);
+int64_t iz_exec_mark(const struct iz_exec *x);
+void iz_exec_release(struct iz_exec *x, int64_t mark);
 
 /* Takes a matrix from the arena that lives from forward to backward.  Forward
  * and backward of a layer must make the same calls in the same order. */
-struct iz_view iz_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                       int64_t cols);
+struct iz_view iz_exec_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                            int64_t cols);
 
-/* Like iz_save, for an activation that is much wider than what it is computed
- * from.  With x->widens it is scratch of the task instead, to the task's end,
- * and the layer's backward computes it again before it uses it. */
-struct iz_view iz_save_widened(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                               int64_t cols);
+/* Like iz_exec_save, for an activation that is much wider than what it is
+ * computed from.  With x->widens it is scratch of the task instead, to the
+ * task's end, and the layer's backward computes it again before it uses it. */
+struct iz_view iz_exec_save_widened(struct iz_exec *x, enum iz_dtype t,
+                                    int64_t rows, int64_t cols);
 
 /* An exec for a dry run, all counters zero. */
 struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act);
 
 /* Whether an op has to work, and with the kernels of b. */
-static inline bool iz_runs(const struct iz_exec *x, enum iz_backend b)
+static inline bool iz_exec_runs(const struct iz_exec *x, enum iz_backend b)
 {
     return !x->dry && x->backend == b;
 }
 
 /* Adds to the counters. */
-void iz_count(struct iz_exec *x, double flops, double bytes);
-/* Like iz_count, for products inside attention. */
-void iz_count_attention(struct iz_exec *x, bool cudnn, bool back, double flops,
-                        double bytes);
-/* Like iz_count, for products of 16 bits that are summed in fp32. */
-void iz_count_sum(struct iz_exec *x, double flops, double bytes);
+void iz_exec_count(struct iz_exec *x, double flops, double bytes);
+/* Like iz_exec_count, for products inside attention. */
+void iz_exec_count_attention(struct iz_exec *x, bool cudnn, bool back,
+                             double flops, double bytes);
+/* Like iz_exec_count, for products of 16 bits that are summed in fp32. */
+void iz_exec_count_sum(struct iz_exec *x, double flops, double bytes);
 
 static inline int64_t iz_view_len(struct iz_view v)
 {

@@ -23,7 +23,7 @@ static void check_routes(const struct iz_routes *r)
     assert(e <= IZ_EXPERTS_MOST && k <= e && m * k <= INT32_MAX);
     assert(r->weight.rows == m && r->chosen.rows == m);
     assert(r->weight.cols == k && r->chosen.cols == k);
-    assert(r->first >= 0 && r->first + iz_experts_here(r) <= e);
+    assert(r->first >= 0 && r->first + iz_route_experts_here(r) <= e);
     (void)m;
     (void)k;
     (void)e;
@@ -39,7 +39,7 @@ static void check_router(const struct iz_routes *r)
 /* Of what all experts move or compute, the part of those that are here. */
 static double part_here(const struct iz_routes *r)
 {
-    return (double)iz_experts_here(r) / (double)r->end.cols;
+    return (double)iz_route_experts_here(r) / (double)r->end.cols;
 }
 
 static double routes_bytes(const struct iz_routes *r)
@@ -112,15 +112,15 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r)
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols;
     float *p = r->p.p, *weight = r->weight.p;
     int32_t *chosen = r->chosen.p;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_view scratch =
-        iz_work(x, IZ_I32, 1, x->backend == IZ_CUDA ? e : 0);
+        iz_exec_work(x, IZ_I32, 1, x->backend == IZ_CUDA ? e : 0);
     check_router(r);
-    iz_count(x, 0, routes_bytes(r));
-    if (iz_runs(x, IZ_CUDA))
+    iz_exec_count(x, 0, routes_bytes(r));
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_route_fwd_cuda(x, r, scratch);
-    iz_work_release(x, mark);
-    if (!iz_runs(x, IZ_CPU))
+    iz_exec_release(x, mark);
+    if (!iz_exec_runs(x, IZ_CPU))
         return;
     softmax_rows(p, r->lse.p, m, e);
     for (int64_t t = 0; t < m; t++) {
@@ -148,13 +148,14 @@ static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
 int64_t iz_routes_rows(const struct iz_routes *r)
 {
     int64_t first;
-    return rows_from(r->end.p, r->first, iz_experts_here(r), &first);
+    return rows_from(r->end.p, r->first, iz_route_experts_here(r), &first);
 }
 
 /* `end` where the host can read it. */
 static const int32_t *ends_of(struct iz_exec *x, const struct iz_routes *r)
 {
-    return x->backend == IZ_CUDA ? iz_routes_end_cuda(x, r->end) : r->end.p;
+    return x->backend == IZ_CUDA ? iz_experts_routes_end_cuda(x, r->end)
+                                 : r->end.p;
 }
 
 /* E times the sum over experts of their rows and of their p: B, but for the
@@ -190,15 +191,15 @@ void iz_route_tell(struct iz_exec *x, struct iz_told *told,
 {
     int64_t m = r->p.rows, e = r->p.cols, first;
     double even = (double)(m * r->weight.cols) / (double)e, z_sum = 0;
-    int64_t mark = iz_work_mark(x), wide = sizeof(double);
+    int64_t mark = iz_exec_mark(x), wide = sizeof(double);
     struct iz_view scratch =
-        iz_work(x, IZ_U8, wide, x->backend == IZ_CUDA ? 2 * PARTS : 0);
+        iz_exec_work(x, IZ_U8, wide, x->backend == IZ_CUDA ? 2 * PARTS : 0);
     check_router(r);
-    iz_count(x, 0, (double)iz_view_bytes(r->p));
-    if (iz_runs(x, IZ_CUDA) && told)
+    iz_exec_count(x, 0, (double)iz_view_bytes(r->p));
+    if (iz_exec_runs(x, IZ_CUDA) && told)
         iz_route_tell_cuda(x, told, r, balance, z, scratch);
-    iz_work_release(x, mark);
-    if (!iz_runs(x, IZ_CPU) || !told)
+    iz_exec_release(x, mark);
+    if (!iz_exec_runs(x, IZ_CPU) || !told)
         return;
     for (int64_t t = 0; t < m; t++)
         z_sum += pow((double)((float *)r->lse.p)[t], 2);
@@ -248,10 +249,10 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
     int64_t m = r->p.rows, e = r->p.cols, k = r->weight.cols, first;
     check_router(r);
     assert(dlogits.rows == m && dlogits.cols == e && dweight.cols == k);
-    iz_count(x, 0, routes_bytes(r) + (double)iz_view_bytes(dlogits));
-    if (iz_runs(x, IZ_CUDA))
+    iz_exec_count(x, 0, routes_bytes(r) + (double)iz_view_bytes(dlogits));
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_route_bwd_cuda(x, dlogits, dweight, r, balance, z);
-    if (!iz_runs(x, IZ_CPU))
+    if (!iz_exec_runs(x, IZ_CPU))
         return;
     float by = balance * (float)e / ((float)m * (float)m);
     for (int64_t t = 0; t < m; t++) {
@@ -271,24 +272,24 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
 static bool is_here(const struct iz_routes *r, int64_t i)
 {
     int64_t expert = ((int32_t *)r->chosen.p)[i] - r->first;
-    return expert >= 0 && expert < iz_experts_here(r);
+    return expert >= 0 && expert < iz_route_experts_here(r);
 }
 
-void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                 const struct iz_routes *r)
+void iz_experts_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct iz_routes *r)
 {
     int64_t m = r->place.rows, k = r->place.cols, c = a.cols;
     const int32_t *place = r->place.p;
     check_routes(r);
     assert(a.rows == m && y.rows == m * k && y.cols == c);
     assert(a.dtype == y.dtype);
-    iz_count(x, 0,
-             (double)iz_view_bytes(a) +
-                 part_here(r) * (double)iz_view_bytes(y));
-    if (iz_runs(x, IZ_CUDA))
-        iz_dispatch_cuda(x, y, a, r);
+    iz_exec_count(x, 0,
+                  (double)iz_view_bytes(a) +
+                      part_here(r) * (double)iz_view_bytes(y));
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_experts_dispatch_cuda(x, y, a, r);
     int64_t bytes = c * iz_dtype_bytes(a.dtype);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < m * k; i++)
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < m * k; i++)
         if (is_here(r, i))
             memcpy((char *)y.p + place[i] * bytes, (char *)a.p + i / k * bytes,
                    (size_t)bytes);
@@ -313,19 +314,19 @@ static void combine_row(float *y, const float *a, const struct iz_routes *r,
     }
 }
 
-void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                struct iz_view a, const struct iz_routes *r, bool back)
+void iz_experts_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                        struct iz_view a, const struct iz_routes *r, bool back)
 {
     int64_t m = r->place.rows, n = y.cols;
     check_routes(r);
     assert(y.rows == m && a.rows == m * r->place.cols && a.cols == n);
     assert(!c.rows || (c.rows == m && c.cols == n));
-    iz_count(x, 0,
-             (double)(iz_view_bytes(y) + iz_view_bytes(c)) +
-                 part_here(r) * (double)iz_view_bytes(a));
-    if (iz_runs(x, IZ_CUDA))
-        iz_combine_cuda(x, y, c, a, r, back);
-    if (!iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0,
+                  (double)(iz_view_bytes(y) + iz_view_bytes(c)) +
+                      part_here(r) * (double)iz_view_bytes(a));
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_experts_combine_cuda(x, y, c, a, r, back);
+    if (!iz_exec_runs(x, IZ_CPU))
         return;
     if (!c.rows)
         memset(y.p, 0, (size_t)iz_view_bytes(y));
@@ -349,10 +350,10 @@ static void forward_of(struct iz_exec *x, struct iz_view y, struct iz_view a,
 /* Of an expert without rows. */
 static void clear_gradients(struct iz_exec *x, const struct iz_linear *l)
 {
-    iz_clear(x, l->dw);
+    iz_op_clear(x, l->dw);
     for (const struct iz_adapter *f = l->w.adapter; f; f = f->next) {
-        iz_clear(x, f->da);
-        iz_clear(x, f->db);
+        iz_op_clear(x, f->da);
+        iz_op_clear(x, f->db);
     }
 }
 
@@ -382,9 +383,9 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
 {
     struct counters before = counters_of(x);
     double part = part_here(r);
-    int64_t here = iz_experts_here(r);
+    int64_t here = iz_route_experts_here(r);
     struct iz_adapter own[IZ_EXPERT_ADAPTERS];
-    struct iz_linear one = iz_expert_of(l, 0, here, own);
+    struct iz_linear one = iz_product_expert(l, 0, here, own);
     bool dry = x->dry, asks = x->asks_products;
     x->dry = true;
     x->asks_products = false;
@@ -395,10 +396,10 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     x->bytes = before.bytes + part * (x->bytes - before.bytes);
     x->seconds = before.seconds + part * (x->seconds - before.seconds);
     for (int64_t i = 1; i < here; i++) {
-        iz_count(x, 0, (double)iz_view_bytes(one.w));
+        iz_exec_count(x, 0, (double)iz_view_bytes(one.w));
         for (const struct iz_adapter *a = one.w.adapter; a; a = a->next) {
-            iz_count(x, 0, (double)iz_view_bytes(a->a));
-            iz_count(x, 0, (double)iz_view_bytes(a->b));
+            iz_exec_count(x, 0, (double)iz_view_bytes(a->a));
+            iz_exec_count(x, 0, (double)iz_view_bytes(a->b));
         }
     }
 }
@@ -407,7 +408,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         struct iz_view from, const struct iz_linear *l,
                         const struct iz_routes *r)
 {
-    int64_t here = iz_experts_here(r), first;
+    int64_t here = iz_route_experts_here(r), first;
     bool bf16_products = x->bf16_products;
     struct iz_adapter own[IZ_EXPERT_ADAPTERS];
     check_routes(r);
@@ -420,7 +421,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
     const int32_t *end = x->dry ? NULL : ends_of(x, r);
     for (int64_t i = 0; end && i < here; i++) {
         int64_t n = rows_from(end, r->first + i, 1, &first);
-        struct iz_linear one = iz_expert_of(l, i, here, own);
+        struct iz_linear one = iz_product_expert(l, i, here, own);
         if (n)
             f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
               &one);
@@ -450,9 +451,9 @@ void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     struct iz_adapter *f = l->w.adapter;
     if (f) {
         f->seen = f->out_in = true;
-        f->experts = iz_experts_here(r);
+        f->experts = iz_route_experts_here(r);
     }
-    if (iz_wanted(x, l->dw) || (f && f->a.rows))
+    if (iz_view_wanted(x, l->dw) || (f && f->a.rows))
         each_expert(x, iz_matmul_dw, dy, a, l, r);
 }
 
@@ -471,37 +472,38 @@ IZ_SIMD static float weigh_row(float *restrict g, float *restrict du,
     return dot;
 }
 
-void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
-                  struct iz_view du, struct iz_view dg,
-                  const struct iz_routes *r)
+void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
+                          struct iz_view g, struct iz_view du,
+                          struct iz_view dg, const struct iz_routes *r)
 {
     int64_t f = g.cols;
     const int32_t *place = r->place.p;
     check_routes(r);
     assert(dg.cols == f && du.cols == 2 * f && g.rows == du.rows);
     assert(g.rows == iz_view_len(r->place) && dg.rows == g.rows);
-    iz_count(x, 0,
-             part_here(r) *
-                 (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
-    if (iz_runs(x, IZ_CUDA))
-        iz_weigh_bwd_cuda(x, dweight, g, du, dg, r);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(r->place); i++)
+    iz_exec_count(x, 0,
+                  part_here(r) *
+                      (double)(2 * iz_view_bytes(g) + 2 * iz_view_bytes(du)));
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_experts_weigh_bwd_cuda(x, dweight, g, du, dg, r);
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < iz_view_len(r->place);
+         i++)
         if (is_here(r, i))
             ((float *)dweight.p)[i] = weigh_row(
                 (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
                 (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
 }
 
-void iz_weights_copy(struct iz_exec *x, struct iz_view to, struct iz_view from,
-                     const struct iz_routes *r)
+void iz_experts_weights_copy(struct iz_exec *x, struct iz_view to,
+                             struct iz_view from, const struct iz_routes *r)
 {
     check_routes(r);
     assert(iz_view_len(to) == iz_view_len(r->place));
     assert(iz_view_len(from) == iz_view_len(to));
-    iz_count(x, 0, 2 * part_here(r) * (double)iz_view_bytes(to));
-    if (iz_runs(x, IZ_CUDA))
-        iz_weights_copy_cuda(x, to, from, r);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < iz_view_len(to); i++)
+    iz_exec_count(x, 0, 2 * part_here(r) * (double)iz_view_bytes(to));
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_experts_weights_copy_cuda(x, to, from, r);
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < iz_view_len(to); i++)
         if (is_here(r, i))
             ((float *)to.p)[i] = ((float *)from.p)[i];
 }
@@ -515,9 +517,9 @@ static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
 {
     check_routes(r);
     *first = 0;
-    return x->dry
-               ? 0
-               : rows_from(ends_of(x, r), r->first, iz_experts_here(r), first);
+    return x->dry ? 0
+                  : rows_from(ends_of(x, r), r->first, iz_route_experts_here(r),
+                              first);
 }
 
 /* f of the rows here. */
@@ -527,8 +529,8 @@ each_row(struct iz_exec *x,
          struct iz_view y, struct iz_view a, const struct iz_routes *r)
 {
     int64_t first, n = rows_here(x, r, &first);
-    iz_count(x, 0,
-             part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    iz_exec_count(x, 0,
+                  part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
         f(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
@@ -552,9 +554,10 @@ void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                            struct iz_view a, const struct iz_routes *r)
 {
     int64_t first, n = rows_here(x, r, &first);
-    iz_count(x, 0,
-             part_here(r) * (double)(iz_view_bytes(da) + iz_view_bytes(y) +
-                                     iz_view_bytes(dy) + iz_view_bytes(a)));
+    iz_exec_count(x, 0,
+                  part_here(r) *
+                      (double)(iz_view_bytes(da) + iz_view_bytes(y) +
+                               iz_view_bytes(dy) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
         iz_swiglu_bwd(x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),

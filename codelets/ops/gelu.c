@@ -18,7 +18,7 @@ static inline float gelu_gate(float a)
 {
     float power = a * (-LOG2_E * IZ_TWO_ROOT_2_PI +
                        -LOG2_E * IZ_TWO_ROOT_2_PI * IZ_GELU_CUBIC * (a * a));
-    float s = 1 / (1 + iz_exp2f(power));
+    float s = 1 / (1 + iz_math_exp2f(power));
     return power > 100 ? 0 : s;
 }
 
@@ -36,7 +36,8 @@ IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        float v = a[i], s = gelu_gate(v), g = dy[i] * iz_gelu_slope(v, s);
+        float v = a[i], s = gelu_gate(v),
+              g = dy[i] * iz_activation_gelu_slope(v, s);
         du[i] = g;
         y[i] = v * s;
     }
@@ -45,10 +46,10 @@ IZ_SIMD static void bwd_cpu(float *du, float *y, const float *dy,
 void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     assert(y.rows == a.rows && y.cols == a.cols);
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         fwd_cpu(y.p, a.p, iz_view_len(a));
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_gelu_fwd_cuda(x, y, a);
 }
 
@@ -56,11 +57,11 @@ void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
                  struct iz_view dy, struct iz_view a)
 {
     assert(du.rows == a.rows && du.cols == a.cols && y.cols == a.cols);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(du) + iz_view_bytes(y) + iz_view_bytes(dy) +
-                      iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0,
+                  (double)(iz_view_bytes(du) + iz_view_bytes(y) +
+                           iz_view_bytes(dy) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         bwd_cpu(du.p, y.p, dy.p, a.p, iz_view_len(a));
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_gelu_bwd_cuda(x, du, y, dy, a);
 }

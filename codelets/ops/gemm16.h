@@ -32,7 +32,7 @@ struct iz_gemm16 {
 const char *iz_gemm16_missing(void);
 
 /* NULL if those of fp32 can, else why not. */
-const char *iz_gemm_onednn_missing(void);
+const char *iz_gemm16_onednn_missing(void);
 
 /* As iz_gemm_cpu (codelets/ops/gemm.h); m, n, k > 0. */
 void iz_gemm_onednn(const struct iz_gemm *g);

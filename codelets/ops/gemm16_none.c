@@ -5,19 +5,19 @@
 #include "codelets/base/die.h"
 #include "codelets/ops/gemm16.h"
 
-const char *iz_gemm_onednn_missing(void)
+const char *iz_gemm16_onednn_missing(void)
 {
     return "izar was built without oneDNN";
 }
 
 const char *iz_gemm16_missing(void)
 {
-    return iz_gemm_onednn_missing();
+    return iz_gemm16_onednn_missing();
 }
 
 void iz_gemm_onednn(const struct iz_gemm *g)
 {
-    iz_die("%s", iz_gemm_onednn_missing());
+    iz_die("%s", iz_gemm16_onednn_missing());
 }
 
 void iz_gemm16_name(char *out, size_t size)

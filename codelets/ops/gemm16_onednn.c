@@ -133,7 +133,7 @@ static void look(void)
     product_close(&p);
 }
 
-const char *iz_gemm_onednn_missing(void)
+const char *iz_gemm16_onednn_missing(void)
 {
     pthread_once(&here.once, look);
     return here.missing;
@@ -141,7 +141,7 @@ const char *iz_gemm_onednn_missing(void)
 
 const char *iz_gemm16_missing(void)
 {
-    const char *why = iz_gemm_onednn_missing();
+    const char *why = iz_gemm16_onednn_missing();
     return why ? why : here.missing_16;
 }
 

@@ -90,11 +90,11 @@ static double best_ns(void (*product)(const struct sample *s),
                       const struct sample *s, double seconds)
 {
     double best = HUGE_VAL;
-    int64_t end = iz_cpu_ns() + (int64_t)(seconds * 1e9);
-    for (int i = 0; i < 3 || iz_cpu_ns() < end; i++) {
-        int64_t begin = iz_cpu_ns();
+    int64_t end = iz_clock_cpu_ns() + (int64_t)(seconds * 1e9);
+    for (int i = 0; i < 3 || iz_clock_cpu_ns() < end; i++) {
+        int64_t begin = iz_clock_cpu_ns();
         product(s);
-        best = fmin(best, (double)(iz_cpu_ns() - begin + 1));
+        best = fmin(best, (double)(iz_clock_cpu_ns() - begin + 1));
     }
     return best;
 }
@@ -124,7 +124,7 @@ static bool sample_right(const struct sample *s)
     return true;
 }
 
-double iz_blas_layer_rate(int rows, int in, int out, double seconds)
+double iz_rate_blas_layer(int rows, int in, int out, double seconds)
 {
     /* y = x w, dx = dy w', dw = x' dy */
     const struct sample shape[] = {{.m = rows, .n = out, .k = in},
@@ -146,31 +146,31 @@ double iz_blas_layer_rate(int rows, int in, int out, double seconds)
     return 6e9 * rows * in * out / ns;
 }
 
-double iz_blas_rate(int m, int n, int k, double seconds)
+double iz_rate_blas(int m, int n, int k, double seconds)
 {
     return best_rate(sample_32, m, n, k, seconds);
 }
 
-double iz_gemm16_rate(int m, int n, int k, double seconds)
+double iz_rate_gemm16(int m, int n, int k, double seconds)
 {
     return iz_gemm16_missing() ? 0 : best_rate(sample_16, m, n, k, seconds);
 }
 
-double iz_gemm16_gain(int m, int n, int k)
+double iz_rate_gemm16_gain(int m, int n, int k)
 {
     struct sample s;
     double fp32_ns = HUGE_VAL, bf16_ns = HUGE_VAL;
     if (iz_gemm16_missing() || sample_open(&s, m, n, k))
         return 0;
-    int64_t end = iz_cpu_ns() + 5000000;
-    for (int i = 0; i < 3 || (i < 1000 && iz_cpu_ns() < end); i++) {
-        int64_t begin = iz_cpu_ns();
+    int64_t end = iz_clock_cpu_ns() + 5000000;
+    for (int i = 0; i < 3 || (i < 1000 && iz_clock_cpu_ns() < end); i++) {
+        int64_t begin = iz_clock_cpu_ns();
         sample_32(&s);
-        int64_t between = iz_cpu_ns();
+        int64_t between = iz_clock_cpu_ns();
         iz_cast(s.bf16, IZ_BF16, s.a, IZ_F32, (int64_t)s.m * s.k);
         sample_16(&s);
         fp32_ns = fmin(fp32_ns, (double)(between - begin));
-        bf16_ns = fmin(bf16_ns, (double)(iz_cpu_ns() - between));
+        bf16_ns = fmin(bf16_ns, (double)(iz_clock_cpu_ns() - between));
     }
     sample_close(&s);
     return fp32_ns / bf16_ns;

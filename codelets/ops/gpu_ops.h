@@ -30,9 +30,9 @@ IZ_C_BEGIN
 /* The same of a backward of so many samples, whose kernels keep the gradient of
  * each head's scores in tiles of 64 x 128, and with shared keys those of each
  * head's keys and values. */
-static inline int64_t iz_cudnn_bwd_bytes(int64_t samples, int64_t seq,
-                                         int64_t heads, int64_t kv_heads,
-                                         int64_t d)
+static inline int64_t iz_gpu_cudnn_bwd_bytes(int64_t samples, int64_t seq,
+                                             int64_t heads, int64_t kv_heads,
+                                             int64_t d)
 {
     int64_t rows = (seq + 63) / 64 * 64, cols = (seq + 127) / 128 * 128;
     int64_t parts = heads == kv_heads ? 0 : 4 * heads * seq * d;
@@ -60,12 +60,12 @@ void iz_norm_layer_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                             struct iz_view r, struct iz_view dy,
                             struct iz_view a, const struct iz_norm_layer *n,
                             struct iz_view scratch);
-void iz_headnorm_fwd_cuda(struct iz_exec *x, struct iz_view a,
-                          struct iz_view kept, const struct iz_norm_layer *n,
-                          int64_t first);
-void iz_headnorm_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                          struct iz_view kept, const struct iz_norm_layer *n,
-                          int64_t first, struct iz_view scratch);
+void iz_norm_head_fwd_cuda(struct iz_exec *x, struct iz_view a,
+                           struct iz_view kept, const struct iz_norm_layer *n,
+                           int64_t first);
+void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                           struct iz_view kept, const struct iz_norm_layer *n,
+                           int64_t first, struct iz_view scratch);
 
 /* activation.cu, rope.cu */
 void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
@@ -123,11 +123,12 @@ void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_sample_loss *each, float *scales);
 
 /* experts_cuda.c */
-void iz_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
-void iz_clear_cuda(struct iz_exec *x, struct iz_view v);
+void iz_op_copy_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
+void iz_op_clear_cuda(struct iz_exec *x, struct iz_view v);
 /* `end` of struct iz_routes on the host, valid in this task.  The first call of
  * a task waits for the stream. */
-const int32_t *iz_routes_end_cuda(struct iz_exec *x, struct iz_view end);
+const int32_t *iz_experts_routes_end_cuda(struct iz_exec *x,
+                                          struct iz_view end);
 
 /* experts.cu; what routers tell is in pinned memory. */
 void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *r,
@@ -138,15 +139,17 @@ void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
 void iz_route_bwd_cuda(struct iz_exec *x, struct iz_view dlogits,
                        struct iz_view dweight, const struct iz_routes *r,
                        float balance, float z);
-void iz_dispatch_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                      const struct iz_routes *r);
-void iz_combine_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                     struct iz_view a, const struct iz_routes *r, bool back);
-void iz_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
-                       struct iz_view g, struct iz_view du, struct iz_view dg,
-                       const struct iz_routes *r);
-void iz_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
-                          struct iz_view from, const struct iz_routes *r);
+void iz_experts_dispatch_cuda(struct iz_exec *x, struct iz_view y,
+                              struct iz_view a, const struct iz_routes *r);
+void iz_experts_combine_cuda(struct iz_exec *x, struct iz_view y,
+                             struct iz_view c, struct iz_view a,
+                             const struct iz_routes *r, bool back);
+void iz_experts_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                               struct iz_view g, struct iz_view du,
+                               struct iz_view dg, const struct iz_routes *r);
+void iz_experts_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
+                                  struct iz_view from,
+                                  const struct iz_routes *r);
 
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */

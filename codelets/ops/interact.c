@@ -70,12 +70,13 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
 {
     int64_t n = e.rows / z.rows, d = z.cols;
     interact_check(y, z, e);
-    iz_count(x, flops(z, e),
-             (double)(iz_view_bytes(y) + iz_view_bytes(z) + iz_view_bytes(e)));
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < z.rows; i++)
+    iz_exec_count(
+        x, flops(z, e),
+        (double)(iz_view_bytes(y) + iz_view_bytes(z) + iz_view_bytes(e)));
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < z.rows; i++)
         sample_fwd((float *)y.p + i * y.cols, (float *)z.p + i * d,
                    (float *)e.p + i * n * d, n, d);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_interact_fwd_cuda(x, y, z, e);
 }
 
@@ -85,13 +86,13 @@ void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
     int64_t n = e.rows / z.rows, d = z.cols;
     interact_check(dy, z, e);
     interact_check(dy, dz, de);
-    iz_count(x, 2 * flops(z, e),
-             (double)(iz_view_bytes(dy) + 2 * iz_view_bytes(z) +
-                      2 * iz_view_bytes(e)));
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < z.rows; i++)
+    iz_exec_count(x, 2 * flops(z, e),
+                  (double)(iz_view_bytes(dy) + 2 * iz_view_bytes(z) +
+                           2 * iz_view_bytes(e)));
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < z.rows; i++)
         sample_bwd((float *)dz.p + i * d, (float *)de.p + i * n * d,
                    (float *)dy.p + i * dy.cols, (float *)z.p + i * d,
                    (float *)e.p + i * n * d, n, d);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_interact_bwd_cuda(x, dz, de, dy, z, e);
 }

@@ -29,7 +29,7 @@ static int64_t panel_rows(const struct iz_exec *x, struct iz_view w)
 static struct iz_view panel_take(struct iz_exec *x, struct iz_view w)
 {
     bool convert = x->act == IZ_F32 && w.dtype != IZ_F32;
-    return iz_work(x, IZ_F32, convert ? panel_rows(x, w) : 0, w.cols);
+    return iz_exec_work(x, IZ_F32, convert ? panel_rows(x, w) : 0, w.cols);
 }
 
 static const float *panel_load(struct iz_view panel, struct iz_view w,
@@ -61,10 +61,10 @@ static void product_count(struct iz_exec *x, const struct iz_product *p)
     int64_t n = iz_product_n(p), k = iz_product_k(p), m = p->d.rows;
     int64_t c = p->c.rows * n * iz_dtype_bytes(p->c.dtype);
 
-    iz_count(x, 2. * (double)(m * n) * (double)k,
-             (double)(m * k * iz_dtype_bytes(p->a.dtype) + c +
-                      m * n * iz_dtype_bytes(p->d.dtype) + iz_view_bytes(p->b) +
-                      iz_view_bytes(p->bias)));
+    iz_exec_count(x, 2. * (double)(m * n) * (double)k,
+                  (double)(m * k * iz_dtype_bytes(p->a.dtype) + c +
+                           m * n * iz_dtype_bytes(p->d.dtype) +
+                           iz_view_bytes(p->b) + iz_view_bytes(p->bias)));
 }
 
 /* ---- with fp32 operands ---- */
@@ -119,7 +119,7 @@ static void product_by_gradient(const struct iz_product *p,
 static void product_32(struct iz_exec *x, const struct iz_product *p)
 {
     struct iz_view w = p->ta ? p->d : p->b, panel = panel_take(x, w);
-    struct iz_view bias = iz_work(x, IZ_F32, p->bias.rows, p->bias.cols);
+    struct iz_view bias = iz_exec_work(x, IZ_F32, p->bias.rows, p->bias.cols);
     bool add = bias.rows || p->c.rows;
     if (x->dry)
         return;
@@ -141,7 +141,7 @@ static struct iz_view rounded(struct iz_exec *x, struct iz_view v)
     if (v.dtype == IZ_BF16)
         return v;
 
-    struct iz_view to = iz_work(x, IZ_BF16, v.rows, v.cols);
+    struct iz_view to = iz_exec_work(x, IZ_BF16, v.rows, v.cols);
     if (!x->dry)
         iz_cast(to.p, IZ_BF16, v.p, v.dtype, iz_view_len(v));
     return to;
@@ -162,7 +162,7 @@ static void product_16(struct iz_exec *x, const struct iz_product *p)
                           .c = p->d.p,
                           .c_type = p->d.dtype,
                           .add = p->add || p->c.rows > 0};
-    struct iz_view scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(&g));
+    struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, iz_gemm16_scratch(&g));
     if (x->dry)
         return;
     if (p->c.rows && p->c.p != p->d.p)
@@ -187,14 +187,14 @@ static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
 static struct iz_view matmul_cuda_scratch(struct iz_exec *x,
                                           const struct iz_product *p)
 {
-    return iz_work(x, IZ_U8, 1, iz_product_pad(p, NULL).bytes);
+    return iz_exec_work(x, IZ_U8, 1, iz_product_pad(p, NULL).bytes);
 }
 
 static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l)
 {
     struct iz_product p = iz_product_fwd(y, r, a, l);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     assert(l->scale == 0 || (l->b.rows == 0 && r.rows == 0));
     assert(iz_product_n(&p) <= y.cols && iz_product_k(&p) <= a.cols);
     assert(y.rows == a.rows);
@@ -208,14 +208,14 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     } else {
         product_on_cpu(x, &p, l);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l)
 {
     struct iz_product p = iz_product_da(da, dy, l);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     assert(da.rows == dy.rows);
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
@@ -227,7 +227,7 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     } else {
         product_on_cpu(x, &p, l);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* sum[j] = the sum of column j, four rows at a time. */
@@ -251,26 +251,26 @@ IZ_SIMD static void sum_rows(float *restrict sum, struct iz_view dy)
 static void db_on_cpu(struct iz_exec *x, struct iz_view dy,
                       const struct iz_linear *l)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view sum = iz_work(x, IZ_F32, 1, l->db.cols);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view sum = iz_exec_work(x, IZ_F32, 1, l->db.cols);
     if (!x->dry) {
         sum_rows(sum.p, dy);
         iz_cast(l->db.p, l->db.dtype, sum.p, IZ_F32, sum.cols);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
                               struct iz_view a, const struct iz_linear *l)
 {
     struct iz_product p = iz_product_dw(dy, a, l);
-    bool dw = iz_wanted(x, l->dw), db = iz_wanted(x, l->db);
-    int64_t mark = iz_work_mark(x);
+    bool dw = iz_view_wanted(x, l->dw), db = iz_view_wanted(x, l->db);
+    int64_t mark = iz_exec_mark(x);
     assert(a.rows == dy.rows && (!l->add || l->dw.dtype == IZ_F32));
     if (db) { /* on a GPU a pass over dy of its own */
         bool pass = x->backend == IZ_CUDA && !x->fused_db;
-        iz_count(x, 0,
-                 (double)(iz_view_bytes(l->db) + pass * iz_view_bytes(dy)));
+        iz_exec_count(
+            x, 0, (double)(iz_view_bytes(l->db) + pass * iz_view_bytes(dy)));
     }
     if (dw)
         product_count(x, &p);
@@ -287,7 +287,7 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
         if (!x->dry)
             iz_matmul_dw_cuda(x, dy, a, l, scratch);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* ---- adapters ---- */
@@ -323,7 +323,7 @@ static struct iz_view input_of(struct iz_exec *x, struct iz_view v,
 {
     if (f->drop.p == 0)
         return v;
-    struct iz_view t = iz_work(x, x->act, v.rows, v.cols);
+    struct iz_view t = iz_exec_work(x, x->act, v.rows, v.cols);
     iz_dropout(x, t, IZ_NONE, v, &f->drop);
     return t;
 }
@@ -333,7 +333,7 @@ static struct iz_view input_of(struct iz_exec *x, struct iz_view v,
 static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
                                       const struct iz_adapter *f, bool gradient)
 {
-    struct iz_view t = iz_work(x, x->act, v.rows, f->a.rows);
+    struct iz_view t = iz_exec_work(x, x->act, v.rows, f->a.rows);
     struct iz_linear l = {
         .w = gradient ? f->b : f->a, .out_in = !gradient, .scale = f->scale};
     product_fwd(x, t, IZ_NONE, gradient ? outputs_of(v, f) : v, &l);
@@ -344,14 +344,14 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
                    struct iz_view a, const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     product_fwd(x, y, r, a, &base);
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
         struct iz_view part = outputs_of(y, f);
         product_fwd(x, part, part,
                     matmul_low_rank(x, input_of(x, a, f), f, false), &wide);
-        iz_work_release(x, mark);
+        iz_exec_release(x, mark);
     }
 }
 
@@ -359,7 +359,7 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                   const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     product_da(x, da, dy, &base);
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->a};
@@ -367,11 +367,11 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
         if (f->drop.p == 0) {
             product_fwd(x, da, da, t, &wide);
         } else {
-            struct iz_view part = iz_work(x, x->act, da.rows, da.cols);
+            struct iz_view part = iz_exec_work(x, x->act, da.rows, da.cols);
             product_fwd(x, part, IZ_NONE, t, &wide);
             iz_dropout(x, da, da, part, &f->drop);
         }
-        iz_work_release(x, mark);
+        iz_exec_release(x, mark);
     }
 }
 
@@ -379,7 +379,7 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     if (l->w.adapter) {
         l->w.adapter->seen = true;
         l->w.adapter->out_in = l->out_in;
@@ -389,13 +389,13 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
         struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
         struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
         struct iz_view in = input_of(x, a, f);
-        int64_t inner = iz_work_mark(x);
-        if (iz_wanted(x, f->da))
+        int64_t inner = iz_exec_mark(x);
+        if (iz_view_wanted(x, f->da))
             matmul_product_dw(x, matmul_low_rank(x, dy, f, true), in, &to_a);
-        iz_work_release(x, inner);
-        if (iz_wanted(x, f->db))
+        iz_exec_release(x, inner);
+        if (iz_view_wanted(x, f->db))
             matmul_product_dw(x, outputs_of(dy, f),
                               matmul_low_rank(x, in, f, false), &to_b);
-        iz_work_release(x, mark);
+        iz_exec_release(x, mark);
     }
 }

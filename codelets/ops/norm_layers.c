@@ -14,8 +14,8 @@
 /* An fp32 copy of a row vector of parameters. */
 static struct iz_view widen(struct iz_exec *x, struct iz_view v)
 {
-    struct iz_view f = iz_work(x, IZ_F32, 1, v.cols);
-    if (iz_runs(x, IZ_CPU))
+    struct iz_view f = iz_exec_work(x, IZ_F32, 1, v.cols);
+    if (iz_exec_runs(x, IZ_CPU))
         iz_cast(f.p, IZ_F32, v.p, v.dtype, v.cols);
     return f;
 }
@@ -23,7 +23,7 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
 static void store_gradient(const struct iz_exec *x, struct iz_view to,
                            const float *from)
 {
-    if (iz_wanted(x, to))
+    if (iz_view_wanted(x, to))
         iz_cast(to.p, to.dtype, from, IZ_F32, to.cols);
 }
 
@@ -37,7 +37,7 @@ static struct iz_view norm_cuda_scratch(struct iz_exec *x,
     int64_t bytes = n->w.cols * iz_dtype_bytes(x->act);
     int64_t parts = bytes > 2048 && bytes <= 4096 ? 528 : 264;
     parts = min64(iz_view_len(n->rstd), parts);
-    return iz_work(x, IZ_F32, (n->mean.rows ? 2 : 1) * parts, n->w.cols);
+    return iz_exec_work(x, IZ_F32, (n->mean.rows ? 2 : 1) * parts, n->w.cols);
 }
 
 /* ---- LayerNorm ---- */
@@ -146,7 +146,7 @@ static void layernorm_bwd_on_cpu(struct iz_exec *x, struct iz_view dx,
                                  struct iz_view a,
                                  const struct iz_norm_layer *n)
 {
-    struct iz_view w = widen(x, n->w), g = iz_work(x, IZ_F32, 3, a.cols);
+    struct iz_view w = widen(x, n->w), g = iz_exec_work(x, IZ_F32, 3, a.cols);
     if (x->dry)
         return;
     layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
@@ -256,7 +256,8 @@ static void rmsnorm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
                                struct pieces r, struct pieces dy,
                                struct pieces a, const struct iz_norm_layer *n)
 {
-    struct iz_view w = widen(x, n->w), gw = iz_work(x, IZ_F32, 1, n->w.cols);
+    struct iz_view w = widen(x, n->w),
+                   gw = iz_exec_work(x, IZ_F32, 1, n->w.cols);
     if (x->dry)
         return;
     rmsnorm_gradients(dx, r, dy, a, n->rstd, w.p, gw.p);
@@ -275,9 +276,9 @@ static void norm_check(struct iz_view y, struct iz_view a,
 void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                        const struct iz_norm_layer *n, bool again)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     norm_check(y, a, n);
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (x->backend == IZ_CPU && n->mean.rows)
         layernorm_on_cpu(x, y, a, n, again);
     else if (x->backend == IZ_CPU)
@@ -285,19 +286,19 @@ void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                        again);
     else if (!x->dry)
         iz_norm_layer_fwd_cuda(x, y, a, n, again);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                        struct iz_view dy, struct iz_view a,
                        const struct iz_norm_layer *n)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     norm_check(dx, a, n);
     assert(dy.rows == a.rows && dy.cols == a.cols);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(dx) + iz_view_bytes(r) + iz_view_bytes(dy) +
-                      iz_view_bytes(a)));
+    iz_exec_count(x, 0,
+                  (double)(iz_view_bytes(dx) + iz_view_bytes(r) +
+                           iz_view_bytes(dy) + iz_view_bytes(a)));
     if (x->backend == IZ_CPU && n->mean.rows) {
         layernorm_bwd_on_cpu(x, dx, r, dy, a, n);
     } else if (x->backend == IZ_CPU) {
@@ -309,7 +310,7 @@ void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
         if (!x->dry)
             iz_norm_layer_bwd_cuda(x, dx, r, dy, a, n, scratch);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* The pieces of a row are its heads. */
@@ -321,37 +322,37 @@ static struct pieces heads_of(struct iz_exec *x, struct iz_view a,
     assert(kept.rows == a.rows && kept.cols % c == 0);
     assert(first >= 0 && first + kept.cols <= a.cols);
     assert(iz_view_len(n->rstd) == iz_view_len(kept) / c && !n->mean.rows);
-    iz_count(x, 0, 3. * (double)iz_view_bytes(kept));
+    iz_exec_count(x, 0, 3. * (double)iz_view_bytes(kept));
     return norm_pieces(a, first, kept.cols / c, n);
 }
 
-void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                     const struct iz_norm_layer *n, int64_t first)
+void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                      const struct iz_norm_layer *n, int64_t first)
 {
     struct pieces s = heads_of(x, a, kept, n, first);
-    int64_t mark = iz_work_mark(x);
-    for (int64_t i = 0; iz_runs(x, IZ_CPU) && i < kept.rows; i++)
+    int64_t mark = iz_exec_mark(x);
+    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < kept.rows; i++)
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
     if (x->backend == IZ_CPU)
         rmsnorm_on_cpu(x, s, s, n, false);
     else if (!x->dry)
-        iz_headnorm_fwd_cuda(x, a, kept, n, first);
-    iz_work_release(x, mark);
+        iz_norm_head_fwd_cuda(x, a, kept, n, first);
+    iz_exec_release(x, mark);
 }
 
-void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                     const struct iz_norm_layer *n, int64_t first)
+void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
+                      const struct iz_norm_layer *n, int64_t first)
 {
     struct pieces d = heads_of(x, da, kept, n, first);
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     if (x->backend == IZ_CPU) {
         rmsnorm_bwd_on_cpu(x, d, (struct pieces){0}, d,
                            norm_pieces(kept, 0, d.heads, n), n);
     } else {
         struct iz_view scratch = norm_cuda_scratch(x, n);
         if (!x->dry)
-            iz_headnorm_bwd_cuda(x, da, kept, n, first, scratch);
+            iz_norm_head_bwd_cuda(x, da, kept, n, first, scratch);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

@@ -27,14 +27,14 @@ IZ_C_BEGIN
  * int32 [M]: of each row the row of its sample at which its document begins;
  * absent: a sample is one document.  This is row t of a sample, counted within
  * its document.  On a GPU the array lies in pinned host memory. */
-static inline int64_t iz_position(const int32_t *begins, int64_t row,
-                                  int64_t seq)
+static inline int64_t iz_op_position(const int32_t *begins, int64_t row,
+                                     int64_t seq)
 {
     return row % seq - (begins ? begins[row] : 0);
 }
 
 /* Whether the gradient v is to be computed. */
-static inline bool iz_wanted(const struct iz_exec *x, struct iz_view v)
+static inline bool iz_view_wanted(const struct iz_exec *x, struct iz_view v)
 {
     return v.rows && (v.p || x->dry);
 }
@@ -113,11 +113,11 @@ void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
  * rstd fp32 [M,heads]. */
-void iz_headnorm_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                     const struct iz_norm_layer *n, int64_t first);
+void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                      const struct iz_norm_layer *n, int64_t first);
 /* The gradient of these columns, in place in da [M,ld], and dw. */
-void iz_headnorm_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                     const struct iz_norm_layer *n, int64_t first);
+void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
+                      const struct iz_norm_layer *n, int64_t first);
 
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 
@@ -169,7 +169,7 @@ struct iz_routes {
     int64_t first, here;
 };
 
-static inline int64_t iz_experts_here(const struct iz_routes *r)
+static inline int64_t iz_route_experts_here(const struct iz_routes *r)
 {
     return r->here ? r->here : r->end.cols;
 }
@@ -217,14 +217,14 @@ void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   struct iz_view dweight, const struct iz_routes *r,
                   float balance, float z);
 /* y [kM,C]: rows of a [M,C] by expert. */
-void iz_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                 const struct iz_routes *r);
+void iz_experts_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                         const struct iz_routes *r);
 /* y [M,C] = c + the sum of a row's rows by expert a [kM,C]: times their weights
  * in ascending order of experts, or with `back` as they are and in descending
  * order.  So experts may come one after the other, or the other way round, with
  * the same sums.  y may be c, and c absent: zeros. */
-void iz_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
-                struct iz_view a, const struct iz_routes *r, bool back);
+void iz_experts_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
+                        struct iz_view a, const struct iz_routes *r, bool back);
 /* The three products with the weights of the experts here, one below the other
  * in l->w [experts out,in]: each with its rows by expert.  One without rows has
  * a dw of zeros.  Operands are fp32 where others' may be bf16.  No bias;
@@ -248,13 +248,13 @@ void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */
-void iz_weigh_bwd(struct iz_exec *x, struct iz_view dweight, struct iz_view g,
-                  struct iz_view du, struct iz_view dg,
-                  const struct iz_routes *r);
+void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
+                          struct iz_view g, struct iz_view du,
+                          struct iz_view dg, const struct iz_routes *r);
 
 /* to = from, both fp32 [M,k], of the experts that are here. */
-void iz_weights_copy(struct iz_exec *x, struct iz_view to, struct iz_view from,
-                     const struct iz_routes *r);
+void iz_experts_weights_copy(struct iz_exec *x, struct iz_view to,
+                             struct iz_view from, const struct iz_routes *r);
 
 /* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
  * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads
@@ -319,11 +319,11 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 /* y = a, rounded to y's type; y may be a.  a may be numbers of a sample. */
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y += a, rounded to y's type. */
-void iz_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
+void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* v = 0, if it is wanted. */
-void iz_clear(struct iz_exec *x, struct iz_view v);
+void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */
-void iz_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
+void iz_op_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
 
 /* Products of all pairs of vectors of a sample (Naumov et al. 2019): v_0 is its
  * row of z [M,D], v_1 ... v_N are its rows of e [M N,D].  A row of

@@ -70,7 +70,7 @@ static void product_cpu(struct iz_exec *x, const struct iz_strided_product *p,
 /* In bf16 without gaps. */
 static void *rounded(struct iz_exec *x, struct iz_strided m)
 {
-    struct iz_view v = iz_work(x, IZ_BF16, m.rows, m.cols);
+    struct iz_view v = iz_exec_work(x, IZ_BF16, m.rows, m.cols);
     const float *p = m.p;
     if (!x->dry)
         for (int64_t r = 0; r < m.rows; r++)
@@ -83,7 +83,7 @@ static void *rounded(struct iz_exec *x, struct iz_strided m)
 static void product_cpu16(struct iz_exec *x, const struct iz_strided_product *p,
                           void *arg)
 {
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_gemm16 g = {.m = p->d.rows,
                           .n = p->d.cols,
                           .k = p->ta ? p->a.rows : p->a.cols,
@@ -95,7 +95,7 @@ static void product_cpu16(struct iz_exec *x, const struct iz_strided_product *p,
                           .c_type = IZ_F32,
                           .add = p->keep != 0};
     (void)arg;
-    g.scratch = iz_work(x, IZ_U8, 1, iz_gemm16_scratch(&g)).p;
+    g.scratch = iz_exec_work(x, IZ_U8, 1, iz_gemm16_scratch(&g)).p;
     if (!x->dry) {
         if (g.add)
             scale_rows(p->d, p->c, p->keep / p->scale);
@@ -103,7 +103,7 @@ static void product_cpu16(struct iz_exec *x, const struct iz_strided_product *p,
         if (p->scale != 1)
             scale_rows(p->d, p->d, p->scale);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 static void count_product(struct iz_exec *x, const struct iz_strided_product *p,
@@ -111,12 +111,12 @@ static void count_product(struct iz_exec *x, const struct iz_strided_product *p,
 {
     double k = (double)(p->ta ? p->a.rows : p->a.cols);
     (void)arg;
-    iz_count(x, 2 * (double)p->d.rows * (double)p->d.cols * k, 0);
+    iz_exec_count(x, 2 * (double)p->d.rows * (double)p->d.cols * k, 0);
 }
 
 static struct iz_strided work(struct iz_exec *x, int64_t rows, int64_t cols)
 {
-    struct iz_view v = iz_work(x, IZ_F32, rows, cols);
+    struct iz_view v = iz_exec_work(x, IZ_F32, rows, cols);
     return (struct iz_strided){v.p, rows, cols, cols};
 }
 
@@ -184,21 +184,21 @@ static struct iz_view scratch_of(struct iz_exec *x,
     int64_t least = min64(m->rows, m->cols);
     int64_t elems = 2 * round_up(m->rows * m->cols, 64) +
                     iz_orthogonal_squares(m) * round_up(least * least, 64);
-    return iz_work(x, IZ_U8, 1,
-                   elems * iz_dtype_bytes(iz_orthogonal_type(m->gram)) +
-                       (IZ_ORTHOGONAL_SUMS + 1) * (int64_t)sizeof(double) +
-                       most);
+    return iz_exec_work(x, IZ_U8, 1,
+                        elems * iz_dtype_bytes(iz_orthogonal_type(m->gram)) +
+                            (IZ_ORTHOGONAL_SUMS + 1) * (int64_t)sizeof(double) +
+                            most);
 }
 
 void iz_orthogonal(struct iz_exec *x, const struct iz_orthogonal *m)
 {
-    int64_t mark = iz_work_mark(x), least = min64(m->rows, m->cols);
+    int64_t mark = iz_exec_mark(x), least = min64(m->rows, m->cols);
     struct iz_strided shape = {NULL, m->rows, m->cols, m->stride};
     struct iz_strided square = {NULL, least, least, least};
     const struct iz_strided squares[IZ_ORTHOGONAL_SQUARES] = {square, square,
                                                               square, square};
     iz_orthogonal_iterate(x, m, shape, shape, squares, count_product, NULL);
-    iz_count(x, 0, 8 * (double)m->rows * (double)m->cols);
+    iz_exec_count(x, 0, 8 * (double)m->rows * (double)m->cols);
     if (x->backend == IZ_CUDA) {
         int64_t most = 0;
         iz_orthogonal_iterate(x, m, shape, shape, squares, measure_product,
@@ -209,5 +209,5 @@ void iz_orthogonal(struct iz_exec *x, const struct iz_orthogonal *m)
     } else {
         orthogonal_cpu(x, m);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

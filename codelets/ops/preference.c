@@ -18,16 +18,18 @@ void iz_pair_loss(struct iz_exec *x, const struct iz_classifier *c,
     if (x->backend == IZ_CUDA)
         iz_pair_loss_cuda(x, c, p, each, scales);
     else
-        *c->loss = iz_form_pairs(p->loss, p->weight, c->samples,
-                                 (double)c->loss_scale, each, p->told, scales);
+        *c->loss =
+            iz_preference_pairs(p->loss, p->weight, c->samples,
+                                (double)c->loss_scale, each, p->told, scales);
 }
 
 void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
                    const struct iz_pairs *p)
 {
-    int64_t mark = iz_work_mark(x), bytes = sizeof(struct iz_sample_loss);
-    struct iz_view work = iz_work(x, IZ_U8, 2 * (int64_t)c->samples, bytes);
-    struct iz_view scales = iz_work(x, IZ_F32, c->samples, 1);
+    int64_t mark = iz_exec_mark(x), bytes = sizeof(struct iz_sample_loss);
+    struct iz_view work =
+        iz_exec_work(x, IZ_U8, 2 * (int64_t)c->samples, bytes);
+    struct iz_view scales = iz_exec_work(x, IZ_F32, c->samples, 1);
     struct iz_sample_loss *each = work.p;
     struct iz_classifier k = {.a = c->a,
                               .w = c->w,
@@ -47,5 +49,5 @@ void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
         k.scales = scales.p;
         iz_classifier(x, &k);
     }
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }

@@ -8,14 +8,14 @@
 #include "codelets/ops/ops.h"
 
 /* log(1 + exp(x)), which does not overflow. */
-IZ_EITHER double iz_softplus(double x)
+IZ_EITHER double iz_preference_softplus(double x)
 {
     return fmax(x, 0.0) + log1p(exp(-fabs(x)));
 }
 
 /* Adds the figures of a pair. */
-IZ_EITHER void iz_tell_pair(struct iz_told *told, double beta,
-                            const double *logp, const double *l)
+IZ_EITHER void iz_preference_tell(struct iz_told *told, double beta,
+                                  const double *logp, const double *l)
 {
     told->pairs += 1;
     told->pair[IZ_REWARDS_CHOSEN] += beta * l[0];
@@ -27,20 +27,20 @@ IZ_EITHER void iz_tell_pair(struct iz_told *told, double beta,
 }
 
 /* The loss of a pair, and its derivative by d. */
-IZ_EITHER double iz_loss_of_pair(const struct iz_preference *p, double d,
-                                 double *by)
+IZ_EITHER double iz_preference_loss(const struct iz_preference *p, double d,
+                                    double *by)
 {
     double margin = p->beta * d, off = d - 0.5 / p->beta;
     bool ipo = p->type == IZ_LOSS_IPO;
     *by = ipo ? 2 * off : -p->beta / (1 + exp(margin));
-    return ipo ? off * off : iz_softplus(-margin);
+    return ipo ? off * off : iz_preference_softplus(-margin);
 }
 
 /* See iz_pair_loss; returns the loss. */
-IZ_EITHER double iz_form_pairs(const struct iz_preference *p, double part,
-                               int samples, double loss_scale,
-                               const struct iz_sample_loss *each,
-                               struct iz_told *told, float *scales)
+IZ_EITHER double iz_preference_pairs(const struct iz_preference *p, double part,
+                                     int samples, double loss_scale,
+                                     const struct iz_sample_loss *each,
+                                     struct iz_told *told, float *scales)
 {
     const struct iz_sample_loss *reference = each + samples;
     double weight = 2 / (double)samples, chosen = 0, loss = 0;
@@ -55,11 +55,11 @@ IZ_EITHER double iz_form_pairs(const struct iz_preference *p, double part,
             logp[k] = -each[i + k].sum;
             l[k] = logp[k] + reference[i + k].sum;
         }
-        loss +=
-            weight * iz_loss_of_pair(p, l[0] * share[0] - l[1] * share[1], &by);
+        loss += weight *
+                iz_preference_loss(p, l[0] * share[0] - l[1] * share[1], &by);
         loss += sft * each[i].sum;
         if (told)
-            iz_tell_pair(told, p->beta, logp, l);
+            iz_preference_tell(told, p->beta, logp, l);
         by *= weight; /* -log p falls where log p grows */
         scales[i] = (float)(loss_scale * (sft - by * share[0]));
         scales[i + 1] = (float)(loss_scale * by * share[1]);

@@ -99,8 +99,9 @@ static struct iz_view part(struct iz_view v, int64_t i, int64_t e)
     return iz_view_rows(v, i * rows, rows);
 }
 
-struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e,
-                              struct iz_adapter own[IZ_EXPERT_ADAPTERS])
+struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,
+                                   int64_t e,
+                                   struct iz_adapter own[IZ_EXPERT_ADAPTERS])
 {
     struct iz_linear one = {
         .w = part(l->w, i, e), .dw = part(l->dw, i, e), .out_in = true};

@@ -64,7 +64,8 @@ struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,
                                    const struct iz_linear *l);
 /* The weights of number i of e experts, which lie one below the other, and so
  * do the two matrices of an adapter; its own ones are made in `own`. */
-struct iz_linear iz_expert_of(const struct iz_linear *l, int64_t i, int64_t e,
-                              struct iz_adapter own[IZ_EXPERT_ADAPTERS]);
+struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,
+                                   int64_t e,
+                                   struct iz_adapter own[IZ_EXPERT_ADAPTERS]);
 
 IZ_C_END

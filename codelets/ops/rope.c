@@ -68,7 +68,7 @@ static void turn_cpu(struct iz_view a, const int32_t *begins,
     int64_t now = -1;
     for (int64_t t = 0; t < r->seq; t++)
         for (int64_t row = t; row < a.rows; row += r->seq) {
-            int64_t at = iz_position(begins, row, r->seq);
+            int64_t at = iz_op_position(begins, row, r->seq);
             if (at != now)
                 angles(cs, sn, &f, at, r->d / 2, back);
             now = at;
@@ -82,9 +82,9 @@ void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     int64_t cols = (int64_t)r->heads * r->d;
     assert(r->d % 2 == 0 && r->d <= IZ_ROPE_MOST && cols <= a.cols);
     assert(r->factor > 0 && a.rows % r->seq == 0);
-    iz_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
+    if (iz_exec_runs(x, IZ_CPU))
         turn_cpu(a, begins.p, r, back);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_rope_cuda(x, a, begins, r, back);
 }

@@ -10,7 +10,7 @@
 
 /* e^x to about 1 ulp; 0 below -86.5 (where the result would come near the
  * subnormal range), infinity from 88.73 up. */
-static inline float iz_expf(float x)
+static inline float iz_math_expf(float x)
 {
     const float magic =
         12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
@@ -49,7 +49,7 @@ static inline float iz_expf(float x)
 
 /* 2^x to about 1 ulp for x up to 127, beyond which it may be anything; 0 below
  * -125. */
-static inline float iz_exp2f(float x)
+static inline float iz_math_exp2f(float x)
 {
     const float magic =
         12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
@@ -96,7 +96,7 @@ static inline float iz_row_exp(float *s, float m, int64_t n)
         float part = 0;
 #pragma omp simd reduction(+ : part)
         for (int64_t j = from; j < to; j++) {
-            float e = iz_expf(s[j] - m);
+            float e = iz_math_expf(s[j] - m);
             s[j] = e;
             part += e;
         }

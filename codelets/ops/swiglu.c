@@ -17,7 +17,7 @@
  * say nothing. */
 static inline float swiglu_gate(float a)
 {
-    float s = 1 / (1 + iz_expf(-a));
+    float s = 1 / (1 + iz_math_expf(-a));
     return a < -69 ? 0 : s;
 }
 
@@ -40,7 +40,7 @@ static inline void bwd_row(float *da, float *y, const float *dy, const float *a,
         for (int64_t j = 0; j < m; j++) {
             float g = a[i + j], u = a[f + i + j], d = dy[i + j],
                   s = swiglu_gate(g);
-            dg[j] = d * u * iz_swiglu_slope(g, s);
+            dg[j] = d * u * iz_activation_swiglu_slope(g, s);
             du[j] = d * (g * s);
             out[j] = g * s * u;
         }
@@ -60,10 +60,10 @@ IZ_SIMD static void bwd_cpu(float *da, float *y, const float *dy,
 void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
 {
     assert(y.rows == a.rows && 2 * y.cols == a.cols);
-    iz_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         fwd_cpu(y.p, a.p, y.rows, y.cols);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_swiglu_fwd_cuda(x, y, a);
 }
 
@@ -72,11 +72,11 @@ void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
 {
     assert(y.rows == a.rows && 2 * y.cols == a.cols);
     assert(da.rows == a.rows && da.cols == a.cols && dy.cols == y.cols);
-    iz_count(x, 0,
-             (double)(iz_view_bytes(da) + iz_view_bytes(y) + iz_view_bytes(dy) +
-                      iz_view_bytes(a)));
-    if (iz_runs(x, IZ_CPU))
+    iz_exec_count(x, 0,
+                  (double)(iz_view_bytes(da) + iz_view_bytes(y) +
+                           iz_view_bytes(dy) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
         bwd_cpu(da.p, y.p, dy.p, a.p, y.rows, y.cols);
-    if (iz_runs(x, IZ_CUDA))
+    if (iz_exec_runs(x, IZ_CUDA))
         iz_swiglu_bwd_cuda(x, da, y, dy, a);
 }

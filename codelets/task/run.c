@@ -89,13 +89,13 @@ static void call(void *buffers[], struct head *h, struct worker *w)
         iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
     for (int i = 0; i < n; i++)
         buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
-    iz_stir(h->g); /* what this worker ended before made others ready */
+    iz_graph_stir(h->g); /* what this worker ended before made others ready */
     atomic_fetch_add(&h->g->begun, 1);
     delay(h->g, w);
     w->idle = 0;
     w->exec.work.used = w->exec.save.used = 0;
     w->exec.task++;
-    h->begin_ns = iz_now_ns();
+    h->begin_ns = iz_clock_ns();
     h->run(&w->exec, buf, h->arg);
     if (buf != few)
         free(buf);
@@ -109,7 +109,7 @@ static void run_cpu(void *buffers[], void *arg)
     call(buffers, h, w);
     if (w->exec.stream)
         iz_device_wait(w->exec.stream);
-    log_task(h, id, h->begin_ns, iz_now_ns());
+    log_task(h, id, h->begin_ns, iz_clock_ns());
 }
 
 /* Returns when everything is enqueued; StarPU sees the end by an event. */
@@ -121,20 +121,21 @@ static void run_cuda(void *buffers[], void *arg)
 
 /* The stream runs one task after the other: a task begins when it has been
  * enqueued and the one before it has ended. */
-void iz_end_cuda(void *arg)
+void iz_task_end_cuda(void *arg)
 {
     struct head *h = arg;
     int id = starpu_worker_get_id();
     struct worker *w = &h->g->worker[id];
-    int64_t now = iz_now_ns();
+    int64_t now = iz_clock_ns();
     int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
     w->last_end_ns = now;
     log_task(h, id, begin, now);
-    iz_stir(h->g); /* StarPU calls this when what waited for it is ready */
+    iz_graph_stir(
+        h->g); /* StarPU calls this when what waited for it is ready */
 }
 
 /* In a simulation only StarPU knows when a task began. */
-void iz_end_simulated(void *arg)
+void iz_task_end_simulated(void *arg)
 {
     struct head *h = arg;
     struct starpu_profiling_task_info *p =
@@ -155,7 +156,7 @@ void iz_end_simulated(void *arg)
 #define SPINS 64
 #define NAP_NS 5000000
 
-void iz_stir(struct iz_graph *g)
+void iz_graph_stir(struct iz_graph *g)
 {
     iz_futex_wake(&g->ready);
 }
@@ -180,7 +181,7 @@ static void die_stuck(const struct iz_graph *g)
  * time that counts: there is none while the process is stopped. */
 static void watch_idle(const struct iz_graph *g, struct worker *w)
 {
-    int64_t ended = g->ended, begun = g->begun, now = iz_now_ns();
+    int64_t ended = g->ended, begun = g->begun, now = iz_clock_ns();
     int64_t turn = now - w->looked_ns;
     bool still = ended == begun && begun < g->submitted;
     w->still_ns += turn < 4 * NAP_NS ? turn : 4 * NAP_NS;
@@ -192,7 +193,7 @@ static void watch_idle(const struct iz_graph *g, struct worker *w)
         die_stuck(g);
 }
 
-unsigned iz_nap(void *arg)
+unsigned iz_task_nap(void *arg)
 {
     struct iz_graph *g = arg;
     int id = starpu_worker_get_id();
@@ -200,7 +201,7 @@ unsigned iz_nap(void *arg)
         return 1;
     struct worker *w = &g->worker[id];
     if (w->idle == 0)
-        iz_stir(g);
+        iz_graph_stir(g);
     if (w->idle < SPINS)
         w->idle++;
     uint32_t seen = w->seen;
@@ -222,7 +223,7 @@ static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_RATE_COPY] = {0, 10e9, 10e-6},      [IZ_RATE_SQUARES] = {0, 1e12, 5e-6},
 };
 
-void iz_set_rates(struct iz_graph *g)
+void iz_graph_set_rates(struct iz_graph *g)
 {
     if (!g->gpu && g->config.rate[IZ_ON_COMPUTE].bytes_per_s == 0)
         g->config.rate[IZ_ON_COMPUTE] = plausible[IZ_ON_HOST];
@@ -309,7 +310,7 @@ static unsigned codelet_color(const char *codelet)
     return 0;
 }
 
-void iz_codelets_init(bool gpu)
+void iz_task_codelets_init(bool gpu)
 {
     for (int k = 0; k < IZ_KINDS; k++) {
         starpu_codelet_init(&iz_codelets[k]);

@@ -282,7 +282,7 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
     g->gpu = c->device >= 0;
     g->idle_hook = -1;
     memcpy(g->given, c->rate, sizeof(g->given));
-    iz_set_rates(g);
+    iz_graph_set_rates(g);
     g->n_workers = c->workers + movers(g) + g->gpu;
     int r = check_workers(g);
     if (!r)
@@ -296,11 +296,11 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
         iz_graph_close(out);
         return r;
     }
-    iz_codelets_init(g->gpu);
+    iz_task_codelets_init(g->gpu);
     if (c->simulated)
         starpu_profiling_status_set(STARPU_PROFILING_ENABLE);
     else
-        g->idle_hook = starpu_idle_hook_register(iz_nap, g);
+        g->idle_hook = starpu_idle_hook_register(iz_task_nap, g);
     return 0;
 }
 

@@ -91,13 +91,13 @@ struct head {
 extern struct starpu_codelet iz_codelets[IZ_KINDS];
 
 /* After StarPU has started. */
-void iz_codelets_init(bool gpu);
+void iz_task_codelets_init(bool gpu);
 /* Rates that nobody gave become plausible ones. */
-void iz_set_rates(struct iz_graph *g);
+void iz_graph_set_rates(struct iz_graph *g);
 /* Callbacks of tasks whose end only StarPU sees; arg: the head. */
-void iz_end_cuda(void *arg);
-void iz_end_simulated(void *arg);
+void iz_task_end_cuda(void *arg);
+void iz_task_end_simulated(void *arg);
 /* Something may have made tasks ready. */
-void iz_stir(struct iz_graph *g);
+void iz_graph_stir(struct iz_graph *g);
 /* StarPU's idle hook; arg: the graph. */
-unsigned iz_nap(void *arg);
+unsigned iz_task_nap(void *arg);

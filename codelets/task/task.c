@@ -110,7 +110,7 @@ static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
     int r = starpu_task_submit(task);
     starpu_iteration_pop();
     starpu_iteration_pop();
-    iz_stir(g);
+    iz_graph_stir(g);
     return r;
 }
 
@@ -131,7 +131,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     task->tag_id = tag(h->where, t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {
         task->callback_func =
-            g->config.simulated ? iz_end_simulated : iz_end_cuda;
+            g->config.simulated ? iz_task_end_simulated : iz_task_end_cuda;
         task->callback_arg = h;
     }
     attach_data(task, t);
@@ -145,12 +145,12 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
 
 void iz_graph_wait(struct iz_graph *g)
 {
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     starpu_task_wait_for_all();
-    g->waited_ns += iz_now_ns() - begin;
+    g->waited_ns += iz_clock_ns() - begin;
 }
 
-void iz_submit(struct iz_graph *g, const struct iz_task *t)
+void iz_task_submit(struct iz_graph *g, const struct iz_task *t)
 {
     bool alone =
         g->config.comm_alone && g->config.comm && t->where == IZ_ON_COMM;

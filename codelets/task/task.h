@@ -144,9 +144,10 @@ void iz_graph_close(struct iz_graph **g);
 int iz_graph_position(struct iz_graph *g, int position);
 
 /* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
-void iz_submit(struct iz_graph *g, const struct iz_task *t);
+void iz_task_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
-/* Time that the submitting thread has waited in iz_submit and iz_graph_wait. */
+/* Time that the submitting thread has waited in iz_task_submit and
+ * iz_graph_wait. */
 int64_t iz_graph_waited_ns(const struct iz_graph *g);
 /* Sum of `bytes` of the tasks submitted for a kind of workers. */
 double iz_graph_bytes(const struct iz_graph *g, enum iz_where where);

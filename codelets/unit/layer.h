@@ -126,8 +126,8 @@ struct iz_unit {
     int part;         /* a number for its layer: which of several alike it is */
     const void *self; /* constants of its layer; set to the model's by open */
     /* Training forward; it takes memory for whatever backward needs with
-     * iz_save or iz_save_widened.  NULL in the last unit, whose backward
-     * computes loss and gradients in one go. */
+     * iz_exec_save or iz_exec_save_widened.  NULL in the last unit, whose
+     * backward computes loss and gradients in one go. */
     void (*forward)(struct iz_exec *x, const struct iz_layer *a);
     void (*backward)(struct iz_exec *x, const struct iz_layer *a);
     /* Last unit only: loss without gradients, and logits of one row (NULL if

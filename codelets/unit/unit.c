@@ -199,11 +199,11 @@ static void call_layer(struct iz_exec *x, const struct iz_unit *u,
 static void recompute(struct iz_exec *x, const struct iz_unit *u,
                       struct iz_layer l)
 {
-    int64_t mark = iz_work_mark(x);
-    struct iz_view y = iz_work(x, x->between, l.samples, u->out_elems);
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view y = iz_exec_work(x, x->between, l.samples, u->out_elems);
     l.y = y;
     call_layer(x, u, &l, IZ_CALL_AGAIN, IZ_FAR_NOT);
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
     x->save.used = 0;
 }
 
@@ -214,7 +214,7 @@ static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
 {
     void *p = unit_at(buf, a->at_save);
     if (!p && a->save_bytes)
-        p = iz_work(x, IZ_U8, 1, a->save_bytes).p;
+        p = iz_exec_work(x, IZ_U8, 1, a->save_bytes).p;
     x->save = (struct iz_arena){.base = p, .size = a->save_bytes};
 }
 
@@ -393,7 +393,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->repeat_s[IZ_REPEAT_WIDENED] = x.seconds - c->backward_s;
     x = dry_like(like);
     /* It also writes its output into scratch. */
-    iz_work(&x, x.between, samples, m->unit[unit].out_elems);
+    iz_exec_work(&x, x.between, samples, m->unit[unit].out_elems);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, IZ_FAR_NOT,
              NULL);
     c->work_bytes = max64(c->work_bytes, x.work.peak);

@@ -15,7 +15,7 @@ enum iz_unit_call {
 };
 
 /* What a unit's backward repeats of its forward, which keeps the rest: nothing,
- * what makes the widened activations (iz_save_widened), or all. */
+ * what makes the widened activations (iz_exec_save_widened), or all. */
 enum iz_repeat {
     IZ_REPEAT_NONE,
     IZ_REPEAT_WIDENED,

@@ -24,7 +24,7 @@ json_t *iz_json_read(const char *path, FILE *err)
     free(text);
     if (json_is_object(v))
         return v;
-    iz_refuse(err, "%s: %s", path, fault);
+    iz_text_refuse(err, "%s: %s", path, fault);
     json_decref(v);
     return NULL;
 }

@@ -15,7 +15,7 @@
 #define PLAIN_S 10
 #define FIRST_NS (3 * SECOND / 2) /* until a terminal shows anything */
 
-int iz_terminal_columns(int fd, int ranks)
+int iz_progress_columns(int fd, int ranks)
 {
     struct winsize w;
     const char *live = getenv("IZ_LIVE");
@@ -42,10 +42,10 @@ void iz_progress_begin(struct iz_progress *p, const char *what, int64_t bytes)
     *p = (struct iz_progress){.what = what,
                               .total = bytes,
                               .quiet = self.rank != 0,
-                              .begin_ns = iz_now_ns(),
+                              .begin_ns = iz_clock_ns(),
                               .shown = -1,
                               .showing = ATOMIC_FLAG_INIT};
-    p->columns = iz_terminal_columns(STDERR_FILENO, self.ranks);
+    p->columns = iz_progress_columns(STDERR_FILENO, self.ranks);
     p->every_ns = (int64_t)((every ? atof(every) : PLAIN_S) * (double)SECOND);
     p->shown_ns = p->begin_ns;
     if (p->columns) {
@@ -62,9 +62,9 @@ static void progress_show(struct iz_progress *p, int64_t now)
     char line[256];
     snprintf(line, sizeof(line),
              "%s: %.0f of %.0f MiB  %.0f %%  %.0f MiB/s  %.0f s left", p->what,
-             iz_mib(done), iz_mib(p->total),
+             iz_units_mib(done), iz_units_mib(p->total),
              p->total ? 100 * done / (double)p->total : 100,
-             s > 0 ? iz_mib(done) / s : 0, left);
+             s > 0 ? iz_units_mib(done) / s : 0, left);
     if (p->columns)
         fprintf(stderr, "\r\033[K%.*s", p->columns - 1, line);
     else
@@ -80,7 +80,7 @@ void iz_progress_add(struct iz_progress *p, int64_t bytes)
     p->done += bytes;
     if (p->quiet)
         return;
-    int64_t now = iz_now_ns();
+    int64_t now = iz_clock_ns();
     if (now - p->shown_ns < p->every_ns ||
         atomic_flag_test_and_set(&p->showing))
         return;
@@ -93,6 +93,6 @@ void iz_progress_end(struct iz_progress *p)
     if (p->live)
         fprintf(stderr, "\r\033[K");
     else if (p->shown >= 0 && p->shown < p->done)
-        progress_show(p, iz_now_ns());
+        progress_show(p, iz_clock_ns());
     p->live = false;
 }

@@ -31,4 +31,4 @@ void iz_progress_end(struct iz_progress *p);
  * somebody watches.  Open MPI gives every rank a terminal, so with several
  * ranks only the environment variable IZ_LIVE makes it a watched one. IZ_PLAIN:
  * 0. */
-int iz_terminal_columns(int fd, int ranks);
+int iz_progress_columns(int fd, int ranks);

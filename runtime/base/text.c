@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool iz_word(char *word, size_t size, const char *words, int i)
+bool iz_text_word(char *word, size_t size, const char *words, int i)
 {
     for (; i > 0 && words; i--) {
         words = strchr(words, '|');
@@ -19,7 +19,7 @@ bool iz_word(char *word, size_t size, const char *words, int i)
     return true;
 }
 
-bool iz_word_among(const char *word, const char *words)
+bool iz_text_among(const char *word, const char *words)
 {
     size_t n = strlen(word);
     for (; words; words = strchr(words, '|')) {
@@ -30,7 +30,7 @@ bool iz_word_among(const char *word, const char *words)
     return false;
 }
 
-int64_t iz_decimal(const char **text)
+int64_t iz_text_decimal(const char **text)
 {
     int64_t v = 0;
     const char *p = *text;
@@ -60,7 +60,7 @@ char *iz_text_close(struct iz_text *t)
     return NULL;
 }
 
-int iz_refuse(FILE *err, const char *fmt, ...)
+int iz_text_refuse(FILE *err, const char *fmt, ...)
 {
     struct iz_text t;
     va_list args;

@@ -10,13 +10,13 @@
 #include "codelets/base/build.h"
 
 /* Copies word i of "a|b|c" to `word` (`size` bytes); false after the last. */
-bool iz_word(char *word, size_t size, const char *words, int i);
+bool iz_text_word(char *word, size_t size, const char *words, int i);
 /* Whether `word` is one of "a|b|c". */
-bool iz_word_among(const char *word, const char *words);
+bool iz_text_among(const char *word, const char *words);
 
 /* The digits at *text, which moves behind them.  -1, and *text stays, if there
  * are none or the number does not fit. */
-int64_t iz_decimal(const char **text);
+int64_t iz_text_decimal(const char **text);
 
 struct iz_text {
     FILE *out; /* to print to */
@@ -35,4 +35,4 @@ void iz_text_make_printable(char *s);
 /* Prints "izar: TEXT" as a line on `err`, unless that is NULL.  Returns
  * -EINVAL.
  */
-int iz_refuse(FILE *err, const char *fmt, ...) IZ_PRINTF(2, 3);
+int iz_text_refuse(FILE *err, const char *fmt, ...) IZ_PRINTF(2, 3);

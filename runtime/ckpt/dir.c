@@ -43,7 +43,7 @@ static int64_t step_of(const char *name, const char *suffix)
     if (strncmp(name, "step-", 5) != 0)
         return -1;
     const char *p = name + 5;
-    int64_t step = iz_decimal(&p);
+    int64_t step = iz_text_decimal(&p);
     return p - name >= 5 + 8 && strcmp(p, suffix) == 0 ? step : -1;
 }
 

@@ -52,9 +52,9 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
         p.begin = 0;
         p.end = p.n;
     }
-    int64_t total = iz_array_at(e, u, (enum iz_array)a, p.n);
-    int64_t begin = iz_array_at(e, u, (enum iz_array)a, p.begin);
-    int64_t end = iz_array_at(e, u, (enum iz_array)a, p.end);
+    int64_t total = iz_engine_array(e, u, (enum iz_array)a, p.n);
+    int64_t begin = iz_engine_array(e, u, (enum iz_array)a, p.begin);
+    int64_t end = iz_engine_array(e, u, (enum iz_array)a, p.end);
     if (total == 0)
         return;
     s->k.n_parts++;
@@ -172,7 +172,7 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
 {
     double samples = (double)e->config->train_batch_size * s[STEP].value;
     if (samples != s[SAMPLES].value)
-        return iz_refuse(
+        return iz_text_refuse(
             e->plan.rank == 0 ? stderr : NULL,
             "train_batch_size is %lld, but the checkpoint of step "
             "%.0f was trained on %.0f samples: the data position would "

@@ -27,7 +27,7 @@ struct load {
 
 static int ckpt_load_fault(const struct iz_safetensors *f, const char *what)
 {
-    return iz_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
+    return iz_text_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
 }
 
 static int file_check(const struct load *l, const struct iz_safetensors *f,
@@ -102,7 +102,7 @@ static int parts_complete(const struct load *l)
         const struct iz_ckpt_part *part = &l->k->part[i];
         if (l->done[i] == part->count)
             continue;
-        return iz_refuse(
+        return iz_text_refuse(
             stderr,
             "checkpoint: %s: the files lack elements of %s from %" PRId64,
             l->dir, part->name, part->first + l->done[i]);

@@ -79,7 +79,7 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
                            int64_t *out)
 {
     const char *text = json_string_value(json_object_get(s->metadata, key));
-    *out = text ? iz_decimal(&text) : -1;
+    *out = text ? iz_text_decimal(&text) : -1;
     if (*out < 0 || *out > max || *text)
         return iz_st_fault(
             s, "__metadata__.%s is missing or not a number up to %" PRId64, key,
@@ -108,11 +108,11 @@ static int hashes_parse(struct iz_piece *p, const char *text)
 static int piece_place(const struct iz_st *s, struct iz_piece *p,
                        const char *text)
 {
-    p->first = text ? iz_decimal(&text) : -1;
+    p->first = text ? iz_text_decimal(&text) : -1;
     if (p->first < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no place in __metadata__",
                            p->name);
-    p->total = iz_decimal(&text);
+    p->total = iz_text_decimal(&text);
     if (p->total < 0 || *text++ != ' ')
         return iz_st_fault(s, "tensor %s has no total in __metadata__",
                            p->name);

@@ -141,7 +141,7 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_task t = iz_task_of(r->e, IZ_SNAPSHOT,
                                   gpu ? IZ_ON_DOWN : IZ_ON_HOST, run, r->unit);
-    t.urgency = iz_in_order(r->unit);
+    t.urgency = iz_step_in_order(r->unit);
     iz_task_add(&t, buffer, first ? STARPU_W : STARPU_RW);
     return t;
 }
@@ -152,8 +152,9 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                              int64_t done)
 {
     int64_t begin = done, at, n;
-    enum iz_home home = home_of(
-        r, iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n));
+    enum iz_home home =
+        home_of(r, iz_engine_array_chunk(r->e, r->unit, r->array,
+                                         r->from + done, &at, &n));
     struct iz_access more[PIECES_MAX];
     struct snapshot_arg a = {.at = done,
                              .type = r->array == IZ_MASTER
@@ -164,8 +165,8 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                       ->state[r->array - IZ_STATE]
                       .which;
     for (; done < r->n; a.n++) {
-        struct iz_chunk *k =
-            iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n);
+        struct iz_chunk *k = iz_engine_array_chunk(r->e, r->unit, r->array,
+                                                   r->from + done, &at, &n);
         n = min64(n, r->n - done);
         if (home_of(r, k) != home)
             break;
@@ -181,7 +182,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
     t.more = more;
     t.n_more = a.n;
     t.bytes = 4.0 * (double)(done - begin);
-    iz_submit_with(r->e, &t, &a,
+    iz_step_submit(r->e, &t, &a,
                    offsetof(struct snapshot_arg, source) +
                        (size_t)a.n * sizeof(struct source));
     return done;
@@ -241,7 +242,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
     struct iz_task t =
         snapshot_task(r, r->e->plan.zero.frozen_home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
-    iz_submit_with(r->e, &t, &a, sizeof(a));
+    iz_step_submit(r->e, &t, &a, sizeof(a));
 }
 
 /* ---- from the disk ---- */
@@ -255,8 +256,8 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
     int64_t to = frozen ? raw_at(r->e, r->n) : 0;
     for (int64_t done = 0, n, at; done < r->n; done += n) {
-        struct iz_chunk *k =
-            iz_array_chunk(r->e, r->unit, r->array, r->from + done, &at, &n);
+        struct iz_chunk *k = iz_engine_array_chunk(r->e, r->unit, r->array,
+                                                   r->from + done, &at, &n);
         bool params = in_params(r, k);
         n = min64(n, r->n - done);
         struct iz_io io = {.file = params ? r->e->file.param : r->e->file.state,
@@ -315,22 +316,23 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 {
     const struct iz_parts_range *p = &s->parts.arg[part];
     struct iz_engine *e = s->e;
-    struct iz_staging *staging = iz_next_staging(e, IZ_STAGING_SAVE);
+    struct iz_staging *staging = iz_engine_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
     int64_t first =
-        p->first - iz_array_at(e, p->unit, p->array,
-                               iz_part_of_array(e, p->unit, p->array).first);
+        p->first -
+        iz_engine_array(e, p->unit, p->array,
+                        iz_part_of_array(e, p->unit, p->array).first);
     struct range r = {e, p->unit, p->array, first + block * IZ_CKPT_BLOCK,
                       iz_piece_block_elems(&s->piece[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
     iz_task_add(&t, s->file, STARPU_R);
-    t.urgency = iz_in_order(p->unit);
+    t.urgency = iz_step_in_order(p->unit);
     t.bytes = 4.0 * (double)r.n;
     t.step--;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* ---- the file as a whole ---- */
@@ -395,7 +397,7 @@ static void submit_step(struct iz_saver *s, int64_t step,
     iz_task_add(&t, file == STARPU_NONE ? NULL : s->file, file);
     iz_task_add(&t, s->scalars, scalars);
     t.step = (int)step - 1;
-    iz_submit_with(s->e, &t, &a, sizeof(a));
+    iz_step_submit(s->e, &t, &a, sizeof(a));
 }
 
 /* ---- public ---- */

@@ -96,10 +96,11 @@ static int share_set(struct share *s, int i)
         p->count = p->total / size * (rank + 1) +
                    p->total % size * (rank + 1) / size - p->first;
     } else if (!tiled(s, i)) { /* all ranks see it, one says so */
-        return iz_refuse(rank == 0 ? stderr : NULL,
-                         "checkpoint: the ranks' pieces of %s do not lie end "
-                         "to end over %" PRId64 " elements",
-                         part->name, part->total);
+        return iz_text_refuse(
+            rank == 0 ? stderr : NULL,
+            "checkpoint: the ranks' pieces of %s do not lie end "
+            "to end over %" PRId64 " elements",
+            part->name, part->total);
     }
     p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof(*p->hash));
     return p->hash ? 0 : -ENOMEM;

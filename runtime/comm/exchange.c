@@ -55,7 +55,7 @@ static void post_piece(struct exchange *x, const struct iz_coll_range *a,
     for (int r = 0; r < c->size; r++) {
         struct part in = piece_of(between(x, a, r, c->rank), at);
         struct part out = piece_of(between(x, a, c->rank, r), at);
-        if (iz_is_near(c, r))
+        if (iz_coll_is_near(c, r))
             continue;
         if (bytes_in(in))
             iz_flight_recv(&x->f, group, x->full + in.begin, bytes_in(in), r);
@@ -70,7 +70,7 @@ static void read_near(struct exchange *x, const struct iz_coll_range *a)
     for (int i = 1; i < c->size; i++) {
         int r = (c->rank + c->size - i) % c->size;
         struct part in = between(x, a, r, c->rank);
-        if (iz_is_near(c, r) && bytes_in(in))
+        if (iz_coll_is_near(c, r) && bytes_in(in))
             iz_near_read(c, r, x->full + in.begin, in.begin, bytes_in(in), 0,
                          x->f.what);
     }

@@ -109,10 +109,10 @@ static void gather_post(struct gather *g, int64_t k)
     for (int i = 1; i < c->size; i++) {
         int from = peer_from(c, i), to = peer_to(c, i);
         int64_t bytes = piece_bytes(c, from, at, g->cut);
-        if (bytes && !iz_is_near(c, from) && brings(g, c->rank, from))
+        if (bytes && !iz_coll_is_near(c, from) && brings(g, c->rank, from))
             iz_flight_recv(&g->f, group, g->full + c->first[from] + at, bytes,
                            from);
-        if (own && takes_part(g, to) && !iz_is_near(c, to) &&
+        if (own && takes_part(g, to) && !iz_coll_is_near(c, to) &&
             brings(g, to, c->rank))
             iz_flight_send(&g->f, group, g->full + c->first[c->rank] + at, own,
                            to);
@@ -125,12 +125,13 @@ static void gather_near(struct gather *g, int64_t k, bool brought)
     struct iz_coll *c = g->f.c;
     for (int i = 1; i < c->size; i++) {
         int r = peer_from(c, i);
-        bool reads = takes_part(g, r) && iz_is_near(c, r);
+        bool reads = takes_part(g, r) && iz_coll_is_near(c, r);
         for (int owner = g->first; reads && owner < g->end; owner++) {
             int64_t bytes = piece_bytes(c, owner, k * g->cut.bytes, g->cut);
             int64_t at = c->first[owner] + k * g->cut.bytes;
-            bool has = brought ? !iz_is_near(c, owner) && brings(g, r, owner)
-                               : owner == r;
+            bool has = brought
+                           ? !iz_coll_is_near(c, owner) && brings(g, r, owner)
+                           : owner == r;
             if (has && bytes)
                 iz_near_read(c, r, g->full + at, at, bytes, brought ? k + 1 : 0,
                              g->f.what);
@@ -221,12 +222,12 @@ static void deal_piece(struct deal *d, int64_t k, bool near)
     for (int i = 1; i < c->size; i++) {
         int from = peer_from(c, i), to = peer_to(c, i);
         bool mine = takes_shard(d, c->rank, from);
-        if (mine && near && iz_is_near(c, from))
+        if (mine && near && iz_coll_is_near(c, from))
             iz_near_read(c, from, place_of(d, from) + at, at, bytes, 0,
                          d->f.what);
-        if (mine && !near && !iz_is_near(c, from))
+        if (mine && !near && !iz_coll_is_near(c, from))
             iz_flight_recv(&d->f, group, place_of(d, from) + at, bytes, from);
-        if (!near && takes_shard(d, to, c->rank) && !iz_is_near(c, to))
+        if (!near && takes_shard(d, to, c->rank) && !iz_coll_is_near(c, to))
             iz_flight_send(&d->f, group, d->own + at, bytes, to);
     }
 }
@@ -305,7 +306,7 @@ static int direct_source(const struct reduction *d)
         d->out == d->full + c->first[c->rank])
         return -1;
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && iz_is_near(c, r))
+        if (r != c->rank && iz_coll_is_near(c, r))
             return r;
     return -1;
 }
@@ -356,7 +357,7 @@ static void reduce_recv(struct reduction *d, const struct team *t, int slot,
 {
     const struct iz_coll *c = d->f.c;
     int64_t bytes = piece_bytes(c, owner, at, d->cut);
-    if (bytes && !iz_is_near(c, from))
+    if (bytes && !iz_coll_is_near(c, from))
         iz_flight_recv(&d->f, t->flight + slot,
                        reduce_source(d, t, slot, from, owner, at), bytes, from);
 }
@@ -366,7 +367,7 @@ static void reduce_send(struct reduction *d, const struct team *t, int slot,
 {
     const struct iz_coll *c = d->f.c;
     int64_t bytes = piece_bytes(c, owner, at, d->cut);
-    if (bytes && !iz_is_near(c, to))
+    if (bytes && !iz_coll_is_near(c, to))
         iz_flight_send(&d->f, t->flight + slot, d->full + c->first[owner] + at,
                        bytes, to);
 }
@@ -396,7 +397,7 @@ static void reduce_near(struct reduction *d, const struct team *t, int slot,
     int64_t bytes = piece_bytes(c, owner, at, d->cut);
     for (int i = 1; bytes && i < t->n; i++) {
         int from = team_from(t, i);
-        if (iz_is_near(c, from))
+        if (iz_coll_is_near(c, from))
             iz_near_read(c, from, reduce_source(d, t, slot, from, owner, at),
                          c->first[owner] + at, bytes, pieces, d->f.what);
     }

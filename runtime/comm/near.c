@@ -50,12 +50,12 @@ bool iz_near_try(struct iz_coll *c)
     bool ok = true;
     own = token(c->rank);
     memset(s->seat[c->rank], 0, sizeof(*s->seat[c->rank]));
-    iz_gone_show(c);
+    iz_coll_gone_show(c);
     s->seat[c->rank]->full = (uint64_t)(uintptr_t)&own;
     /* Where Yama restricts reading to parents; the other ranks are none. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     iz_coll_barrier(c, "memory that can be read");
-    iz_gone_watch(c);
+    iz_coll_gone_watch(c);
     for (int r = 0; r < c->size && ok; r++)
         if (r != c->rank && s->seat[r])
             ok = try_one(c, r);
@@ -118,7 +118,7 @@ void iz_near_leave(struct iz_coll *c, const char *what)
     atomic_store_explicit(&own->left, s->number, memory_order_release);
     iz_futex_wake(&own->moved);
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && iz_is_near(c, r))
+        if (r != c->rank && iz_coll_is_near(c, r))
             wait_for(c, s->seat[r], &s->seat[r]->left, s->number, what);
 }
 

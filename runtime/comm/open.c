@@ -225,7 +225,7 @@ void iz_coll_close(struct iz_coll **c)
     if (started && !ended)
         MPI_Finalize();
     if (s) {
-        iz_gone_close(*c);
+        iz_coll_gone_close(*c);
         iz_flight_close(*c);
         free(s->piece);
         free(s->scratch);

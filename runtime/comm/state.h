@@ -16,12 +16,12 @@
 /* ---- wait.c ---- */
 
 /* Writes into its seat which process this rank is. */
-void iz_gone_show(struct iz_coll *c);
+void iz_coll_gone_show(struct iz_coll *c);
 /* From now on ends of the others' processes are noticed; the seats are filled
  * in. */
-void iz_gone_watch(struct iz_coll *c);
+void iz_coll_gone_watch(struct iz_coll *c);
 /* After the last collective. */
-void iz_gone_close(struct iz_coll *c);
+void iz_coll_gone_close(struct iz_coll *c);
 
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
@@ -129,7 +129,7 @@ struct iz_coll_state {
 };
 
 /* Whether the memory of rank r is read; other ranks get messages. */
-static inline bool iz_is_near(const struct iz_coll *c, int r)
+static inline bool iz_coll_is_near(const struct iz_coll *c, int r)
 {
     return c->state->near && c->state->seat[r];
 }

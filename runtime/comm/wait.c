@@ -37,7 +37,7 @@ static uint64_t pid_space(void)
     return stat("/proc/self/ns/pid", &s) != 0 ? 0 : (uint64_t)s.st_ino;
 }
 
-void iz_gone_show(struct iz_coll *c)
+void iz_coll_gone_show(struct iz_coll *c)
 {
     c->state->seat[c->rank]->pid = getpid();
     c->state->seat[c->rank]->pid_space = pid_space();
@@ -54,7 +54,7 @@ static bool is_numbered(const struct iz_coll *c, int r)
 /* A descriptor per near rank, which becomes readable when its process ends,
  * whether its parent has taken notice or not.  Without one (an old kernel, no
  * memory) the number of the process is asked for. */
-void iz_gone_watch(struct iz_coll *c)
+void iz_coll_gone_watch(struct iz_coll *c)
 {
     struct iz_coll_state *s = c->state;
     s->ends = malloc((size_t)c->size * sizeof(*s->ends));
@@ -65,7 +65,7 @@ void iz_gone_watch(struct iz_coll *c)
     s->seated = true;
 }
 
-void iz_gone_close(struct iz_coll *c)
+void iz_coll_gone_close(struct iz_coll *c)
 {
     struct iz_coll_state *s = c->state;
     for (int r = 0; s->ends && r < c->size; r++)
@@ -102,7 +102,7 @@ static int gone_rank(const struct iz_coll *c)
 double iz_coll_now(void)
 {
     static _Atomic int64_t seen_ns, stopped_ns;
-    int64_t now = iz_now_ns(), turn = now - atomic_exchange(&seen_ns, now);
+    int64_t now = iz_clock_ns(), turn = now - atomic_exchange(&seen_ns, now);
     if (turn > BLINK_NS)
         stopped_ns += turn - BLINK_NS;
     return 1e-9 * (double)(now - stopped_ns);

@@ -26,7 +26,7 @@ static bool is_bad(struct iz_config_file *file, const char *names)
 {
     char name[IZ_CONFIG_NAME_MAX];
     bool bad = false;
-    for (int i = 0; iz_word(name, sizeof(name), names, i); i++)
+    for (int i = 0; iz_text_word(name, sizeof(name), names, i); i++)
         bad |= *given(file, name) == IZ_GIVEN_BAD;
     return bad;
 }
@@ -173,7 +173,7 @@ static bool has_param(const struct iz_config *c, const char *key)
         return true;
     for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
         if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
-            return iz_word_among(lr_types[c->lr.kind], lr_params[i].types);
+            return iz_text_among(lr_types[c->lr.kind], lr_params[i].types);
     assert(!"a name in the table");
     return false;
 }

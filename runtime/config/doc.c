@@ -51,7 +51,7 @@ static void print_type(FILE *out, const struct iz_key *k)
     char word[IZ_CONFIG_NAME_MAX];
     fputs(types[k->type], out);
     print_range(out, k);
-    for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++)
+    for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++)
         fprintf(out, "%s%s", i > 0 ? ", " : "", word);
 }
 
@@ -162,7 +162,7 @@ static void print_model(FILE *out, const struct iz_section *model,
 
 static bool is_ignored(const struct iz_foreign_key *k)
 {
-    return iz_word_among(k->accept, "bool|number|string|any");
+    return iz_text_among(k->accept, "bool|number|string|any");
 }
 
 static void print_accept(FILE *out, const char *accept, bool ignored)
@@ -175,7 +175,7 @@ static void print_accept(FILE *out, const char *accept, bool ignored)
     else if (accept[0] == '\0')
         fputs("none", out);
     else
-        for (int i = 0; iz_word(word, sizeof(word), accept, i); i++)
+        for (int i = 0; iz_text_word(word, sizeof(word), accept, i); i++)
             fprintf(out, "%s`%s`", i > 0 ? ", " : "", word);
 }
 

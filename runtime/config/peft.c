@@ -51,7 +51,7 @@ static void read_parameters(struct iz_lora_config *l, struct iz_faults *f,
         const char *dot = strrchr(text, '.'), *name = dot ? dot + 1 : text;
         l->gate_up |= strcmp(name, "gate_up_proj") == 0;
         l->down |= strcmp(name, "down_proj") == 0;
-        if (!iz_word_among(name, "gate_up_proj|down_proj"))
+        if (!iz_text_among(name, "gate_up_proj|down_proj"))
             iz_fault(f, "lora.import",
                      "%s: target_parameters has \"%s\"; only gate_up_proj and "
                      "down_proj of experts are read",
@@ -64,7 +64,7 @@ static void check_member(struct iz_faults *f, const char *path,
 {
     char found[IZ_WHY_MAX / 2];
     int i = 0;
-    if (iz_word_among(name, neutral))
+    if (iz_text_among(name, neutral))
         return;
     while (i < ACCEPTED && strcmp(accepted[i].name, name) != 0)
         i++;

@@ -28,8 +28,8 @@ static void published_fault(struct reader *r, const char *name,
 {
     char *text = found ? iz_json_dump(found) : NULL;
     r->faults++;
-    iz_refuse(r->err, "model.import: %s: %s%s%.60s%s%s", r->path, name,
-              text ? " is " : "", text ? text : "", what, want);
+    iz_text_refuse(r->err, "model.import: %s: %s%s%.60s%s%s", r->path, name,
+                   text ? " is " : "", text ? text : "", what, want);
     free(text);
 }
 
@@ -77,7 +77,7 @@ bool iz_published_free(const struct iz_hf *hf, const char *key)
 
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
-    return !k->types || iz_word_among(t->name, k->types);
+    return !k->types || iz_text_among(t->name, k->types);
 }
 
 /* The value of a row of our keys; NULL: absent. */
@@ -123,7 +123,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
                        const json_t *v)
 {
     char name[64], want[160];
-    for (int i = 0; iz_word(name, sizeof(name), k->with, i); i++) {
+    for (int i = 0; iz_text_word(name, sizeof(name), k->with, i); i++) {
         const json_t *w = lookup(r->root, name);
         if (w && iz_key_among(w, k->with_value))
             return;
@@ -263,7 +263,7 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
         if (applies(k, t) && strncmp(k->name, member, n) == 0 &&
             (k->name[n] == '.' || !k->name[n]))
             return true;
-    return iz_word_among(member, others);
+    return iz_text_among(member, others);
 }
 
 /* What means nothing here, such as the ids of the tokenizer, is kept. */

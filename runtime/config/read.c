@@ -175,9 +175,9 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
     const char *accept = k->accept;
     char found[IZ_WHY_MAX / 2];
     iz_key_describe(found, sizeof(found), v);
-    if (iz_word_among(accept, "any|bool|number|string") && !json_is_null(v))
+    if (iz_text_among(accept, "any|bool|number|string") && !json_is_null(v))
         fprintf(r->ignored.out, ", %s", k->name);
-    if (iz_word_among(accept, "bool|number|string")) {
+    if (iz_text_among(accept, "bool|number|string")) {
         bool fits = accept[0] == 'b'   ? json_is_boolean(v)
                     : accept[0] == 'n' ? json_is_number(v)
                                        : json_is_string(v);
@@ -499,7 +499,7 @@ static bool is_planned(const struct iz_config_file *file, const char *key)
 {
     return !strcmp(key, "zero_optimization.offload_optimizer.ratio") ||
            (file->c.cut_auto &&
-            iz_word_among(key, "train_micro_batch_size_per_gpu|"
+            iz_text_among(key, "train_micro_batch_size_per_gpu|"
                                "gradient_accumulation_steps"));
 }
 

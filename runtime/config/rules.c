@@ -18,11 +18,12 @@ int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)
             iz_nearest_try(&n, m->unit[u].param[i].name);
-    return iz_refuse(err,
-                     "%s: \"%s\" matches no %s of %s%s%s (--parameters lists "
-                     "them)",
-                     key, match, what, m->name,
-                     n.near[0] ? "; the nearest is " : "", n.near);
+    return iz_text_refuse(
+        err,
+        "%s: \"%s\" matches no %s of %s%s%s (--parameters lists "
+        "them)",
+        key, match, what, m->name, n.near[0] ? "; the nearest is " : "",
+        n.near);
 }
 
 static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
@@ -47,10 +48,11 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
             if (!r->given[IZ_RULE_MUON])
                 continue;
             if (r->use_muon && !p->outputs[0])
-                return iz_refuse(err,
-                                 "parameters[%d].use_muon: true for %s, which "
-                                 "is no matrix of a block: AdamW updates it",
-                                 i, p->name);
+                return iz_text_refuse(
+                    err,
+                    "parameters[%d].use_muon: true for %s, which "
+                    "is no matrix of a block: AdamW updates it",
+                    i, p->name);
             p->by_matrix = r->use_muon;
         }
     char key[64];
@@ -95,7 +97,8 @@ int iz_rules_check_sparse(const struct iz_model *m, const struct iz_config *c,
                                          : tensor_refusal(&m->unit[u], p);
             if (!why)
                 continue;
-            iz_refuse(err, "parameters: sparse: true for %s: %s", p->name, why);
+            iz_text_refuse(err, "parameters: sparse: true for %s: %s", p->name,
+                           why);
             return c ? -ENOTSUP : -EINVAL;
         }
     return 0;
@@ -124,18 +127,20 @@ int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
         int64_t n = count_matrices(&m->unit[u]);
         found |= n > 0;
         if (n > MOST)
-            return iz_refuse(err,
-                             "optimizer.type: %s: %s has %lld matrices, and at "
-                             "most %d of a unit are updated as such: set "
-                             "model.experts_per_unit",
-                             o->type, m->unit[u].name, (long long)n, MOST);
+            return iz_text_refuse(
+                err,
+                "optimizer.type: %s: %s has %lld matrices, and at "
+                "most %d of a unit are updated as such: set "
+                "model.experts_per_unit",
+                o->type, m->unit[u].name, (long long)n, MOST);
     }
     if (found)
         return 0;
-    iz_refuse(err,
-              "optimizer.type: %s, but it would train no matrix of a block of "
-              "%s: use AdamW",
-              o->type, m->name);
+    iz_text_refuse(
+        err,
+        "optimizer.type: %s, but it would train no matrix of a block of "
+        "%s: use AdamW",
+        o->type, m->name);
     return -ENOTSUP;
 }
 
@@ -144,8 +149,8 @@ static int check_trained(const struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units; u++)
         if (iz_unit_elems(&m->unit[u], false))
             return 0;
-    return iz_refuse(err, "parameters: every tensor is frozen: there is "
-                          "nothing to train");
+    return iz_text_refuse(err, "parameters: every tensor is frozen: there is "
+                               "nothing to train");
 }
 
 /* Marks the matrices of blocks for model.base_dtype. */
@@ -154,29 +159,31 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
     bool found = false;
     const char *name = iz_quant_name(c->base_dtype);
     if (c->base_dtype && m->experts)
-        return iz_refuse(err,
-                         "model.base_dtype: %s: the experts of %s, most of its "
-                         "weights, cannot be quantised: set null",
-                         name, m->name);
+        return iz_text_refuse(
+            err,
+            "model.base_dtype: %s: the experts of %s, most of its "
+            "weights, cannot be quantised: set null",
+            name, m->name);
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
             p->quant = p->outputs[0] ? c->base_dtype : IZ_QUANT_NONE;
             if (p->quant && !p->frozen)
-                return iz_refuse(err,
-                                 "model.base_dtype: %s: %s is trained, and so "
-                                 "few bits have no room for its updates: "
-                                 "freeze it (lora.rank, or a rule of "
-                                 "parameters), or set null",
-                                 name, p->name);
+                return iz_text_refuse(
+                    err,
+                    "model.base_dtype: %s: %s is trained, and so "
+                    "few bits have no room for its updates: "
+                    "freeze it (lora.rank, or a rule of "
+                    "parameters), or set null",
+                    name, p->name);
             found |= p->quant != IZ_QUANT_NONE;
         }
     return found || !c->base_dtype
                ? 0
-               : iz_refuse(err,
-                           "model.base_dtype: %s: %s has no matrix of a "
-                           "block: set null",
-                           name, m->name);
+               : iz_text_refuse(err,
+                                "model.base_dtype: %s: %s has no matrix of a "
+                                "block: set null",
+                                name, m->name);
 }
 
 /* Frozen copies of what is trained and is no adapter: the reference of pairs
@@ -213,9 +220,9 @@ int iz_rules_add_reference(struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units && !status; u++)
         status = add_copies(&m->unit[u]);
     if (status)
-        iz_refuse(err, "loss.type: copies for the reference: %s",
-                  status == -ENAMETOOLONG ? "a name becomes too long"
-                                          : strerror(-status));
+        iz_text_refuse(err, "loss.type: copies for the reference: %s",
+                       status == -ENAMETOOLONG ? "a name becomes too long"
+                                               : strerror(-status));
     return status;
 }
 
@@ -229,10 +236,11 @@ static int check_frozen(const struct iz_model *m, const struct iz_config *c,
             if (m->unit[u].param[i].frozen)
                 return 0;
     return c->zero.param.frozen
-               ? iz_refuse(err,
-                           "zero_optimization.offload_param.frozen_device: %s, "
-                           "and no tensor is frozen: set null",
-                           home[c->zero.param.frozen - 1])
+               ? iz_text_refuse(
+                     err,
+                     "zero_optimization.offload_param.frozen_device: %s, "
+                     "and no tensor is frozen: set null",
+                     home[c->zero.param.frozen - 1])
                : 0;
 }
 

@@ -42,7 +42,7 @@ bool iz_key_among(const json_t *v, const char *values)
 {
     char word[IZ_CONFIG_NAME_MAX];
     bool same = false;
-    for (int i = 0; !same && iz_word(word, sizeof(word), values, i); i++) {
+    for (int i = 0; !same && iz_text_word(word, sizeof(word), values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
         same = iz_key_same(w, v);
         json_decref(w);
@@ -193,7 +193,7 @@ static bool store_word(char *why, int *at, const struct iz_key *k,
         return mismatch(why, k->words, v);
     struct iz_nearest near = iz_nearest_start(s, false);
     char word[IZ_CONFIG_NAME_MAX];
-    for (int i = 0; iz_word(word, sizeof(word), k->words, i); i++) {
+    for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++) {
         if (strcasecmp(word, s) == 0 && strcmp(word, "null") != 0) {
             *at = i;
             return true;

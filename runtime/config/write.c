@@ -67,7 +67,8 @@ static void print_double(FILE *out, double x)
 static void print_word(FILE *out, const char *words, int i)
 {
     char word[IZ_CONFIG_NAME_MAX];
-    if (!iz_word(word, sizeof(word), words, i) || strcmp(word, "null") == 0)
+    if (!iz_text_word(word, sizeof(word), words, i) ||
+        strcmp(word, "null") == 0)
         fputs("null", out);
     else
         iz_json_print(out, word);

@@ -56,11 +56,12 @@ struct paths {
 static int data_paths_add(struct paths *p, const char *path)
 {
     if (!path[0])
-        return iz_refuse(stderr, "data.path or data.val_path: a name in its "
-                                 "list is empty");
+        return iz_text_refuse(stderr,
+                              "data.path or data.val_path: a name in its "
+                              "list is empty");
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->path[i], path) == 0)
-            return iz_refuse(stderr, "data: %s is named twice", path);
+            return iz_text_refuse(stderr, "data: %s is named twice", path);
     char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
     if (!grown)
         return -ENOMEM;
@@ -77,9 +78,9 @@ static int add_pattern(struct paths *p, const char *pattern)
     glob_t g = {0};
     int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
     if (rc != 0) {
-        iz_refuse(stderr, "data: %s: %s", pattern,
-                  rc == GLOB_NOMATCH ? "no file matches"
-                                     : "a folder cannot be read");
+        iz_text_refuse(stderr, "data: %s: %s", pattern,
+                       rc == GLOB_NOMATCH ? "no file matches"
+                                          : "a folder cannot be read");
         err = -ENOENT;
     }
     for (size_t i = 0; !err && i < g.gl_pathc; i++)
@@ -122,11 +123,12 @@ static int masks_check(const struct stream *t)
 {
     for (int i = 1; i < t->shards; i++)
         if (!t->shard[i].mask.at != !t->shard[0].mask.at)
-            return iz_refuse(stderr,
-                             "data: %s has a loss mask beside it and %s has "
-                             "none: all shards of a split have one or none",
-                             t->shard[t->shard[i].mask.at ? i : 0].path,
-                             t->shard[t->shard[i].mask.at ? 0 : i].path);
+            return iz_text_refuse(
+                stderr,
+                "data: %s has a loss mask beside it and %s has "
+                "none: all shards of a split have one or none",
+                t->shard[t->shard[i].mask.at ? i : 0].path,
+                t->shard[t->shard[i].mask.at ? 0 : i].path);
     return 0;
 }
 
@@ -137,7 +139,7 @@ static int pairs_check(const struct stream *t, int seq)
     for (int i = 0; i < t->shards; i++) {
         const struct iz_shard *s = &t->shard[i];
         if (s->text != seq)
-            return iz_refuse(
+            return iz_text_refuse(
                 stderr,
                 s->text && seq ? "data: %s has texts of %d tokens, and a "
                                  "sample here has %d: set model.seq, or "
@@ -149,16 +151,17 @@ static int pairs_check(const struct stream *t, int seq)
                                  "tools/tokenize --preferences",
                 s->path, s->text, seq);
         if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
-            return iz_refuse(stderr, "data: %s: %s", s->path,
-                             s->mask.at ? "its last pair is not whole"
-                                        : "its pairs have no loss mask beside "
-                                          "them");
+            return iz_text_refuse(stderr, "data: %s: %s", s->path,
+                                  s->mask.at
+                                      ? "its last pair is not whole"
+                                      : "its pairs have no loss mask beside "
+                                        "them");
         for (int64_t at = 0; seq && at < s->count; at += seq)
             if (!iz_shard_learnt(s, at + 1, seq - 1))
-                return iz_refuse(stderr,
-                                 "data: %s: text %" PRId64
-                                 " has nothing to be learnt",
-                                 s->path, at / seq);
+                return iz_text_refuse(stderr,
+                                      "data: %s: text %" PRId64
+                                      " has nothing to be learnt",
+                                      s->path, at / seq);
     }
     return 0;
 }
@@ -323,7 +326,7 @@ static int split_check(const struct iz_data *d, enum iz_split s,
     const char *use = s == IZ_TRAIN ? "training" : "validation";
     int64_t windows = d->split[s].windows;
     if (windows <= 0)
-        return iz_refuse(
+        return iz_text_refuse(
             stderr,
             "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
             " (sequence length %d + %d)%s",
@@ -332,11 +335,11 @@ static int split_check(const struct iz_data *d, enum iz_split s,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
     if (!iz_data_masked(d, s) || iz_data_learnt(d, s, 0, windows) > 0)
         return 0;
-    return iz_refuse(stderr, "data: %s: %s nothing to be learnt for %s", path,
-                     d->document_end < 0
-                         ? "the mask leaves"
-                         : "the mask or data.document_end leaves",
-                     use);
+    return iz_text_refuse(
+        stderr, "data: %s: %s nothing to be learnt for %s", path,
+        d->document_end < 0 ? "the mask leaves"
+                            : "the mask or data.document_end leaves",
+        use);
 }
 
 /* A token that ends no document is a typing error, which would change nothing.
@@ -347,17 +350,18 @@ static int documents_check(const struct iz_data *d, const char *path, int vocab)
     int end = d->document_end;
     int32_t token[512];
     if (end >= vocab)
-        return iz_refuse(stderr,
-                         "data.document_end: %d is outside the vocabulary of "
-                         "%d",
-                         end, vocab);
+        return iz_text_refuse(
+            stderr,
+            "data.document_end: %d is outside the vocabulary of "
+            "%d",
+            end, vocab);
     for (int64_t at = 0, here; end >= 0; at += here) {
         here = min64(stream_count(t) - at, 512);
         if (here == 0)
-            return iz_refuse(stderr,
-                             "data.document_end: %s has no token %d: no "
-                             "document ends",
-                             path, end);
+            return iz_text_refuse(stderr,
+                                  "data.document_end: %s has no token %d: no "
+                                  "document ends",
+                                  path, end);
         stream_read(t, at, token, here, false);
         for (int64_t i = 0; i < here; i++)
             if (token[i] == end)
@@ -425,7 +429,7 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
 {
     *out = NULL;
     if (c->bytes)
-        return iz_refuse(
+        return iz_text_refuse(
             stderr, "data.bytes: true: %s reads records, no tokens", m->name);
     return data_open(
         out, c,
@@ -447,18 +451,19 @@ void iz_data_close(struct iz_data **d)
 int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err)
 {
     if (c->pairs && !m->knows_pairs) {
-        iz_refuse(err,
-                  "loss.type: samples would be pairs of texts, and %s has no "
-                  "loss of such",
-                  m->name);
+        iz_text_refuse(
+            err,
+            "loss.type: samples would be pairs of texts, and %s has no "
+            "loss of such",
+            m->name);
         return -ENOTSUP;
     }
     m->documents_apart = c->document_end >= 0;
     if (!m->documents_apart || m->knows_documents)
         return 0;
-    iz_refuse(err,
-              "data.document_end: %d, but the layers of %s know no documents",
-              c->document_end, m->name);
+    iz_text_refuse(
+        err, "data.document_end: %d, but the layers of %s know no documents",
+        c->document_end, m->name);
     return -ENOTSUP;
 }
 

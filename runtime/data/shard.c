@@ -46,9 +46,9 @@ static int map(struct iz_mapping *m, int fd, const char *path)
     if (fstat(fd, &st) != 0)
         return data_shard_refuse(path, errno);
     if (!S_ISREG(st.st_mode))
-        return iz_refuse(stderr, "data: %s is not a regular file", path);
+        return iz_text_refuse(stderr, "data: %s is not a regular file", path);
     if (st.st_size == 0)
-        return iz_refuse(stderr, "data: %s is empty", path);
+        return iz_text_refuse(stderr, "data: %s is empty", path);
     m->bytes = st.st_size;
     m->at = mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (m->at == MAP_FAILED) {
@@ -86,7 +86,7 @@ static int header_read(int32_t h[4], const struct iz_mapping *m,
 {
     int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
     if (m->bytes < need)
-        return iz_refuse(
+        return iz_text_refuse(
             stderr,
             "data: %s has %" PRId64 " bytes, fewer than the %" PRId64
             " of a token shard's header (data.bytes = true reads raw text)",
@@ -102,12 +102,12 @@ static int length_check(const struct iz_mapping *m, const char *path,
     want += count * token_bytes;
     if (count > 0 && want == m->bytes)
         return 0;
-    return iz_refuse(stderr,
-                     "data: %s: the header says %" PRId64
-                     " tokens, that is %" PRId64
-                     " bytes, but the file has %" PRId64 " bytes (%s)",
-                     path, count, want, m->bytes,
-                     want > m->bytes ? "truncated" : "oversized");
+    return iz_text_refuse(stderr,
+                          "data: %s: the header says %" PRId64
+                          " tokens, that is %" PRId64
+                          " bytes, but the file has %" PRId64 " bytes (%s)",
+                          path, count, want, m->bytes,
+                          want > m->bytes ? "truncated" : "oversized");
 }
 
 static const struct shard_format *format_find(int32_t magic, int32_t version)
@@ -126,7 +126,7 @@ static int header_check(struct iz_shard *s)
         return err;
     const struct shard_format *f = format_find(h[0], h[1]);
     if (!f)
-        return iz_refuse(
+        return iz_text_refuse(
             stderr,
             "data: %s begins with magic %" PRId32 " version %" PRId32
             "; a token shard has 20240520 version 1 or 20240801 version 7"
@@ -206,10 +206,10 @@ static int tokens_check(const struct iz_shard *s, int vocab)
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
     if (bad == s->count)
         return 0;
-    return iz_refuse(stderr,
-                     "data: %s: token %" PRId64 " is %" PRIu32
-                     ", outside the vocabulary of %d",
-                     s->path, bad, tokens_max(s, bad, 1), vocab);
+    return iz_text_refuse(stderr,
+                          "data: %s: token %" PRId64 " is %" PRIu32
+                          ", outside the vocabulary of %d",
+                          s->path, bad, tokens_max(s, bad, 1), vocab);
 }
 
 /* ---- masks ---- */
@@ -236,17 +236,17 @@ static int mask_check(const struct iz_shard *s, const char *path)
     if (err)
         return err;
     if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count)
-        return iz_refuse(stderr,
-                         "data: %s begins with magic %" PRId32
-                         " version %" PRId32 " and %" PRId32
-                         " tokens; the mask of %s has %d version %d and "
-                         "%" PRId64 " tokens",
-                         path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
-                         MASK_VERSION, s->count);
+        return iz_text_refuse(stderr,
+                              "data: %s begins with magic %" PRId32
+                              " version %" PRId32 " and %" PRId32
+                              " tokens; the mask of %s has %d version %d and "
+                              "%" PRId64 " tokens",
+                              path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
+                              MASK_VERSION, s->count);
     err = length_check(&s->mask, path, s->count, 1);
     if (err || largest(mask, s->count, 1) <= 1)
         return err;
-    return iz_refuse(stderr, "data: %s: a byte is neither 0 nor 1", path);
+    return iz_text_refuse(stderr, "data: %s: a byte is neither 0 nor 1", path);
 }
 
 /* No file is no mask; any other fault of it is one. */
@@ -293,11 +293,11 @@ static int records_length(const struct iz_shard *s, const struct iz_model *m)
 {
     if (s->tokens.bytes % m->record.bytes == 0)
         return 0;
-    return iz_refuse(stderr,
-                     "data: %s has %" PRId64
-                     " bytes, which is no multiple of the %" PRId64
-                     " of a record of %s",
-                     s->path, s->tokens.bytes, m->record.bytes, m->name);
+    return iz_text_refuse(stderr,
+                          "data: %s has %" PRId64
+                          " bytes, which is no multiple of the %" PRId64
+                          " of a record of %s",
+                          s->path, s->tokens.bytes, m->record.bytes, m->name);
 }
 
 static int records_check(const struct iz_shard *s, const struct iz_model *m)
@@ -307,8 +307,8 @@ static int records_check(const struct iz_shard *s, const struct iz_model *m)
         const char *why = m->record.check(m->self, iz_shard_record(s, i));
         if (!why)
             continue;
-        return iz_refuse(stderr, "data: %s: record %" PRId64 ": %s", s->path, i,
-                         why);
+        return iz_text_refuse(stderr, "data: %s: record %" PRId64 ": %s",
+                              s->path, i, why);
     }
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
     return 0;

@@ -141,11 +141,11 @@ static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
                         iz_access_way(e, k->param_home, 1, place[1])};
         m = min64(n - i, half / size);
         if (put)
-            iz_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
+            iz_cast_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
         for (int p = 0; p < 2; p++)
             iz_access_pass(e, place[p], way[p], m * size, put);
         if (!put)
-            iz_join_halves(host + i, (uint16_t *)way[1], (uint16_t *)way[0], m);
+            iz_cast_join(host + i, (uint16_t *)way[1], (uint16_t *)way[0], m);
     }
 }
 
@@ -181,28 +181,28 @@ struct iz_part iz_part_of(const struct iz_engine *e, int unit,
         .at = frozen ? p->n : 0};
 }
 
-int64_t iz_array_at(const struct iz_engine *e, int unit, enum iz_array a,
-                    int64_t at)
+int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
+                        int64_t at)
 {
     const struct iz_optimizer *o = iz_optimizer(e->plan.optimizer.type);
     bool packed = a >= IZ_STATE && o->state[a - IZ_STATE].of_elements;
     return packed ? at - iz_plan_lacks(&e->plan, e->unit[unit].plan, at) : at;
 }
 
-struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
-                                enum iz_array a, int64_t at, int64_t *in,
-                                int64_t *left)
+struct iz_chunk *iz_engine_array_chunk(const struct iz_engine *e, int unit,
+                                       enum iz_array a, int64_t at, int64_t *in,
+                                       int64_t *left)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     bool frozen = a == IZ_FROZEN;
     int n = frozen ? g->plan->frozen.chunks : g->plan->chunks;
     int64_t first = iz_part_of_array(e, unit, a).first, begin;
-    at += iz_array_at(e, unit, a, first);
+    at += iz_engine_array(e, unit, a, first);
     for (int i = 0; i < n; i++) {
         struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[i];
         begin = first + k->first;
-        *in = at - iz_array_at(e, unit, a, begin);
-        *left = iz_array_at(e, unit, a, begin + k->count) - at;
+        *in = at - iz_engine_array(e, unit, a, begin);
+        *left = iz_engine_array(e, unit, a, begin + k->count) - at;
         if (*left > 0)
             return k;
     }
@@ -216,13 +216,14 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
-    from -= iz_array_at(e, unit, a, iz_part_of_array(e, unit, a).first);
+    from -= iz_engine_array(e, unit, a, iz_part_of_array(e, unit, a).first);
     if (a == IZ_QUANT_WORDS) {
         iz_param_quant_move(e, unit, from * 4, (char *)host, n * 4, put);
         return;
     }
     for (int64_t left, at; n > 0; from += left, host += left, n -= left) {
-        struct iz_chunk *k = iz_array_chunk(e, unit, a, from, &at, &left);
+        struct iz_chunk *k =
+            iz_engine_array_chunk(e, unit, a, from, &at, &left);
         left = min64(left, n);
         struct iz_state_layout l = iz_chunk_states(e, unit, k);
         bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);

@@ -21,14 +21,14 @@ struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
 
 /* Where element `at` of a unit is in an array of it: before that, states of
  * elements lack what iz_plan_lacks says. */
-int64_t iz_array_at(const struct iz_engine *e, int unit, enum iz_array a,
-                    int64_t at);
+int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
+                        int64_t at);
 /* The chunk with element `at` of what this rank has of an array, counted from
  * where that begins.  *in: where it is in the chunk's array; *left: how many
  * there are from it on. */
-struct iz_chunk *iz_array_chunk(const struct iz_engine *e, int unit,
-                                enum iz_array a, int64_t at, int64_t *in,
-                                int64_t *left);
+struct iz_chunk *iz_engine_array_chunk(const struct iz_engine *e, int unit,
+                                       enum iz_array a, int64_t at, int64_t *in,
+                                       int64_t *left);
 
 /* Elements [from, from + n) of an array of a unit's trained parameters
  * (IZ_FROZEN and below: of the others), which this rank owns, or of their

@@ -303,7 +303,8 @@ void iz_alloc_close(struct iz_engine *e)
 
 /* ---- the next one ---- */
 
-struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
+struct iz_staging *iz_engine_next_staging(struct iz_engine *e,
+                                          enum iz_staging_kind k)
 {
     struct iz_staging_ring *r = &e->staging[k];
     struct iz_staging *s = &r->buffer[r->next];
@@ -311,7 +312,7 @@ struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k)
     return s;
 }
 
-struct iz_matrix_buffer *iz_next_matrices(struct iz_engine *e)
+struct iz_matrix_buffer *iz_engine_next_matrices(struct iz_engine *e)
 {
     struct iz_matrix_ring *r = &e->matrices;
     struct iz_matrix_buffer *b = &r->buffer[r->next];
@@ -326,7 +327,7 @@ static starpu_data_handle_t next_slot(const struct iz_slot *s, int *next, int n)
     return now->handle;
 }
 
-starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit)
+starpu_data_handle_t iz_engine_next_grad(struct iz_engine *e, int unit)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     struct iz_ring *r = &e->ring[p->ring];
@@ -335,7 +336,7 @@ starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit)
                : next_slot(r->grad, &r->next_grad, e->plan.ring[p->ring].grads);
 }
 
-starpu_data_handle_t iz_next_sum(struct iz_engine *e, int unit)
+starpu_data_handle_t iz_engine_next_sum(struct iz_engine *e, int unit)
 {
     int ring = e->unit[unit].plan->ring;
     struct iz_ring *r = &e->ring[ring];

@@ -13,14 +13,15 @@ int iz_alloc_open(struct iz_engine *e);
 void iz_alloc_close(struct iz_engine *e);
 
 /* The next staging buffer of a kind, which take turns. */
-struct iz_staging *iz_next_staging(struct iz_engine *e, enum iz_staging_kind k);
+struct iz_staging *iz_engine_next_staging(struct iz_engine *e,
+                                          enum iz_staging_kind k);
 /* Buffer for the next gradient contribution to a unit. */
-starpu_data_handle_t iz_next_grad(struct iz_engine *e, int unit);
+starpu_data_handle_t iz_engine_next_grad(struct iz_engine *e, int unit);
 /* Buffer for the next sum of micro-batches, of a unit whose ring has some. */
-starpu_data_handle_t iz_next_sum(struct iz_engine *e, int unit);
+starpu_data_handle_t iz_engine_next_sum(struct iz_engine *e, int unit);
 
 /* Buffer for the next unit whose matrices are updated as such. */
-struct iz_matrix_buffer *iz_next_matrices(struct iz_engine *e);
+struct iz_matrix_buffer *iz_engine_next_matrices(struct iz_engine *e);
 
 /* ---- unit_memory.c: what units own ---- */
 
@@ -72,7 +73,7 @@ struct iz_datum_info {
     enum iz_class class; /* IZ_MEM_CLASSES: a part of other memory */
 };
 extern const struct iz_datum_info iz_datum_infos[IZ_DATA];
-enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d);
+enum iz_tier iz_handle_datum_tier(const struct iz_plan *p, enum iz_datum d);
 
 /* What StarPU knows an address by: that of memory on a GPU has a stand-in. */
 uintptr_t iz_handle_address(const struct iz_engine *e, const void *p);

@@ -38,7 +38,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES},
 };
 
-enum iz_tier iz_datum_tier(const struct iz_plan *p, enum iz_datum d)
+enum iz_tier iz_handle_datum_tier(const struct iz_plan *p, enum iz_datum d)
 {
     switch (d) {
     case IZ_DATUM_PARAM:
@@ -118,7 +118,7 @@ starpu_data_handle_t iz_handle_token(struct iz_engine *e, enum iz_datum d,
 void *iz_handle_take(struct iz_engine *e, starpu_data_handle_t *h,
                      enum iz_datum d, int x, int64_t bytes)
 {
-    void *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+    void *p = iz_memory_take(e->memory, iz_handle_datum_tier(&e->plan, d),
                              iz_datum_infos[d].class, bytes);
     if (p)
         *h = iz_handle_open(e, p, bytes, d, x);

@@ -125,7 +125,7 @@ int iz_loss_scale_update(struct iz_loss_scale *s,
     return rc;
 }
 
-double iz_clip_factor(double norm, double max_norm)
+double iz_schedule_clip_factor(double norm, double max_norm)
 {
     double factor = max_norm / (norm + 1e-6);
     return max_norm > 0 && factor < 1 ? factor : 1;

@@ -25,4 +25,4 @@ int iz_loss_scale_update(struct iz_loss_scale *s,
 
 /* Factor on gradients so that their norm is at most `max_norm` (0: 1).
  * DeepSpeed's rule: max_norm / (norm + 1e-6) when that is below 1. */
-double iz_clip_factor(double norm, double max_norm);
+double iz_schedule_clip_factor(double norm, double max_norm);

@@ -224,7 +224,7 @@ static void write_data(const struct iz_engine *e, FILE *f)
             continue;
         fprintf(f, "%s\"%s\": {\"class\": \"%s\", \"tier\": \"%s\"}", comma,
                 iz_datum_infos[d].name, iz_class_names[class],
-                iz_tier_names[iz_datum_tier(&e->plan, d)]);
+                iz_tier_names[iz_handle_datum_tier(&e->plan, d)]);
         comma = ", ";
     }
     fprintf(f, "},\n\"plan\": [");
@@ -303,7 +303,7 @@ static void begin(struct iz_engine *e)
     if (e->plan.ranks > 1 && !e->simulated)
         iz_coll_barrier(e->coll, "begin of the trace");
     starpu_fxt_start_profiling();
-    e->trace->begin_ns = iz_now_ns();
+    e->trace->begin_ns = iz_clock_ns();
     starpu_fxt_trace_user_event_string("begin of the trace");
     e->trace->on = true;
 }

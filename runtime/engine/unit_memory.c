@@ -66,7 +66,7 @@ static char *open_buffer(struct iz_engine *e, starpu_data_handle_t *h,
     }
     if (!held)
         return NULL;
-    char *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+    char *p = iz_memory_take(e->memory, iz_handle_datum_tier(&e->plan, d),
                              IZ_MEM_PARAM, held * size);
     if (!p) {
         *err = -ENOMEM;
@@ -160,7 +160,7 @@ static bool take_pieces(struct iz_engine *e, starpu_data_handle_t *handle,
         all += bytes[i];
     if (!all)
         return true;
-    char *p = iz_memory_take(e->memory, iz_datum_tier(&e->plan, d),
+    char *p = iz_memory_take(e->memory, iz_handle_datum_tier(&e->plan, d),
                              iz_datum_infos[d].class, all);
     for (int i = 0; p && i < n; p += bytes[i++])
         if (bytes[i])
@@ -179,7 +179,7 @@ static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
     for (int i = 0; i <= p->pieces; i++) {
         int64_t n = iz_plan_piece(&e->plan, p, i);
         piece[i] = n * size;
-        sums[i] = squared ? iz_norm_blocks(n) * (int64_t)sizeof(double) : 0;
+        sums[i] = squared ? iz_norm2_blocks(n) * (int64_t)sizeof(double) : 0;
     }
     for (int i = 0; ok && i <= p->split_accum; i++) {
         ok = (i && e->plan.zero.sums_near) ||

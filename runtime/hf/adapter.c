@@ -48,10 +48,11 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
     if (row < 0 || row + out > outputs)
         return 0;
     if (in != a->cols)
-        return iz_refuse(stderr,
-                         "lora: %s: published models cut its inputs; export "
-                         "merged, and import none",
-                         a->name);
+        return iz_text_refuse(
+            stderr,
+            "lora: %s: published models cut its inputs; export "
+            "merged, and import none",
+            a->name);
     to[0] = (struct iz_hf_tensor){.unit = t->unit,
                                   .param = p,
                                   .offset = offset[p],
@@ -145,7 +146,7 @@ static int check_trained(const struct iz_model *m)
         for (int i = 0; i < iz_unit_base(&m->unit[u]); i++) {
             if (m->unit[u].param[i].frozen)
                 continue;
-            return iz_refuse(
+            return iz_text_refuse(
                 stderr,
                 "lora.export: %s is trained, too, and would not be "
                 "in the adapter: export merged",
@@ -219,10 +220,11 @@ int iz_adapter_check_trained(const struct iz_model *m)
         for (int i = iz_unit_base(&m->unit[u]); i < iz_unit_own(&m->unit[u]);
              i++)
             if (m->unit[u].param[i].frozen)
-                return iz_refuse(stderr,
-                                 "run.export: %s is an adapter that a rule "
-                                 "freezes; such adapters cannot be exported",
-                                 m->unit[u].param[i].name);
+                return iz_text_refuse(
+                    stderr,
+                    "run.export: %s is an adapter that a rule "
+                    "freezes; such adapters cannot be exported",
+                    m->unit[u].param[i].name);
     return 0;
 }
 
@@ -303,7 +305,7 @@ int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
     struct iz_hf_reader *r;
     int err = adapter_reader(&r, e->config, hf, e->model, stderr);
     if (!err && !buf)
-        err = iz_refuse(stderr, "lora.import: no memory");
+        err = iz_text_refuse(stderr, "lora.import: no memory");
     for (int u = 0; u < e->plan.n_units && !err; u++) {
         if (e->model->unit[u].n_adapters > 0)
             err = import_unit(e, u, false, r, buf);

@@ -49,16 +49,16 @@ static int map_files(struct iz_hf_folder *f, const char *path,
         const char *file = json_string_value(json_object_get(map, name));
         int i = file ? find_file(f, file) : -1;
         if (!file || !*file || strchr(file, '/'))
-            return iz_refuse(f->err,
-                             "%s: tensor %s lies in no file of the folder",
-                             path, name);
+            return iz_text_refuse(f->err,
+                                  "%s: tensor %s lies in no file of the folder",
+                                  path, name);
         if (i < 0) {
             i = f->n_files;
             why = add_file(f, file);
         }
         if (!why && !iz_st_find(&f->file[i], name))
-            why = iz_refuse(f->err, "%s: tensor %s is not in %s", path, name,
-                            file);
+            why = iz_text_refuse(f->err, "%s: tensor %s is not in %s", path,
+                                 name, file);
     }
     return why;
 }
@@ -69,7 +69,7 @@ static int open_index(struct iz_hf_folder *f, const char *path)
     const json_t *map = json_object_get(root, "weight_map");
     int why = -EINVAL;
     if (root && !json_is_object(map))
-        iz_refuse(f->err, "%s: has no weight_map", path);
+        iz_text_refuse(f->err, "%s: has no weight_map", path);
     else if (root)
         why = map_files(f, path, map);
     json_decref(root);
@@ -89,8 +89,9 @@ static int check_unique(const struct iz_hf_folder *f)
         for (int k = 0; k < f->file[i].n; k++)
             for (int j = 0; j < i; j++)
                 if (iz_st_find(&f->file[j], f->file[i].tensor[k].name))
-                    return iz_refuse(f->err, "%s: tensor %s is in two files",
-                                     f->path, f->file[i].tensor[k].name);
+                    return iz_text_refuse(f->err,
+                                          "%s: tensor %s is in two files",
+                                          f->path, f->file[i].tensor[k].name);
     return 0;
 }
 
@@ -100,15 +101,15 @@ static int folder_open(struct iz_hf_folder *f)
     int n = snprintf(index, sizeof(index), "%s/" IZ_HF_INDEX, f->path);
     snprintf(single, sizeof(single), "%s/" IZ_HF_SINGLE, f->path);
     if (n >= (int)sizeof(index)) {
-        iz_refuse(f->err, "%s: %s", f->path, strerror(ENAMETOOLONG));
+        iz_text_refuse(f->err, "%s: %s", f->path, strerror(ENAMETOOLONG));
         return -ENAMETOOLONG;
     }
     if (access(single, F_OK) == 0)
         return open_single(f, IZ_HF_SINGLE);
     if (access(index, F_OK) == 0)
         return open_index(f, index);
-    iz_refuse(f->err, "%s: has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX,
-              f->path);
+    iz_text_refuse(f->err, "%s: has neither " IZ_HF_SINGLE " nor " IZ_HF_INDEX,
+                   f->path);
     return -ENOENT;
 }
 

@@ -140,9 +140,10 @@ int iz_hf_export_check(const struct iz_config *c,
             err = iz_adapter_check_trained(m);
         return err ? err : iz_hf_write_check(c->run.export);
     }
-    return iz_refuse(stderr, "run.export: %s",
-                     section->hf ? "no published type of model has this shape"
-                                 : "this model has no names for it");
+    return iz_text_refuse(stderr, "run.export: %s",
+                          section->hf
+                              ? "no published type of model has this shape"
+                              : "this model has no names for it");
 }
 
 bool iz_hf_export_there(const char *folder)

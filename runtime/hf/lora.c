@@ -246,9 +246,9 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
     if (w->fused && seen->experts) {
         bool has = iz_lora_fused(w->fused, whole.name, &stem);
         if (!stem)
-            return iz_refuse(w->err,
-                             "lora.import: its adapters of experts are of one "
-                             "tensor: model.experts_per_unit must be 0");
+            return iz_text_refuse(
+                w->err, "lora.import: its adapters of experts are of one "
+                        "tensor: model.experts_per_unit must be 0");
         return has ? add_adapter(u, &whole, w->rank) : 0;
     }
     if (w->file ? all_alike(w, first, n, experts)
@@ -260,11 +260,11 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
         if (with == experts)
             err = add_adapter(u, &part, w->rank);
         else if (with)
-            err = iz_refuse(w->err,
-                            "lora.%s: adapters of %d of the %d experts of %s; "
-                            "they must be of all or of none",
-                            w->file ? "import" : "targets", with, experts,
-                            part.name);
+            err = iz_text_refuse(
+                w->err,
+                "lora.%s: adapters of %d of the %d experts of %s; "
+                "they must be of all or of none",
+                w->file ? "import" : "targets", with, experts, part.name);
     }
     return err;
 }
@@ -297,10 +297,11 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
             err = add_to_weight(w, u, unit, i, &probe[i]);
     for (int i = 0; i < n && !err && m->adapter_dropout > 0; i++)
         if (probe[i].experts && has_adapter(u, i))
-            err = iz_refuse(w->err,
-                            "lora.dropout: %g, but adapters of experts, such "
-                            "as those of %s, have none, as in PEFT",
-                            m->adapter_dropout, u->param[i].name);
+            err = iz_text_refuse(
+                w->err,
+                "lora.dropout: %g, but adapters of experts, such "
+                "as those of %s, have none, as in PEFT",
+                m->adapter_dropout, u->param[i].name);
     free(probe);
     return err;
 }
@@ -323,9 +324,10 @@ static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
     for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, w);
         if (status && status != -EINVAL) /* which has been told */
-            iz_refuse(err, "lora.targets: adapters of %s: %s", m->unit[u].name,
-                      status == -ENAMETOOLONG ? "a name becomes too long"
-                                              : strerror(-status));
+            iz_text_refuse(err, "lora.targets: adapters of %s: %s",
+                           m->unit[u].name,
+                           status == -ENAMETOOLONG ? "a name becomes too long"
+                                                   : strerror(-status));
     }
     m->adapter_scale = (float)(w->alpha / w->rank);
     return status ? status : check_found(m, &w->t, err);
@@ -342,7 +344,8 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
     if (l->rank == 0)
         return 0;
     if (l->import[0] && !hf)
-        return iz_refuse(err, "lora.import: this model has no names for it");
+        return iz_text_refuse(err,
+                              "lora.import: this model has no names for it");
     snprintf(path, sizeof(path), "%s/" IZ_LORA_FILE, l->import);
     split(&w.t, l->targets);
     m->adapter_dropout = l->dropout;

@@ -81,7 +81,7 @@ static struct iz_hf_tensor *hf_map_add(struct iz_hf_map *m)
 
 static int hf_map_refuse(const struct iz_param *p, const char *why)
 {
-    return iz_refuse(stderr, "parameter %s: %s", p->name, why);
+    return iz_text_refuse(stderr, "parameter %s: %s", p->name, why);
 }
 
 /* What each of the tensors "a|b" has of `total` columns (rows), which are those
@@ -92,7 +92,7 @@ static int cuts(int64_t out[CUTS], const struct iz_hf_name *row,
     char word[4 * IZ_HF_NAME];
     int64_t sum = 0;
     int n = 0;
-    while (iz_word(word, sizeof(word), row->tensor, n))
+    while (iz_text_word(word, sizeof(word), row->tensor, n))
         n++;
     for (int i = 0; i < n && n <= CUTS; i++) {
         out[i] = row->cut ? row->cut(model->self, i) : total / n;
@@ -123,7 +123,7 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         if (!t)
             return -ENOMEM;
         *t = *like;
-        iz_word(word, sizeof(word), row->tensor, i);
+        iz_text_word(word, sizeof(word), row->tensor, i);
         if (!hf_map_fill(t->name, word, number, first + k / n))
             return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
@@ -143,7 +143,7 @@ static bool row_applies(const struct iz_hf *hf, const struct iz_hf_name *row,
 {
     const char *type = hf->type ? hf->type(model->self) : NULL;
     return !row->types ||
-           iz_word_among(type ? type : hf->types->name, row->types);
+           iz_text_among(type ? type : hf->types->name, row->types);
 }
 
 /* Only the rows with this value of `tied`; the number of rows that matched in

@@ -37,7 +37,7 @@ struct iz_hf_reader {
 static void tell(const struct iz_hf_reader *r, const char *name,
                  const char *what)
 {
-    iz_refuse(r->err, "%s: %s: %s", r->key, name, what);
+    iz_text_refuse(r->err, "%s: %s: %s", r->key, name, what);
 }
 
 static void shape_text(char *out, size_t size, const int64_t *shape, int dims)
@@ -68,12 +68,13 @@ static int check_entry(const struct iz_hf_reader *r,
     shape_text(have, sizeof(have), e->shape, e->dims);
     shape_text(need, sizeof(need), want, dims);
     if (known)
-        iz_refuse(r->err, "%s: %s: has shape %s, the model needs %s", r->key,
-                  e->name, have, need);
+        iz_text_refuse(r->err, "%s: %s: has shape %s, the model needs %s",
+                       r->key, e->name, have, need);
     else
-        iz_refuse(r->err,
-                  "%s: %s: has type %s; only F32, BF16 and F16 can be imported",
-                  r->key, e->name, e->dtype);
+        iz_text_refuse(
+            r->err,
+            "%s: %s: has type %s; only F32, BF16 and F16 can be imported",
+            r->key, e->name, e->dtype);
     return 1;
 }
 

@@ -71,10 +71,11 @@ static int kept_text(const struct iz_config *c, struct iz_coll *coll,
     snprintf(path, sizeof(path), "%s/config.json", c->run.output);
     if (kept_string(c, coll, key, text, 32))
         return 0;
-    return iz_refuse(coll->rank ? NULL : stderr,
-                     "run.%s: auto: %s does not tell what the run began with: "
-                     "set %s",
-                     key, path, advice);
+    return iz_text_refuse(
+        coll->rank ? NULL : stderr,
+        "run.%s: auto: %s does not tell what the run began with: "
+        "set %s",
+        key, path, advice);
 }
 
 /* Which of auto, a, b (0, 1, 2) the run in the output folder started with.  A
@@ -145,7 +146,7 @@ static struct layer_shape middle_layer(const struct iz_model *m, int samples,
 static double bf16_gain(const struct iz_model *m, int samples)
 {
     struct layer_shape l = middle_layer(m, samples, MATRIX_MOST);
-    return l.rows ? iz_gemm16_gain((int)l.rows, (int)l.out, (int)l.in) : 0;
+    return l.rows ? iz_rate_gemm16_gain((int)l.rows, (int)l.out, (int)l.in) : 0;
 }
 
 static int samples_of_task(const struct iz_config *c, int workers)

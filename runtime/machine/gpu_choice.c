@@ -32,10 +32,10 @@ static int no_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
         p->why_cpu = "another rank has no GPU";
     if (c->run.device == IZ_DEVICE_AUTO && asked < 1)
         return 0;
-    iz_refuse(teller(coll), "%s: %s",
-              c->run.device == IZ_DEVICE_AUTO ? "STARPU_NCUDA"
-                                              : "run.device: cuda",
-              p->why_cpu);
+    iz_text_refuse(teller(coll), "%s: %s",
+                   c->run.device == IZ_DEVICE_AUTO ? "STARPU_NCUDA"
+                                                   : "run.device: cuda",
+                   p->why_cpu);
     return -ENODEV;
 }
 
@@ -93,9 +93,9 @@ static int choose_comm(struct iz_gpu_choice *p, const struct iz_config *c,
         why = "this program was built without NCCL: use run.comm: mpi";
     if (!why)
         return 0;
-    return iz_refuse(teller(coll), "run.comm: %s%s", why,
-                     ranks == coll->size ? ""
-                                         : "; --machine: to plan for others");
+    return iz_text_refuse(
+        teller(coll), "run.comm: %s%s", why,
+        ranks == coll->size ? "" : "; --machine: to plan for others");
 }
 
 /* What a rank alone may have against its GPU; "": nothing. */
@@ -131,7 +131,7 @@ static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
     free(all);
     if (most <= least || least >= 8)
         return false;
-    iz_refuse(
+    iz_text_refuse(
         teller(coll),
         "run.device: the GPU of rank %d has compute capability %.1f, that "
         "of rank %d %.1f: below 8.0 all ranks need the same",
@@ -224,7 +224,7 @@ static int choose_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
     if (ranks > 1)
         r = choose_comm(p, c, coll, ranks, most);
     const char *why = cannot(c);
-    return r || !why ? r : iz_refuse(teller(coll), "%s", why);
+    return r || !why ? r : iz_text_refuse(teller(coll), "%s", why);
 }
 
 /* What the user's STARPU_NCUDA asks for and cannot have; NULL: nothing. */
@@ -245,7 +245,7 @@ int iz_gpu_choose(struct iz_gpu_choice *p, const struct iz_config *c,
     *p = (struct iz_gpu_choice){
         .device = -1, .sharing = 1, .ranks = ranks, .why_cpu = ""};
     if (why)
-        iz_refuse(teller(coll), "STARPU_NCUDA: %s", why);
+        iz_text_refuse(teller(coll), "STARPU_NCUDA: %s", why);
     if (!iz_coll_all_ok(coll, !why))
         return -EINVAL;
     if (c->run.device == IZ_DEVICE_CPU)

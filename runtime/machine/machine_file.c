@@ -88,8 +88,8 @@ static int read_field(struct iz_machine *m, const struct field *f,
         !v && f->how & OPTIONAL ? 0 : iz_json_number(v, count ? 1 << 20 : MOST);
     char *at = (char *)m + f->offset;
     if (n < 0)
-        return iz_refuse(err, "%s: %s: %s", path, f->name,
-                         v ? "is not a whole number" : "is missing");
+        return iz_text_refuse(err, "%s: %s: %s", path, f->name,
+                              v ? "is not a whole number" : "is missing");
     if (count)
         *(int *)at = (int)n;
     else
@@ -117,7 +117,7 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
             r = -EINVAL;
     for (const char *k = iz_json_key(j, NULL); k; k = iz_json_key(j, k))
         if (!known(k))
-            r = iz_refuse(err, "%s: %s: unknown key", path, k);
+            r = iz_text_refuse(err, "%s: %s: unknown key", path, k);
     for (size_t i = 0; i < sizeof(otherwise) / sizeof(otherwise[0]); i++) {
         int64_t *of = (int64_t *)((char *)m + otherwise[i].of);
         if (!*of)
@@ -128,13 +128,14 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
     if (!m->core_squares_per_s)
         m->core_squares_per_s = m->core_bytes_per_s / iz_dtype_bytes(IZ_F32);
     if (!r && m->gpu_capability < 70)
-        r = iz_refuse(err,
-                      "%s: gpu_capability: %d: there are kernels for 70 (7.0) "
-                      "and later",
-                      path, m->gpu_capability);
+        r = iz_text_refuse(
+            err,
+            "%s: gpu_capability: %d: there are kernels for 70 (7.0) "
+            "and later",
+            path, m->gpu_capability);
     if (!r && (m->host_bytes_per_s < 1 || m->cores < 1))
-        r = iz_refuse(err, "%s: cores or host_bytes_per_s is less than 1",
-                      path);
+        r = iz_text_refuse(err, "%s: cores or host_bytes_per_s is less than 1",
+                           path);
     return r;
 }
 
@@ -144,14 +145,14 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
     int why = f ? 0 : errno;
     *m = (struct iz_machine){0};
     if (why) {
-        iz_refuse(err, "--machine: %s: %s", path, strerror(why));
+        iz_text_refuse(err, "--machine: %s: %s", path, strerror(why));
         return -why;
     }
     json_t *j = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
     fclose(f);
     int r = json_is_object(j)
                 ? read_fields(m, j, path, err)
-                : iz_refuse(err, "%s: is not a JSON object", path);
+                : iz_text_refuse(err, "%s: is not a JSON object", path);
     json_decref(j);
     return r;
 }
@@ -208,23 +209,26 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     int workers = cores - iz_cores_spare(cores, gpu);
     const char *type = iz_dtype_name(params);
     if (gpu && m->flops_per_s[params] <= 0)
-        return iz_refuse(err,
-                         "%s.enabled: the GPUs of %s do not compute in %s (its "
-                         "%s_flops_per_s is 0): use another type",
-                         type, m->name, type, type);
+        return iz_text_refuse(
+            err,
+            "%s.enabled: the GPUs of %s do not compute in %s (its "
+            "%s_flops_per_s is 0): use another type",
+            type, m->name, type, type);
     bool bf16_products = !gpu && params == IZ_BF16 &&
                          asked != IZ_PRODUCTS_F32 &&
                          m->core_bf16_flops_per_s > 0;
     if (!gpu && asked == IZ_PRODUCTS_BF16 && !bf16_products)
-        return iz_refuse(err,
-                         "run.cpu_products: bf16: the cores of %s make no "
-                         "products of bf16 (its core_bf16_flops_per_s is 0)",
-                         m->name);
+        return iz_text_refuse(
+            err,
+            "run.cpu_products: bf16: the cores of %s make no "
+            "products of bf16 (its core_bf16_flops_per_s is 0)",
+            m->name);
     if (!gpu && c->run.muon_products == IZ_MUON_GPU)
-        return iz_refuse(err,
-                         "run.muon_products: gpu: %s has none: use auto or "
-                         "host",
-                         m->name);
+        return iz_text_refuse(
+            err,
+            "run.muon_products: gpu: %s has none: use auto or "
+            "host",
+            m->name);
     *t = (struct iz_target){
         .workers = workers > 0 ? workers : 1,
         .gpu = gpu,
@@ -335,8 +339,8 @@ int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
     };
     for (size_t i = 0; i < sizeof(rate) / sizeof(rate[0]); i++)
         if (rate[i].used && rate[i].bytes_per_s <= 0)
-            return iz_refuse(err, "--machine: %s: %s is 0, and %s", m->name,
-                             rate[i].key, rate[i].use);
+            return iz_text_refuse(err, "--machine: %s: %s is 0, and %s",
+                                  m->name, rate[i].key, rate[i].use);
     return 0;
 }
 

@@ -38,7 +38,7 @@ static const double attention[2][2] = {{0.39, 0.22}, {0.72, 0.40}};
 
 static double since_s(int64_t begin_ns)
 {
-    return (double)(iz_now_ns() - begin_ns) * 1e-9;
+    return (double)(iz_clock_ns() - begin_ns) * 1e-9;
 }
 
 /* ---- the host ---- */
@@ -89,7 +89,7 @@ static void *worker_run(void *arg)
     if (mem)
         memset(mem, 0, (size_t)(states + 2 * each));
     pthread_barrier_wait(w->together);
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     for (int i = 0; mem && i < PASSES; i++)
         update_once(w, mem, mem + states, mem + states + each);
     w->seconds = mem ? since_s(begin) / PASSES : 0;
@@ -132,7 +132,7 @@ static double copies(void *stream, void *dst, const void *src, int64_t bytes)
 {
     double least = 1;
     for (int i = 0; i < 3; i++) {
-        int64_t begin = iz_now_ns();
+        int64_t begin = iz_clock_ns();
         iz_device_copy(stream, dst, src, bytes);
         iz_device_wait(stream);
         double s = since_s(begin);
@@ -206,12 +206,13 @@ int iz_machine_measure(struct iz_machine *m, const struct iz_plan *p,
                              .message_ns = 10000};
     int r = host > 0 ? time_gpu(m, p, device, side) : -ENOMEM;
     if (r)
-        return iz_refuse(stderr,
-                         "the rates of this machine, by which the plan is "
-                         "chosen, cannot be measured: %s: set "
-                         "offload_optimizer.ratio and the micro-batches to "
-                         "numbers",
-                         strerror(-r));
+        return iz_text_refuse(
+            stderr,
+            "the rates of this machine, by which the plan is "
+            "chosen, cannot be measured: %s: set "
+            "offload_optimizer.ratio and the micro-batches to "
+            "numbers",
+            strerror(-r));
     int64_t flops = m->flops_per_s[p->target.act];
     m->host_bytes_per_s = (int64_t)(host * ranks);
     m->core_bytes_per_s = (int64_t)(host / p->target.workers);

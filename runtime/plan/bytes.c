@@ -32,10 +32,11 @@ void iz_bytes_print(const struct iz_bytes *t, FILE *out)
         if (!(t->b[0][c] | t->b[1][c] | t->b[2][c]))
             continue;
         fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", iz_class_names[c],
-                iz_mib(t->b[0][c]), iz_mib(t->b[1][c]), iz_mib(t->b[2][c]));
+                iz_units_mib(t->b[0][c]), iz_units_mib(t->b[1][c]),
+                iz_units_mib(t->b[2][c]));
     }
     fprintf(out, "  %-16s %12.2f %12.2f %12.2f\n", "total",
-            iz_mib(iz_bytes_tier(t, IZ_TIER_DEVICE)),
-            iz_mib(iz_bytes_tier(t, IZ_TIER_CPU)),
-            iz_mib(iz_bytes_tier(t, IZ_TIER_NVME)));
+            iz_units_mib(iz_bytes_tier(t, IZ_TIER_DEVICE)),
+            iz_units_mib(iz_bytes_tier(t, IZ_TIER_CPU)),
+            iz_units_mib(iz_bytes_tier(t, IZ_TIER_NVME)));
 }

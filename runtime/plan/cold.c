@@ -45,7 +45,8 @@ int iz_plan_check_cold(const struct iz_config *c, const struct iz_model *m,
     };
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
         if (c->run.cold_experts && faults[i].is)
-            return iz_refuse(err, "run.cold_experts: auto: %s", faults[i].why);
+            return iz_text_refuse(err, "run.cold_experts: auto: %s",
+                                  faults[i].why);
     return 0;
 }
 

@@ -271,7 +271,7 @@ static int64_t square_bytes(const struct iz_plan *p)
 {
     int64_t blocks = 0;
     for (int u = 0; u < p->n_units; u++)
-        blocks += iz_norm_blocks(iz_plan_squared(p, &p->unit[u]));
+        blocks += iz_norm2_blocks(iz_plan_squared(p, &p->unit[u]));
     return 8 * blocks;
 }
 

@@ -301,10 +301,10 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
             fprintf(err, "%.15g", d.zero.optimizer.ratio);
         glue = " and ";
     }
-    fprintf(err, " (%.1f MiB", iz_mib(iz_plan_host_need(&q, limit)));
+    fprintf(err, " (%.1f MiB", iz_units_mib(iz_plan_host_need(&q, limit)));
     if (p->target.gpu)
         fprintf(err, " of the host, %.1f MiB of the GPU",
-                iz_mib(iz_plan_device_need(&q, limit)));
+                iz_units_mib(iz_plan_device_need(&q, limit)));
     fprintf(err, ")\n");
     iz_plan_clear(&q);
 }
@@ -381,12 +381,14 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         fprintf(err,
                 "izar: this run needs %.1f MiB of memory per rank, there are "
                 "%.1f MiB:\n",
-                iz_mib(iz_plan_host_need(p, limit)), iz_mib(limit->host));
+                iz_units_mib(iz_plan_host_need(p, limit)),
+                iz_units_mib(limit->host));
     if (iz_plan_device_need(p, limit) > limit->device)
         fprintf(err,
                 "izar: this run needs %.1f MiB of the GPU's memory, there are "
                 "%.1f MiB:\n",
-                iz_mib(iz_plan_device_need(p, limit)), iz_mib(limit->device));
+                iz_units_mib(iz_plan_device_need(p, limit)),
+                iz_units_mib(limit->device));
     iz_plan_print(p, m, err);
     if (p->target.cudnn_bwd && iz_plan_device_need(p, limit) > limit->device)
         print_backward(p, c, m, err);

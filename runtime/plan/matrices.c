@@ -45,7 +45,7 @@ matrix_of(const struct iz_param *p, const struct iz_hyper *o, int i, int64_t at)
     for (int k = 0; k < i; k++)
         a.first += p->outputs[k] * (p->out_rows ? p->cols : 1);
     a.scale =
-        iz_shape_scale_of(o, p->outputs[i], p->out_rows ? p->cols : p->rows);
+        iz_hyper_shape_scale(o, p->outputs[i], p->out_rows ? p->cols : p->rows);
     return a;
 }
 

@@ -18,7 +18,7 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                                     iz_optimizer(p->optimizer.type)->states,
                                 .type = p->optimizer.moments,
                                 .optimizer = p->optimizer.type};
-    l.bytes = l.master ? iz_master_bytes(&l) * room : 0;
+    l.bytes = l.master ? iz_state_master_bytes(&l) * room : 0;
     for (int i = 0; i < l.states; i++) {
         l.at[i] = l.bytes;
         l.bytes += iz_moment_bytes(l.type, room - iz_state_lacks(&l, i));
@@ -46,7 +46,7 @@ int iz_state_list(const struct iz_state_layout *l,
         (int)iz_moment_bytes(l->type, IZ_MOMENT_BLOCK) / IZ_MOMENT_BLOCK;
     int n = 0;
     if (l->master)
-        out[n++] = (struct iz_state_bytes){0, iz_master_bytes(l), 1};
+        out[n++] = (struct iz_state_bytes){0, iz_state_master_bytes(l), 1};
     for (int i = 0; i < l->states; i++) {
         out[n++] = (struct iz_state_bytes){l->at[i], bytes, 1};
         if (l->type == IZ_MOMENT_FP8)

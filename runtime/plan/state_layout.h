@@ -23,8 +23,8 @@ struct iz_state_layout {
     int64_t lacks; /* of them, how many have no state of elements */
     int64_t bytes; /* of all arrays */
     bool master;   /* at byte 0; else the parameters are their own */
-    bool lower;    /* of the master only the lower halves of iz_split: the upper
-                      ones are the parameters */
+    bool lower;    /* of the master only the lower halves of iz_cast_split: the
+                      upper    ones are the parameters */
     int states;
     int64_t at[IZ_STATES_MAX]; /* byte at which a state begins */
     enum iz_moment_type type;  /* of every state */
@@ -42,7 +42,7 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
 int64_t iz_state_lacks(const struct iz_state_layout *l, int i);
 
 /* Of an element's master, where the layout has one. */
-static inline int iz_master_bytes(const struct iz_state_layout *l)
+static inline int iz_state_master_bytes(const struct iz_state_layout *l)
 {
     return l->lower ? 2 : 4;
 }

@@ -119,10 +119,10 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->e = e;
     m->quiet = quiet;
     m->gemm_rate = gemm_rate;
-    m->columns = iz_terminal_columns(STDOUT_FILENO, e->plan.ranks);
+    m->columns = iz_progress_columns(STDOUT_FILENO, e->plan.ranks);
     m->tty = m->columns > 0;
     m->last_eval = m->last_loss = NAN;
-    m->open_ns = m->last_ns = iz_now_ns();
+    m->open_ns = m->last_ns = iz_clock_ns();
     int r = quiet ? 0 : iz_summary_shares_open(&m->shares, e);
     if (!r && !quiet)
         r = metrics_open_file(m, &m->json, "metrics.jsonl");
@@ -228,7 +228,7 @@ static double tokens_per_step(const struct iz_engine *e)
 static double hidden_percent(const struct iz_metrics *m, unsigned kinds)
 {
     struct iz_kind_time t = iz_time_shares_kinds(m->shares, kinds);
-    return iz_percent(t.hidden_s, t.seconds);
+    return iz_units_percent(t.hidden_s, t.seconds);
 }
 
 /* JSON has no word for these. */
@@ -303,9 +303,9 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
              (long long)v->step, (long long)m->e->config->run.steps, v->loss,
              margin(pairs, sizeof(pairs), &v->told), rate, short_item(m),
-             iz_percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale, adam,
-             hidden_percent(m, IZ_KINDS_LINKS),
-             iz_mib(iz_memory_peak_resident()));
+             iz_units_percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale,
+             adam, hidden_percent(m, IZ_KINDS_LINKS),
+             iz_units_mib(iz_memory_peak_resident()));
     if (m->tty)
         printf("\r\033[K%.*s", m->columns - 1, line);
     else
@@ -375,7 +375,7 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         metrics_number(loss, sizeof(loss), v->loss),
         metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
-        iz_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
+        iz_units_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
         of_experts(experts, sizeof(experts), v, m->e),
         cold ? ", \"cold_experts\": \"" : "", cold ? cold : "",
         cold ? "\"" : "", of_pairs(pairs, sizeof(pairs), &v->told, ""));
@@ -449,7 +449,7 @@ void iz_metrics_pause(struct iz_metrics *m)
         iz_time_shares_stop(m->shares, false);
     m->watch.seen_ns = 0;
     finish_line(m);
-    m->last_ns = iz_now_ns();
+    m->last_ns = iz_clock_ns();
 }
 
 /* ---- summary ---- */
@@ -473,7 +473,8 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         reason, (long long)e->step,
         metrics_number(loss, sizeof(loss), m->last_loss),
         metrics_number(val, sizeof(val), m->last_eval), e->model->item, rate,
-        flops * 1e-9, m->gemm_rate * 1e-9, iz_percent(flops, m->gemm_rate),
+        flops * 1e-9, m->gemm_rate * 1e-9,
+        iz_units_percent(flops, m->gemm_rate),
         hidden_percent(m, IZ_KINDS_OPTIMIZER),
         hidden_percent(m, IZ_KINDS_LINKS),
         (long long)iz_graph_submitted(e->graph),
@@ -518,16 +519,16 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",
-           rate, e->model->item, flops * 1e-9, iz_percent(flops, m->gemm_rate),
-           m->gemm_rate * 1e-9, e->plan.tasks_at_once,
-           e->plan.tasks_at_once > 1 ? "s" : "");
+           rate, e->model->item, flops * 1e-9,
+           iz_units_percent(flops, m->gemm_rate), m->gemm_rate * 1e-9,
+           e->plan.tasks_at_once, e->plan.tasks_at_once > 1 ? "s" : "");
     if (e->counts.fetched_bytes)
         printf("  parameters fetched %.1f MiB\n",
-               iz_mib(e->counts.fetched_bytes));
+               iz_units_mib(e->counts.fetched_bytes));
     iz_summary_print_time(&t, stdout);
     iz_summary_print_memory(&t, stdout);
     printf("  largest resident set %.1f MiB\n",
-           iz_mib(iz_memory_peak_resident()));
+           iz_units_mib(iz_memory_peak_resident()));
     if (m->lost_spans)
         printf("  (%lld task times were lost: shares are approximate)\n",
                (long long)m->lost_spans);

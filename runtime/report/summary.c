@@ -166,7 +166,7 @@ static void write_tasks(const struct iz_summary *s, bool json, FILE *out)
                        "\"hidden_percent\": %.2f}"
                      : "%s  %-12s %10lld %10.2f %10.1f\n",
                 before, iz_kinds[k].name, (long long)t.tasks, t.seconds,
-                iz_percent(t.hidden_s, t.seconds));
+                iz_units_percent(t.hidden_s, t.seconds));
         before = json ? ", " : "";
     }
     fputs(json ? "}}\n" : "", out);
@@ -210,7 +210,8 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
         /* What its own workers move, in the time that they take. */
         double own = copies ? iz_graph_bytes(s->e->graph, r->where) : bytes;
         double seconds = iz_time_shares_seconds(s->shares, r->use);
-        double hidden = iz_percent(t.beside_units_s[r->use], t.task_s[r->use]);
+        double hidden =
+            iz_units_percent(t.beside_units_s[r->use], t.task_s[r->use]);
         if (!workers_of(s->e, r->where, id))
             continue;
         if (json) {
@@ -224,10 +225,10 @@ static void write_links(const struct iz_summary *s, bool json, FILE *out)
         if (!n++)
             fprintf(out, "\n  %-12s %10s %10s %10s %10s\n", "link", "MiB",
                     "seconds", "hidden %", "MiB/s");
-        fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name, iz_mib(bytes),
-                seconds, hidden);
+        fprintf(out, "  %-12s %10.1f %10.2f %10.1f", r->name,
+                iz_units_mib(bytes), seconds, hidden);
         if (seconds > 0)
-            fprintf(out, " %10.1f\n", iz_mib(own) / seconds);
+            fprintf(out, " %10.1f\n", iz_units_mib(own) / seconds);
         else /* the comm worker moved them with its collectives */
             fprintf(out, " %10s\n", "-");
     }
@@ -290,7 +291,8 @@ void iz_summary_print_memory(const struct iz_summary *s, FILE *out)
     iz_bytes_print(iz_memory_bytes(s->e->memory), out);
     fprintf(out, "  %-16s", "planned");
     for (int t = 0; t < IZ_TIERS; t++)
-        fprintf(out, " %12.2f", iz_mib(iz_bytes_tier(plan, (enum iz_tier)t)));
+        fprintf(out, " %12.2f",
+                iz_units_mib(iz_bytes_tier(plan, (enum iz_tier)t)));
     fputc('\n', out);
 }
 

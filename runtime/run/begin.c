@@ -40,10 +40,10 @@ static int open_output(struct run *r)
     /* A folder that some ranks do not see is told of when it is read. */
     if (r->o.resume &&
         iz_coll_all_ok(r->coll, access(r->c.run.output, F_OK) != 0))
-        return iz_refuse(iz_run_err(r),
-                         "--resume: no checkpoint in %s: there is no such "
-                         "folder",
-                         r->c.run.output);
+        return iz_text_refuse(iz_run_err(r),
+                              "--resume: no checkpoint in %s: there is no such "
+                              "folder",
+                              r->c.run.output);
     if (!iz_run_first(r))
         return 0;
     int s = iz_durable_make_directories("run.output", r->c.run.output);
@@ -226,7 +226,7 @@ static int open_engine(struct run *r)
                                 .stop = r->stop,
                                 .cores = r->cores,
                                 .device = r->gpu.device};
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     iz_cores_prepare(r->cores);
     int s =
         iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
@@ -238,7 +238,7 @@ static int open_engine(struct run *r)
         s = prepare_libraries(r);
     if (s)
         return s;
-    int64_t opened = iz_now_ns();
+    int64_t opened = iz_clock_ns();
     r->open_s = (double)(opened - begin) * 1e-9;
     if (r->o.resume)
         s = iz_parts_load(r->e, r->model_text);
@@ -250,7 +250,7 @@ static int open_engine(struct run *r)
         s = iz_adapter_import(r->e, r->p->section.hf);
     if (!s && !r->o.resume)
         s = iz_train_init_copies(r->e);
-    r->init_s = (double)(iz_now_ns() - opened) * 1e-9;
+    r->init_s = (double)(iz_clock_ns() - opened) * 1e-9;
     return s;
 }
 
@@ -260,20 +260,21 @@ static int check_sample(const struct run *r)
     if (c->sample_tokens <= 0)
         return 0;
     if (!c->sample_prompt[0])
-        return iz_refuse(iz_run_err(r),
-                         "run.sample_tokens: %d, but there is "
-                         "no run.sample_prompt to continue",
-                         c->sample_tokens);
+        return iz_text_refuse(iz_run_err(r),
+                              "run.sample_tokens: %d, but there is "
+                              "no run.sample_prompt to continue",
+                              c->sample_tokens);
     if (!r->model->unit[r->model->n_units - 1].generate)
-        return iz_refuse(iz_run_err(r),
-                         "run.sample_tokens: %s generates nothing: set it to 0",
-                         r->model->name);
+        return iz_text_refuse(
+            iz_run_err(r),
+            "run.sample_tokens: %s generates nothing: set it to 0",
+            r->model->name);
     for (const char *p = c->sample_prompt; *p; p++)
         if ((unsigned char)*p >= r->model->vocab)
-            return iz_refuse(iz_run_err(r),
-                             "run.sample_prompt: '%c' is not below the "
-                             "vocabulary of %d",
-                             *p, r->model->vocab);
+            return iz_text_refuse(iz_run_err(r),
+                                  "run.sample_prompt: '%c' is not below the "
+                                  "vocabulary of %d",
+                                  *p, r->model->vocab);
     return 0;
 }
 
@@ -285,8 +286,8 @@ static int choose_host_comm(struct run *r)
         r->why_messages = why;
     if (wish != IZ_HOST_MEMORY || !why)
         return 0;
-    iz_refuse(iz_run_err(r), "run.host_comm: memory: %s: set auto or messages",
-              why);
+    iz_text_refuse(iz_run_err(r),
+                   "run.host_comm: memory: %s: set auto or messages", why);
     return -ENOTSUP;
 }
 

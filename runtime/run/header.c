@@ -48,8 +48,8 @@ static double measure_core(const struct iz_exec *x)
 {
     int side = iz_run_yardstick(), m = side < 512 ? side : 512;
     double seconds = 0.15 * side / USUAL;
-    return x->bf16_products ? iz_gemm16_rate(m, 3 * m, 3 * m / 4, seconds)
-                            : iz_blas_rate(m, 3 * m, 3 * m / 4, seconds);
+    return x->bf16_products ? iz_rate_gemm16(m, 3 * m, 3 * m / 4, seconds)
+                            : iz_rate_blas(m, 3 * m, 3 * m / 4, seconds);
 }
 
 static void run_measure(void *arg, int i, struct iz_exec *x)
@@ -84,8 +84,8 @@ static void print_place(const struct run *r)
         return;
     printf("      GPU %d (%s, compute capability %d.%d), %.1f of %.1f MiB free",
            p->device, p->info.pci, p->info.capability / 10,
-           p->info.capability % 10, iz_mib(p->info.free_bytes),
-           iz_mib(p->info.total_bytes));
+           p->info.capability % 10, iz_units_mib(p->info.free_bytes),
+           iz_units_mib(p->info.total_bytes));
     if (p->sharing > 1)
         printf(", shared by %d ranks", p->sharing);
     if (r->coll->size > 1)

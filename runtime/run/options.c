@@ -10,7 +10,8 @@
 #include "runtime/base/text.h"
 static int wrong(const char *what, const char *arg)
 {
-    return iz_refuse(stderr, "%s '%s' (--help lists the options)", what, arg);
+    return iz_text_refuse(stderr, "%s '%s' (--help lists the options)", what,
+                          arg);
 }
 
 /* A positive whole number, or 0. */

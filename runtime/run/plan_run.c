@@ -44,14 +44,14 @@ static void print_share(const struct run *r, FILE *out)
         return;
     if (!r->c.run.memory_limit_bytes) {
         fprintf(out, "this host: %.1f MiB are free for ranks",
-                iz_mib(r->free_bytes));
+                iz_units_mib(r->free_bytes));
         if (r->reserve_bytes)
             fprintf(out, " beside a reserve of %.1f MiB",
-                    iz_mib(r->reserve_bytes));
+                    iz_units_mib(r->reserve_bytes));
         fprintf(out,
                 "; a rank needs %.1f MiB of them beside its plan (libraries, "
                 "StarPU, page tables)\n",
-                iz_mib(iz_plan_beside(&r->plan)));
+                iz_units_mib(iz_plan_beside(&r->plan)));
     }
     if (ranks_here(r) == 1)
         return;
@@ -59,10 +59,10 @@ static void print_share(const struct run *r, FILE *out)
         fprintf(out,
                 "%d ranks share the memory that is free on this host: %.1f MiB "
                 "each; --machine or run.memory_limit_bytes: another host\n",
-                ranks_here(r), iz_mib(r->limit.host));
+                ranks_here(r), iz_units_mib(r->limit.host));
     if (r->gpu.sharing > 1 && !r->c.run.device_memory_limit_bytes)
         fprintf(out, "%d of them share a GPU: %.1f MiB each\n", r->gpu.sharing,
-                iz_mib(r->limit.device));
+                iz_units_mib(r->limit.device));
 }
 
 /* Whether the kernel sets no limit: the superuser of a container may be bound
@@ -95,7 +95,7 @@ static int check_locked(const struct run *r)
             "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
             "memory is %.1f MiB: raise it (ulimit -l) or set "
             "zero_optimization.offload_*.pin_memory to false\n",
-            iz_mib(need), iz_mib(l.rlim_cur));
+            iz_units_mib(need), iz_units_mib(l.rlim_cur));
     return -ENOMEM;
 }
 
@@ -119,7 +119,8 @@ static int check_free(const struct run *r, const char *folders, const char *key,
         return 0;
     fprintf(stderr,
             "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
-            key, folders, iz_mib(have), iz_mib(need * r->coll->local_size));
+            key, folders, iz_units_mib(have),
+            iz_units_mib(need * r->coll->local_size));
     return -ENOSPC;
 }
 
@@ -151,10 +152,10 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                           (here + started - 1) / started);
         }
         if (r->workers < 1)
-            return iz_refuse(iz_run_err(r),
-                             "--ranks %d: the cores of this host "
-                             "leave a rank no worker",
-                             r->o.ranks);
+            return iz_text_refuse(iz_run_err(r),
+                                  "--ranks %d: the cores of this host "
+                                  "leave a rank no worker",
+                                  r->o.ranks);
         *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
         t->bf16_products = r->arithmetic.bf16_products;
         for (int back = 0; back < 2; back++)

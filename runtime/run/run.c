@@ -28,7 +28,7 @@ static void on_signal(int number)
         "\nizar: finishing the step; once more stops at once\n";
     static _Atomic int64_t first_ns;
     int64_t soon_ns = number == SIGINT ? 200000000 : 2000000000;
-    int64_t now = iz_now_ns(), first = 0;
+    int64_t now = iz_clock_ns(), first = 0;
     if (number != SIGUSR1 &&
         !atomic_compare_exchange_strong(&first_ns, &first, now)) {
         if (now - first > soon_ns)

@@ -48,7 +48,7 @@ static int prepare(struct simulation *s)
         "a simulation needs --machine FILE (see configs/machines)";
     s->ranks = s->o.ranks ? s->o.ranks : 1;
     if (!s->o.machine)
-        return iz_refuse(stderr, "%s", why);
+        return iz_text_refuse(stderr, "%s", why);
     int r = iz_machine_read(&s->machine, s->o.machine, stderr);
     if (!r)
         r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
@@ -195,7 +195,7 @@ static void report(const struct simulation *s)
         printf(" = %.1f %% of the machine's", 100 * flops / peak);
     printf("\n  a step moves %.1f MiB to the GPU, %.1f MiB to the host; "
            "hidden: copies and collectives %.1f %%, optimizer %.1f %%\n",
-           iz_mib(up), iz_mib(down), hidden(s, IZ_KINDS_LINKS),
+           iz_units_mib(up), iz_units_mib(down), hidden(s, IZ_KINDS_LINKS),
            hidden(s, IZ_KINDS_OPTIMIZER));
     iz_summary_print_bottleneck(&t, stdout);
     iz_summary_print_time(&t, stdout);

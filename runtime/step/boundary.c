@@ -48,7 +48,7 @@ void iz_boundary_copy(struct iz_engine *e, bool back, int unit,
     iz_task_add(&t, back ? slot : host, STARPU_W);
     iz_task_add(&t, back ? host : slot, STARPU_R);
     t.bytes = (double)bytes;
-    iz_submit_with(e, &t, &bytes, sizeof(bytes));
+    iz_step_submit(e, &t, &bytes, sizeof(bytes));
     *(back ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
@@ -77,7 +77,7 @@ static void boundary_move(struct iz_engine *e, bool back, int content,
     bool gpu = e->plan.target.gpu;
     starpu_data_handle_t host =
         !gpu   ? slot->handle
-        : file ? iz_next_staging(e, IZ_STAGING_BOUNDARY)->handle
+        : file ? iz_engine_next_staging(e, IZ_STAGING_BOUNDARY)->handle
                : home;
     if (file && back)
         boundary_io(e, back, unit, track, host, home);

@@ -81,7 +81,8 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
         return;
     c->lr = v->lr;
     c->grad_scale =
-        iz_clip_factor(v->grad_norm, e->config->gradient_clipping) / divisor;
+        iz_schedule_clip_factor(v->grad_norm, e->config->gradient_clipping) /
+        divisor;
     c->updates++;
 }
 
@@ -169,7 +170,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
         iz_die("step %lld: %s started other collectives than rank 0, or in "
                "another order",
                (long long)a->step, who);
-    struct iz_event v = {.step = a->step, .time_ns = iz_now_ns()};
+    struct iz_event v = {.step = a->step, .time_ns = iz_clock_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
     if (tells)
@@ -199,7 +200,7 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
     if (e->scalar.told_handle)
         more[t.n_more++] = (struct iz_access){e->scalar.told_handle, STARPU_RW};
     t.ends_step = true;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
 }
 
@@ -217,7 +218,7 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     v.loss = sum_ranks(e, all, per, 0) / (double)e->counts.eval_tasks;
     if (tells)
         hear_told(e, &v.told, all + 1, per);
-    v.time_ns = iz_now_ns();
+    v.time_ns = iz_clock_ns();
     *(double *)buf[1] = 0;
     put_event(e, &v);
 }
@@ -229,5 +230,5 @@ void iz_clip_eval(struct iz_engine *e, int64_t step)
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }

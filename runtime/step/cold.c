@@ -61,7 +61,7 @@ void iz_cold_count(struct iz_engine *e, int unit, int track)
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_count, unit);
     iz_task_add(&t, iz_boundary_home(e, unit - 1, track), STARPU_R);
     iz_task_add(&t, e->cold.rows_handle, STARPU_RW);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* Of all experts of the unit's block in a step. */
@@ -110,10 +110,10 @@ static void take_rows(struct iz_engine *e)
 {
     struct iz_cold *c = &e->cold;
     size_t bytes = (size_t)e->plan.n_units * sizeof(*c->rows);
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     if (starpu_data_acquire(c->rows_handle, STARPU_RW))
         iz_die("the rows of experts cannot be read");
-    e->events.waited_ns += iz_now_ns() - begin;
+    e->events.waited_ns += iz_clock_ns() - begin;
     if (e->simulated)
         assume_rows(e);
     memcpy(c->before, c->rows, bytes);
@@ -124,7 +124,7 @@ static void take_rows(struct iz_engine *e)
 void iz_cold_choose(struct iz_engine *e)
 {
     struct iz_cold *c = &e->cold;
-    bool *cold = iz_cold_of(e, e->step);
+    bool *cold = iz_step_cold(e, e->step);
     if (!cold || c->chosen > e->step)
         return;
     bool first = c->chosen == 0; /* nothing is known */
@@ -154,7 +154,7 @@ void iz_cold_cost(const struct iz_engine *e, const struct iz_call *c,
 {
     double passed =
         2 * (double)iz_plan_boundary_bytes(&e->plan, e->model, c->unit);
-    if (iz_is_cold(e, c->unit)) { /* it only hands over */
+    if (iz_step_is_cold(e, c->unit)) { /* it only hands over */
         t->flops = t->seconds = 0;
         t->bytes = passed;
     } else if (e->cold.now && e->cold.before[c->unit]) {
@@ -171,7 +171,7 @@ static void set_cost(const struct iz_engine *e, int unit, bool backward,
 {
     const struct iz_unit_cost *k = &e->plan.cost[unit];
     double params =
-        (double)iz_param_bytes(e, iz_plan_gathered(&e->plan.unit[unit]));
+        (double)iz_step_param_bytes(e, iz_plan_gathered(&e->plan.unit[unit]));
     t->flops =
         share_of(e, unit) *
         (backward ? k->backward_flops + k->repeat_flops[IZ_REPEAT_WIDENED]
@@ -202,7 +202,8 @@ starpu_data_handle_t iz_cold_call(struct iz_engine *e, const struct iz_call *c,
 {
     int u = c->unit, router = first_of_experts(e, u) - 1;
     bool backward = c->call == IZ_CALL_BACKWARD;
-    starpu_data_handle_t far = iz_next_staging(e, IZ_STAGING_FAR)->handle;
+    starpu_data_handle_t far =
+        iz_engine_next_staging(e, IZ_STAGING_FAR)->handle;
     starpu_data_handle_t x =
         iz_boundary_home(e, router, (int)(track - e->track));
     struct iz_unit_arg a = {.layout = &e->unit[u].layout,
@@ -222,7 +223,7 @@ starpu_data_handle_t iz_cold_call(struct iz_engine *e, const struct iz_call *c,
     a.at_tied = a.at_tied_grad = a.at_rows = a.at_batch = a.at_y = a.at_save =
         a.at_loss = a.at_scale = a.at_weight = a.at_logits = a.at_told =
             a.at_reference = -1;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     return far;
 }
 
@@ -234,7 +235,7 @@ char *iz_cold_text(const struct iz_engine *e, int64_t step)
     struct iz_text text;
     if (!e->cold.log)
         return NULL;
-    const bool *cold = iz_cold_of(e, step);
+    const bool *cold = iz_step_cold(e, step);
     FILE *f = iz_text_open(&text);
     const char *space = "";
     for (int u = 0, v; f && u < e->plan.n_units; u = v + 1) {
@@ -252,7 +253,7 @@ char *iz_cold_text(const struct iz_engine *e, int64_t step)
 
 int iz_cold_units(const struct iz_engine *e, int64_t step, int *all)
 {
-    const bool *cold = iz_cold_of(e, step);
+    const bool *cold = iz_step_cold(e, step);
     int n = 0;
     *all = 0;
     for (int u = 0; u < e->plan.n_units; u++) {
@@ -274,7 +275,7 @@ static int named(const struct iz_model *m, const char *name, size_t n)
 
 void iz_cold_take(struct iz_engine *e, const char *text)
 {
-    bool *cold = iz_cold_of(e, e->step);
+    bool *cold = iz_step_cold(e, e->step);
     if (!cold)
         return;
     memset(cold, 0, (size_t)e->plan.n_units * sizeof(*cold));

@@ -72,7 +72,7 @@ static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
                           .rank = e->plan.rank % group,
                           .group = group,
                           .gpu = e->plan.target.gpu,
-                          .unit = iz_unit_name(e, unit)};
+                          .unit = iz_step_unit_name(e, unit)};
     if (trained)
         add_fetched(&a, shard * elem_bytes, 0, 0);
     if (frozen)
@@ -106,7 +106,7 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
                                                            : 2));
     iz_task_add(&t, whole, shard && !a->part[0].at ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
-    iz_submit_with(e, &t, a, sizeof(*a));
+    iz_step_submit(e, &t, a, sizeof(*a));
     if (p->target.gpu && (through_host || from_host))
         e->counts.up_bytes += a->shard_bytes * (through_host ? a->group : 1);
     if (p->target.gpu && through_host && !from_host)
@@ -131,11 +131,11 @@ static void load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
     for (int i = 0; i < n; i++) {
         struct iz_io a = {.file = e->file.param,
                           .offset = k[i].param_at,
-                          .bytes = iz_param_bytes(e, k[i].filed),
-                          .at = iz_param_bytes(e, at + k[i].first),
+                          .bytes = iz_step_param_bytes(e, k[i].filed),
+                          .at = iz_step_param_bytes(e, at + k[i].first),
                           .first = iz_chunk_first(e, unit, &k[i]),
                           .count = k[i].count,
-                          .array = {{0, iz_param_bytes(e, 1), 1}},
+                          .array = {{0, iz_step_param_bytes(e, 1), 1}},
                           .arrays = 1};
         iz_disk_io(e, IZ_LOAD, unit, s->handle, at || i ? STARPU_RW : STARPU_W,
                    k[i].param_handle, a);
@@ -153,7 +153,7 @@ static void load_quant(struct iz_engine *e, int unit, struct iz_staging *s)
             .file = e->file.param,
             .offset = g->quant_at + i,
             .bytes = n,
-            .at = iz_param_bytes(e, iz_plan_filed(&e->plan, g->plan)) + i};
+            .at = iz_step_param_bytes(e, iz_plan_filed(&e->plan, g->plan)) + i};
         iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->quant_handle, a);
     }
 }
@@ -168,7 +168,7 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     int64_t at = 0;
     if (!iz_plan_filed(&e->plan, g->plan) && !(frozen && g->plan->quant.n))
         return NULL;
-    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_PARAM);
+    struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_PARAM);
     if (z->param_home == IZ_HOME_NVME) {
         load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
         at = g->plan->chunk * g->plan->chunks;
@@ -211,20 +211,20 @@ static void renew_copy(struct iz_engine *e, int unit)
                           .group = group,
                           .gpu = p->target.gpu &&
                                  p->zero.param_home == IZ_HOME_NONE,
-                          .unit = iz_unit_name(e, unit)};
+                          .unit = iz_step_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_copy, unit);
     if (!g->copy_handle || g->copied == g->version)
         return;
-    add_fetched(&a, iz_param_bytes(e, s->shard), 0, 0);
+    add_fetched(&a, iz_step_param_bytes(e, s->shard), 0, 0);
     if (all)
-        add_fetched(&a, iz_param_bytes(e, s->frozen.shard),
-                    iz_param_bytes(e, s->shard),
-                    iz_param_bytes(e, s->padded / group));
+        add_fetched(&a, iz_step_param_bytes(e, s->frozen.shard),
+                    iz_step_param_bytes(e, s->shard),
+                    iz_step_param_bytes(e, s->padded / group));
     t.rate = IZ_RATE_COPY;
     t.bytes = (double)(a.shard_bytes * share);
     iz_task_add(&t, g->copy_handle, all ? STARPU_W : STARPU_RW);
     iz_task_add(&t, g->param_handle, STARPU_R);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     if (a.gpu && !p->target.nccl) {
         e->counts.down_bytes += a.shard_bytes;
         e->counts.up_bytes += a.shard_bytes * share;
@@ -263,13 +263,13 @@ static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
     bool many = p->ranks > 1 && !p->zero.params_full, gpu = p->target.gpu;
     bool up = gpu && p->zero.frozen_home != IZ_HOME_NONE;
     bool nccl = p->target.nccl && many;
-    struct iz_staging *s = iz_next_staging(e, IZ_STAGING_QUANT);
+    struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_QUANT);
     struct fetch_arg a = {.coll = e->coll,
                           .rank = p->rank,
                           .group = p->ranks,
                           .gpu = gpu,
                           .from_host = p->zero.frozen_home != IZ_HOME_NONE,
-                          .unit = iz_unit_name(e, unit)};
+                          .unit = iz_step_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
     submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
                  unit, s->handle, shard, &a);
@@ -292,8 +292,8 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
     starpu_data_handle_t from = loaded ? loaded : g->quant_handle;
     struct weigh_arg a = {
         .unit = &e->model->unit[unit],
-        .from = loaded ? iz_param_bytes(e, iz_plan_filed(p, u)) : 0,
-        .at = iz_param_bytes(e, u->padded + u->frozen.padded),
+        .from = loaded ? iz_step_param_bytes(e, iz_plan_filed(p, u)) : 0,
+        .at = iz_step_param_bytes(e, u->padded + u->frozen.padded),
         .type = p->param_type,
         .format = u->quant.format};
     if (!u->quant.n)
@@ -302,11 +302,11 @@ static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
         from = gather_quant(e, unit, from, a.from);
         a.from = 0;
     }
-    t.bytes =
-        (double)(iz_plan_quant_whole(p, u) + iz_param_bytes(e, u->quant.n));
+    t.bytes = (double)(iz_plan_quant_whole(p, u) +
+                       iz_step_param_bytes(e, u->quant.n));
     iz_task_add(&t, slot->handle, STARPU_RW);
     iz_task_add(&t, from, STARPU_R);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     e->counts.fetched_bytes += iz_plan_quant_whole(p, u);
 }
 
@@ -340,7 +340,7 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
     int group = z->params_full ? 1 : z->group;
-    int64_t size = iz_param_bytes(e, 1);
+    int64_t size = iz_step_param_bytes(e, 1);
     bool disk[2] = {z->param_home == IZ_HOME_NVME,
                     z->frozen_home == IZ_HOME_NVME};
     starpu_data_handle_t loaded =
@@ -366,8 +366,8 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     slot->waiting = true;
     g->slot = slot;
     if (!g->plan->rows)
-        e->counts.fetched_bytes +=
-            iz_param_bytes(e, iz_plan_gathered(g->plan) - g->plan->quant.n);
+        e->counts.fetched_bytes += iz_step_param_bytes(
+            e, iz_plan_gathered(g->plan) - g->plan->quant.n);
 }
 
 static struct iz_slot *find_slot(struct iz_engine *e, int unit)
@@ -430,7 +430,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
         if (!iz_plan_fetches(&e->plan, e->unit[u->unit[j]].plan) ||
-            iz_is_cold(e, u->unit[j]))
+            iz_step_is_cold(e, u->unit[j]))
             continue;
         struct iz_slot *s = find_slot(e, u->unit[j]);
         if (s && (reusable(e, s) || u->next[u->unit[j]] < j))
@@ -453,7 +453,7 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
         return e->unit[unit].param_handle;
     struct iz_slot *s = find_slot(e, unit);
     if (!s)
-        iz_die("%s is used before it was fetched", iz_unit_name(e, unit));
+        iz_die("%s is used before it was fetched", iz_step_unit_name(e, unit));
     return s->handle;
 }
 
@@ -466,7 +466,7 @@ static void publish_quant(struct iz_engine *e, int unit)
                           .rank = p->rank,
                           .group = p->ranks,
                           .gpu = p->target.gpu,
-                          .unit = iz_unit_name(e, unit)};
+                          .unit = iz_step_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(g->plan), 0, 0);
     if (p->zero.params_full && p->ranks > 1 && g->quant)
         submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL, &a);
@@ -478,7 +478,7 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
     struct iz_unit_memory *g = &e->unit[unit];
     struct fetch_arg a = fetch_arg(e, unit, e->plan.zero.group,
-                                   iz_param_bytes(e, 1), true, frozen);
+                                   iz_step_param_bytes(e, 1), true, frozen);
     if (frozen)
         publish_quant(e, unit);
     if (!e->plan.zero.params_full || e->plan.zero.states_full ||
@@ -489,5 +489,5 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
         return;
     }
     submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->param_handle, NULL, &a);
-    e->counts.fetched_bytes += iz_param_bytes(e, g->plan->padded);
+    e->counts.fetched_bytes += iz_step_param_bytes(e, g->plan->padded);
 }

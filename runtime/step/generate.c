@@ -71,7 +71,7 @@ static void submit_token(struct iz_engine *e, const struct pick_arg *a)
     struct iz_task t = iz_task_of(e, IZ_SAMPLE, IZ_ON_HOST, run_pick, -1);
     iz_task_add(&t, e->scalar.logits_handle, STARPU_R);
     iz_task_add(&t, e->track[0].batch_handle, STARPU_RW);
-    iz_submit_with(e, &t, a, sizeof(*a));
+    iz_step_submit(e, &t, a, sizeof(*a));
 }
 
 int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,

@@ -94,11 +94,11 @@ static void fill_blocks(void *arg, int i, struct iz_exec *x)
     int64_t b;
     while ((b = atomic_fetch_add(&w->next, BLOCK)) < w->n) {
         int64_t n = min64(w->n - b, BLOCK);
-        char *param = w->param + iz_param_bytes(w->e, b);
+        char *param = w->param + iz_step_param_bytes(w->e, b);
         memset(buf, 0, sizeof(buf)); /* padding */
         step_init_fill(w->e, w->u, w->frozen, buf, first + w->at + b, n);
         if (!w->frozen && l.lower)
-            iz_split((uint16_t *)param, (uint16_t *)w->state + b, buf, n);
+            iz_cast_split((uint16_t *)param, (uint16_t *)w->state + b, buf, n);
         else
             iz_cast_params(param, w->e->plan.param_type, buf, n);
         if (!w->frozen && l.master && !l.lower)
@@ -114,7 +114,7 @@ static void fill_chunk(const struct init *a, int u, bool frozen,
     enum { FEW = 1 << 16 }; /* take less than it takes to call the workers */
     struct iz_engine *e = a->e;
     struct iz_state_layout l = iz_chunk_states(e, u, k);
-    int64_t size = iz_param_bytes(e, 1);
+    int64_t size = iz_step_param_bytes(e, 1);
     int64_t own = frozen || !(l.master || l.lower) ? 0 : l.lower ? 2 : 4;
     int64_t most = a->gpu ? IZ_BOUNCE_BYTES / 8 : k->count;
     for (int64_t at = 0; at < k->count; at += most) {
@@ -143,7 +143,7 @@ static void init_chunk(const struct init *a, int u, bool frozen,
                        const struct iz_chunk *k, int i)
 {
     struct iz_engine *e = a->e;
-    int64_t size = iz_param_bytes(e, 1);
+    int64_t size = iz_step_param_bytes(e, 1);
     bool state_file = !frozen && !k->state, param_file = !k->param;
     void *state = k->state;
     char *param =

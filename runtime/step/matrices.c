@@ -84,12 +84,12 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)
     struct iz_matrix_buffer *b;
     if (!e->unit[unit].plan->matrices)
         return NULL;
-    b = iz_next_matrices(e);
+    b = iz_engine_next_matrices(e);
     struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_HOST, run_nothing, unit);
     for (int s = 0; s < IZ_SIDES; s++)
         if (b->handle[s])
             iz_task_add(&t, b->handle[s], STARPU_W);
-    iz_submit(e->graph, &t);
+    iz_task_submit(e->graph, &t);
     b->gathered = false;
     return b;
 }
@@ -104,7 +104,7 @@ static void add_all(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
     const struct iz_plan_unit *p = e->unit[unit].plan;
     struct iz_access *a = calloc((size_t)(p->chunks + p->matrices), sizeof(*a));
     if (!a)
-        iz_die("no memory for a task on %s", iz_unit_name(e, unit));
+        iz_die("no memory for a task on %s", iz_step_unit_name(e, unit));
     for (int i = 0; i < p->chunks && !b->gathered; i++)
         a[t->n_more++] = (struct iz_access){b->chunk[i], STARPU_R};
     for (int i = 0; i < p->matrices; i++)
@@ -195,11 +195,11 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
     struct iz_task t =
         iz_task_of(e, IZ_MUON, up ? IZ_ON_UP : IZ_ON_DOWN, run_raise, unit);
     t.bytes = (double)bytes;
-    t.urgency = iz_in_order(unit);
+    t.urgency = iz_step_in_order(unit);
     iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
     iz_task_add(&t, b->handle[to], STARPU_R);
     add_all(e, unit, b, &t, &more);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
     *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
@@ -260,14 +260,14 @@ static void submit_move(struct iz_engine *e, int unit,
                                             ? 0
                                             : p->shard * (int64_t)sizeof(float),
                          .back = back,
-                         .unit = iz_unit_name(e, unit)};
+                         .unit = iz_step_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_move, unit);
     struct iz_access *more;
     /* Nothing may be written over what comes back. */
     add_all(e, unit, b, &t, &more);
     t.bytes = crossing_bytes(e, unit);
     iz_task_add(&t, b->handle[IZ_BELOW], STARPU_R);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
 }
 
@@ -301,19 +301,19 @@ static void submit_matrix(struct iz_engine *e, int unit,
         run_matrix, unit);
     struct iz_access *more = calloc((size_t)g->plan->chunks + 1, sizeof(*more));
     if (!more)
-        iz_die("no memory for a task on %s", iz_unit_name(e, unit));
+        iz_die("no memory for a task on %s", iz_step_unit_name(e, unit));
     for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
         if (meets(e, unit, &g->chunk[k], &a.matrix))
             more[t.n_more++] = (struct iz_access){b->chunk[k], STARPU_R};
     t.more = more;
     t.flops = a.matrix.flops;
     t.bytes = a.matrix.bytes;
-    t.urgency = iz_in_order(unit);
+    t.urgency = iz_step_in_order(unit);
     iz_task_add(&t, b->handle[side_of_products(e)], STARPU_R);
     iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
 }
 

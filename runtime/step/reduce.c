@@ -129,15 +129,15 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
         t->bytes = wire * a->slots + shard * (double)iz_dtype_bytes(a->type) *
                                          (a->accumulate ? 2 : 1);
     t->squares = a->squares ? shard : 0;
-    t->urgency += iz_in_order(t->unit);
-    iz_submit_with(e, t, a, sizeof(*a));
+    t->urgency += iz_step_in_order(t->unit);
+    iz_step_submit(e, t, a, sizeof(*a));
 }
 
 /* Nobody waits for the sum of a single rank, unless its update follows at once
  * and comes first. */
 static int sum_urgency(const struct iz_engine *e)
 {
-    return iz_updates_early(e) && iz_updates_first(e) ? 0 : -3500;
+    return iz_step_updates_early(e) && iz_step_updates_first(e) ? 0 : -3500;
 }
 
 /* ---- pieces of an accumulator on the host ---- */
@@ -186,7 +186,7 @@ static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
         t.bytes = (double)a.n * ((double)(a.inputs * iz_dtype_bytes(a.from)) +
                                  size * (a.accumulate ? 2 : 1));
     t.squares = a.squares && a.inputs ? (double)a.n : 0;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* All pieces, from the buffers of contributions on the host. */
@@ -194,7 +194,7 @@ static void add_pieces(struct iz_engine *e, int unit, int acc,
                        const starpu_data_handle_t *from, struct piece_arg a)
 {
     struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
-    t.urgency = sum_urgency(e) + iz_in_order(unit);
+    t.urgency = sum_urgency(e) + iz_step_in_order(unit);
     for (int i = 0; i < e->unit[unit].plan->pieces; i++) {
         submit_piece(e, t, acc, i, from, a);
         a.first += e->unit[unit].plan->piece;
@@ -253,10 +253,10 @@ static void submit_squares(struct iz_engine *e, int unit, int i,
     iz_task_add(&t, sum, a.add ? STARPU_RW : STARPU_R);
     iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
     iz_task_add(&t, tied, STARPU_R);
-    t.urgency = iz_in_order(unit) + 3500;
+    t.urgency = iz_step_in_order(unit) + 3500;
     t.rate = IZ_RATE_SQUARES;
     t.bytes = pass_bytes(a.n, &a, true);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* ---- to the accumulators ---- */
@@ -291,7 +291,7 @@ static void offload(struct iz_engine *e, int unit, int acc,
     bool straight = !host || iz_plan_straight(&e->plan, first);
     enum starpu_data_access_mode mode = first ? STARPU_W : STARPU_RW;
     starpu_data_handle_t to =
-        straight ? host : iz_next_staging(e, IZ_STAGING_GRAD)->handle;
+        straight ? host : iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle;
     struct iz_access pieces[IZ_PIECES_MAX];
     struct reduce_arg move = a;
     if (apart && !many)
@@ -339,7 +339,7 @@ static void add_near(struct iz_engine *e, int unit, int acc, bool last,
                  a);
     if (iz_plan_sum(p, g->plan)) {
         if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
-            g->sum_handle[acc] = iz_next_sum(e, unit);
+            g->sum_handle[acc] = iz_engine_next_sum(e, unit);
         sum = g->sum_handle[acc];
         add_part(e, unit, sum, contribution, 0, host, a);
         a.wire = a.type;
@@ -373,7 +373,7 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
     struct iz_access from[IZ_SLICES_MAX + 1];
     int n = 0;
     if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
-        *sum = iz_next_sum(e, unit);
+        *sum = iz_engine_next_sum(e, unit);
     a.coll = NULL;
     a.own = 0;
     a.shard = iz_plan_sent(g->plan);
@@ -401,12 +401,12 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     bool many = p->ranks > 1, direct = g->plan->direct;
-    bool cold = iz_is_cold(e, unit); /* the contribution is on the host */
+    bool cold = iz_step_is_cold(e, unit); /* the contribution is on the host */
     bool whole = direct || p->zero.grads_full;
     int acc = g->plan->split_accum ? use : 0, k = g->contributions[acc]++;
     bool last = k + 1 == g->plan->contributions;
     struct reduce_arg a = {.coll = many ? e->coll : NULL,
-                           .shard = iz_cost_shard(p, g->plan),
+                           .shard = iz_step_cost_shard(p, g->plan),
                            .slots = direct ? 0 : slots,
                            .ranks = p->ranks,
                            .accumulate = k > 0,
@@ -416,7 +416,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
                            .wire = p->param_type,
                            .type = p->grad_type,
                            .apart_type = p->grad_type,
-                           .unit = iz_unit_name(e, unit),
+                           .unit = iz_step_unit_name(e, unit),
                            .rows = iz_touched_in(e, unit)};
     /* rows, squares */
     struct iz_access from[IZ_SLICES_MAX + 2 + IZ_PIECES_MAX];
@@ -468,7 +468,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     t.urgency = many ? 0 : sum_urgency(e);
     submit_reduce(e, &t, &a);
     if (many && p->target.gpu && !p->target.nccl) {
-        e->counts.down_bytes += iz_param_bytes(e, a.shard * a.ranks);
+        e->counts.down_bytes += iz_step_param_bytes(e, a.shard * a.ranks);
         if (!p->zero.grads_down)
             e->counts.up_bytes +=
                 a.shard * iz_dtype_bytes(a.accumulate ? IZ_F32 : a.type);
@@ -503,7 +503,7 @@ static void submit_norm(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
-    int64_t n = iz_cost_shard(p, g->plan);
+    int64_t n = iz_step_cost_shard(p, g->plan);
     struct norm_arg a = {.n = g->plan->shard,
                          .type = p->grad_type,
                          .add = g->plan->split_accum,
@@ -519,7 +519,7 @@ static void submit_norm(struct iz_engine *e, int unit)
     t.rate = p->target.gpu ? IZ_RATE_SQUARES : 0;
     t.bytes = pass_bytes(n, &a, p->target.gpu);
     t.squares = a.add && !p->target.gpu ? (double)n : 0;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* buf: sum of squares, sums of the first blocks; those of the others follow. */
@@ -534,7 +534,7 @@ static void run_blocks(struct iz_exec *x, void **buf, const void *arg)
 static void submit_blocks(struct iz_engine *e, int unit)
 {
     struct iz_unit_memory *g = &e->unit[unit];
-    int64_t blocks = iz_norm_blocks(iz_plan_squared(&e->plan, g->plan));
+    int64_t blocks = iz_norm2_blocks(iz_plan_squared(&e->plan, g->plan));
     struct iz_access from[IZ_PIECES_MAX + 1];
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_blocks, unit);
     iz_task_add(&t, g->norm2_handle, STARPU_W);
@@ -544,7 +544,7 @@ static void submit_blocks(struct iz_engine *e, int unit)
                 (struct iz_access){g->block_sums_handle[i], STARPU_R};
     t.more = from;
     t.bytes = (double)blocks * sizeof(double);
-    iz_submit_with(e, &t, &blocks, sizeof(blocks));
+    iz_step_submit(e, &t, &blocks, sizeof(blocks));
 }
 
 /* Of pieces whose last sum has not taken their squares; the tied use's are
@@ -562,7 +562,7 @@ static void square_pieces(struct iz_engine *e, int unit)
         submit_piece(e, t, 0, i, &g->grad_handle[1][i], a);
 }
 
-void iz_grad_norm(struct iz_engine *e, int unit)
+void iz_step_grad_norm(struct iz_engine *e, int unit)
 {
     struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan *p = &e->plan;

@@ -119,7 +119,7 @@ void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s)
     iz_task_add(&t, e->touched.list[e->touched.now].handle, STARPU_W);
     iz_task_add(&t, e->touched.scratch.handle, STARPU_W);
     t.bytes = 16.0 * (double)p->touched.reads;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* ---- parameters and gradients ---- */
@@ -177,11 +177,11 @@ static void submit_rows(struct iz_engine *e, struct iz_task *t,
 {
     int ranks = e->plan.ranks;
     struct rows_arg a = {iz_touched_in(e, t->unit), e->coll, elem_bytes,
-                         fetched, iz_unit_name(e, t->unit)};
+                         fetched, iz_step_unit_name(e, t->unit)};
     t->bytes = (double)(e->plan.unit[t->unit].packed * elem_bytes) *
                (ranks > 1 ? (double)(ranks - 1) / ranks : 2);
     t->rate = ranks > 1 ? IZ_RATE_GATHER : 0;
-    iz_submit_with(e, t, &a, sizeof(a));
+    iz_step_submit(e, t, &a, sizeof(a));
 }
 
 void iz_touched_gather(struct iz_engine *e, enum iz_kind kind, int unit,
@@ -200,7 +200,7 @@ void iz_touched_publish(struct iz_engine *e, int unit)
 {
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_publish, unit);
     iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
-    iz_task_add(&t, iz_next_grad(e, unit), STARPU_W);
+    iz_task_add(&t, iz_engine_next_grad(e, unit), STARPU_W);
     iz_task_add(&t, e->unit[unit].param_handle, STARPU_RW);
-    submit_rows(e, &t, iz_param_bytes(e, 1), &e->counts.fetched_bytes);
+    submit_rows(e, &t, iz_step_param_bytes(e, 1), &e->counts.fetched_bytes);
 }

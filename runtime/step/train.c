@@ -18,8 +18,9 @@
 /* Where a backward of unit u writes its gradient. */
 static starpu_data_handle_t next_grad(struct iz_engine *e, int u)
 {
-    return iz_is_cold(e, u) ? iz_next_staging(e, IZ_STAGING_GRAD)->handle
-                            : iz_next_grad(e, u);
+    return iz_step_is_cold(e, u)
+               ? iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle
+               : iz_engine_next_grad(e, u);
 }
 
 /* Adds the gradient of one micro-batch of unit u, and lets backward fill the
@@ -33,7 +34,7 @@ static void backward_micro(struct iz_engine *e, int u, int track)
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
         grad[s] = trained ? next_grad(e, u) : NULL;
-        tied_grad[s] = tied < 0 ? NULL : iz_next_grad(e, tied);
+        tied_grad[s] = tied < 0 ? NULL : iz_engine_next_grad(e, tied);
         struct iz_call c = {.kind = IZ_BACKWARD,
                             .call = IZ_CALL_BACKWARD,
                             .unit = u,
@@ -65,8 +66,8 @@ static void forward_tracks(struct iz_engine *e, int u, int tracks)
  * to be known about the others. */
 static void after_backward(struct iz_engine *e, int u)
 {
-    iz_grad_norm(e, u);
-    if (iz_updates_early(e) && u >= e->update_order.late)
+    iz_step_grad_norm(e, u);
+    if (iz_step_updates_early(e) && u >= e->update_order.late)
         iz_update_unit(e, u);
 }
 
@@ -128,12 +129,12 @@ void iz_train_step(struct iz_engine *e)
 {
     int all = e->plan.micro_batches, wave = e->plan.wave;
     int published = 0;
-    bool early = iz_updates_early(e);
+    bool early = iz_step_updates_early(e);
     iz_cold_choose(e);
-    int64_t begin = iz_cpu_ns();
+    int64_t begin = iz_clock_cpu_ns();
     iz_trace_step(e);
     iz_update_order_begin(e);
-    e->cold.now = iz_cold_of(e, e->step);
+    e->cold.now = iz_step_cold(e, e->step);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
@@ -150,8 +151,8 @@ void iz_train_step(struct iz_engine *e)
     iz_update_end(e);
     publish_units(e, published, e->plan.n_units);
     barrier(e);
-    e->events.submitted_ns[e->step % IZ_EVENTS] = iz_now_ns();
-    e->counts.submit_ns += iz_cpu_ns() - begin;
+    e->events.submitted_ns[e->step % IZ_EVENTS] = iz_clock_ns();
+    e->counts.submit_ns += iz_clock_cpu_ns() - begin;
     e->step++;
     e->counts.updates++;
     e->events.due++;
@@ -193,10 +194,10 @@ void iz_train_eval(struct iz_engine *e)
 
 struct iz_event iz_train_event(struct iz_engine *e)
 {
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     while (sem_wait(&e->events.ready) && errno == EINTR)
         ;
-    e->events.waited_ns += iz_now_ns() - begin;
+    e->events.waited_ns += iz_clock_ns() - begin;
     return e->events.at[e->events.taken++ % IZ_EVENTS];
 }
 

@@ -41,7 +41,7 @@ void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
     if (!is_masked(e, split))
         return;
     iz_task_add(&t, e->scalar.learnt_handle, STARPU_W);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* The loss of a step is the mean over its targets, wherever they are: a batch's
@@ -91,7 +91,7 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *track,
     if (masked)
         iz_task_add(&t, e->scalar.learnt_handle, STARPU_R);
     a.at_told = iz_task_add(&t, track->told_handle, STARPU_W);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     track->first = first;
 }
 
@@ -160,7 +160,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     bool batch = first || last || e->model->unit[u].reads_input ||
                  e->model->documents_apart;
     bool scaled = last || e->model->unit[u].own_loss;
-    bool cold = iz_is_cold(e, u); /* then it needs no parameters */
+    bool cold = iz_step_is_cold(e, u); /* then it needs no parameters */
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
     bool keeps = training && !cold;
@@ -223,7 +223,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     a.at_told = iz_task_add(
         &t, (tells && !c->reference) || pairs ? track->told_handle : NULL,
         STARPU_RW);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     if (backward)
         iz_boundary_ahead(e, u, index);
 }
@@ -263,7 +263,7 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_task_add(&t, track->told_handle, STARPU_R);
     iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
     struct loss_arg a = {track->told_handle, e->model->preference};
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)

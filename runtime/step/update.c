@@ -256,8 +256,9 @@ static void submit_update(struct iz_engine *e, int unit,
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
         run_update, unit);
     if (!more)
-        iz_die("no memory for an update of %s", iz_unit_name(e, unit));
-    t.urgency = iz_updates_first(e) ? BEFORE_PASSES : iz_in_order(unit);
+        iz_die("no memory for an update of %s", iz_step_unit_name(e, unit));
+    t.urgency =
+        iz_step_updates_first(e) ? BEFORE_PASSES : iz_step_in_order(unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);
     t.moments = pass->along ? 0 : (double)n;
     t.moment_type = a->states.type;
@@ -283,7 +284,7 @@ static void submit_update(struct iz_engine *e, int unit,
         if (in)
             a->updated = NULL;
     }
-    iz_submit_with(e, &t, a, sizeof(*a));
+    iz_step_submit(e, &t, a, sizeof(*a));
     free(more);
 }
 
@@ -344,9 +345,9 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
     iz_task_add(&t, to.handle, to.mode);
     if (!a.always)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
-    t.urgency = iz_in_order(unit);
+    t.urgency = iz_step_in_order(unit);
     t.bytes = (double)bytes;
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
     *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
@@ -385,12 +386,12 @@ static struct copy_arg param_copy(const struct iz_engine *e,
                                   const struct update_arg *a, bool written)
 {
     bool parts = written ? pass->matrices != NULL : pass->along;
-    return (struct copy_arg){.bytes = iz_param_bytes(e, k->count),
+    return (struct copy_arg){.bytes = iz_step_param_bytes(e, k->count),
                              .always = !written || a->early,
                              .segment = parts ? a->segment : NULL,
                              .matrices = pass->along,
                              .first = a->first,
-                             .size = iz_param_bytes(e, 1)};
+                             .size = iz_step_param_bytes(e, 1)};
 }
 
 /* A chunk of an offloaded optimizer whose states are on the GPU.  A gradient
@@ -409,7 +410,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     struct copy_arg before = param_copy(e, k, pass, &a, false);
     struct copy_arg after = param_copy(e, k, pass, &a, true);
     if (down || !apart)
-        staging = iz_next_staging(e, IZ_STAGING_SPLIT)->handle;
+        staging = iz_engine_next_staging(e, IZ_STAGING_SPLIT)->handle;
     if (pass->along) {
         grad = updates_of(e, k, pass, &a);
     } else if (apart) {
@@ -484,8 +485,8 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         return;
     io.file = e->file.param;
     io.offset = k->param_at;
-    io.bytes = iz_param_bytes(e, p->chunk);
-    io.array[0] = (struct iz_state_bytes){0, iz_param_bytes(e, 1), 1};
+    io.bytes = iz_step_param_bytes(e, p->chunk);
+    io.array[0] = (struct iz_state_bytes){0, iz_step_param_bytes(e, 1), 1};
     io.arrays = 1;
     iz_disk_io(e, kind, unit, staging, mode, k->param_handle, io);
 }
@@ -505,9 +506,10 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     starpu_data_handle_t staging = NULL;
     bool state_disk = p->zero.state_home == IZ_HOME_NVME;
     bool param_disk = p->zero.param_home == IZ_HOME_NVME;
-    a.still = iz_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
+    a.still =
+        iz_step_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
     if (state_disk || param_disk) {
-        staging = iz_next_staging(e, IZ_STAGING_STATE)->handle;
+        staging = iz_engine_next_staging(e, IZ_STAGING_STATE)->handle;
         move_chunk(e, unit, k, IZ_LOAD, staging, &a);
     }
     if (state_disk)
@@ -520,7 +522,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
     } else if (param_disk) {
         param = staging;
     } else if (p->zero.params_up) {
-        param = iz_next_staging(e, IZ_STAGING_UPDATE)->handle;
+        param = iz_engine_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
     if (p->zero.params_up && a.states.lower)
         submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
@@ -539,7 +541,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
 static void update_by_side(struct iz_engine *e, int unit, struct iz_chunk *k,
                            const struct passes *pass)
 {
-    if (!iz_on_disk(e) && k->home != e->plan.zero.state_home)
+    if (!iz_step_on_disk(e) && k->home != e->plan.zero.state_home)
         update_on_gpu(e, unit, k, pass);
     else
         update_chunk(e, unit, k, pass);

@@ -49,7 +49,7 @@ void iz_update_order_end(struct iz_engine *e)
 {
     struct iz_update_order *t = &e->update_order;
     int late = atomic_load(&t->next);
-    if (!iz_on_disk(e) || !iz_updates_early(e))
+    if (!iz_step_on_disk(e) || !iz_step_updates_early(e))
         return;
     t->due += chunks_below(e, e->plan.n_units);
     int64_t rest = t->due - atomic_load(&t->updated);

@@ -34,15 +34,15 @@ static inline signed char iz_task_add(struct iz_task *t, starpu_data_handle_t h,
 }
 
 /* Submits with an argument, which is copied. */
-static inline void iz_submit_with(struct iz_engine *e, struct iz_task *t,
+static inline void iz_step_submit(struct iz_engine *e, struct iz_task *t,
                                   const void *arg, size_t bytes)
 {
     t->arg = arg;
     t->arg_bytes = bytes;
-    iz_submit(e->graph, t);
+    iz_task_submit(e->graph, t);
 }
 
-static inline int64_t iz_param_bytes(const struct iz_engine *e, int64_t n)
+static inline int64_t iz_step_param_bytes(const struct iz_engine *e, int64_t n)
 {
     return n * iz_dtype_bytes(e->plan.param_type);
 }
@@ -56,33 +56,33 @@ static inline int64_t iz_chunk_first(const struct iz_engine *e, int unit,
 
 /* A rank's part; of a sparse table, which says more in the task itself, at
  * most on average. */
-static inline int64_t iz_cost_shard(const struct iz_plan *p,
-                                    const struct iz_plan_unit *g)
+static inline int64_t iz_step_cost_shard(const struct iz_plan *p,
+                                         const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed / p->ranks : g->shard;
 }
 
-static inline const char *iz_unit_name(const struct iz_engine *e, int unit)
+static inline const char *iz_step_unit_name(const struct iz_engine *e, int unit)
 {
     return e->model->unit[unit].name;
 }
 
 /* Puts the units which are needed first in front, by less than the distance
  * between the priorities of kinds. */
-static inline int iz_in_order(int unit)
+static inline int iz_step_in_order(int unit)
 {
     enum { LAST = 900 };
     return unit < LAST ? -unit : -LAST;
 }
 
 /* Whether updates are submitted right after their gradients. */
-static inline bool iz_updates_early(const struct iz_engine *e)
+static inline bool iz_step_updates_early(const struct iz_engine *e)
 {
     return e->plan.zero.early && e->config->run.overlap;
 }
 
 /* Whether updates go through the disk. */
-static inline bool iz_on_disk(const struct iz_engine *e)
+static inline bool iz_step_on_disk(const struct iz_engine *e)
 {
     return e->plan.zero.state_home == IZ_HOME_NVME ||
            e->plan.zero.param_home == IZ_HOME_NVME;
@@ -92,9 +92,9 @@ static inline bool iz_on_disk(const struct iz_engine *e)
  * while a loaded chunk waits for a core.  Where there are more cores than
  * tracks an idle one takes them, and the pass stays in the caches of its own;
  * on a GPU it needs no core. */
-static inline bool iz_updates_first(const struct iz_engine *e)
+static inline bool iz_step_updates_first(const struct iz_engine *e)
 {
-    return iz_on_disk(e) && !e->plan.target.gpu &&
+    return iz_step_on_disk(e) && !e->plan.target.gpu &&
            e->plan.tracks >= e->plan.target.workers;
 }
 
@@ -168,12 +168,12 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track);
  * waits for; once for a step. */
 void iz_cold_choose(struct iz_engine *e);
 /* Whether the host computes the unit in the step under submission. */
-static inline bool iz_is_cold(const struct iz_engine *e, int unit)
+static inline bool iz_step_is_cold(const struct iz_engine *e, int unit)
 {
     return e->cold.now && e->cold.now[unit];
 }
 /* Those of a step that was chosen for; NULL: no step is. */
-static inline bool *iz_cold_of(const struct iz_engine *e, int64_t step)
+static inline bool *iz_step_cold(const struct iz_engine *e, int64_t step)
 {
     return e->cold.log ? e->cold.log + step % IZ_EVENTS * e->plan.n_units
                        : NULL;
@@ -234,7 +234,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
                starpu_data_handle_t *slot, int slots);
 /* After the last contribution: the sum of squares where the sums have not left
  * it; in stage 0 also the other ranks' parts of the gradient. */
-void iz_grad_norm(struct iz_engine *e, int unit);
+void iz_step_grad_norm(struct iz_engine *e, int unit);
 
 /* ---- clip.c: loss, gradient norm, clipping, loss scale, learning rate ---- */
 

@@ -139,12 +139,12 @@ static int measure(struct iz_disk *d)
         return -ENOMEM;
     memset(buf, 0x5a, (size_t)TRIAL_PIECE);
     int err = move_all(d, buf, true);
-    int64_t begin = iz_now_ns();
+    int64_t begin = iz_clock_ns();
     if (!err)
         err = move_all(d, buf, true);
     if (!err)
         err = move_all(d, buf, false);
-    d->rate = 2e9 * (double)d->bytes / (double)(iz_now_ns() - begin + 1);
+    d->rate = 2e9 * (double)d->bytes / (double)(iz_clock_ns() - begin + 1);
     free(buf);
     return err ? iz_durable_refuse("nvme", d->path, "cannot measure its rate",
                                    err)

@@ -82,7 +82,7 @@ static void *memory_refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
                            const char *what)
 {
     fprintf(stderr, "izar: %s %.1f MiB for %s (%s tier) failed: %s\n", what,
-            iz_mib(bytes), iz_class_names[c], iz_tier_names[tier],
+            iz_units_mib(bytes), iz_class_names[c], iz_tier_names[tier],
             strerror(errno));
     return NULL;
 }
@@ -203,7 +203,7 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
         fprintf(stderr,
                 "izar: %s: pinning %.1f MiB of host memory for the GPU failed: "
                 "%s: run.device: cpu needs none\n",
-                wish, iz_mib(b->bytes), why);
+                wish, iz_units_mib(b->bytes), why);
         return -EIO;
     }
     m->cpu = (struct pool){.base = b->p, .bytes = (int64_t)b->bytes};
@@ -274,7 +274,7 @@ int iz_memory_lock(struct iz_memory *m)
     if (!settle(m, true))
         return 0;
     fprintf(stderr, "izar: pin_memory: locking %.1f MiB failed: %s\n",
-            iz_mib(bytes), strerror(errno));
+            iz_units_mib(bytes), strerror(errno));
     return -ENOMEM;
 }
 

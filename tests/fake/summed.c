@@ -87,7 +87,7 @@ static void fill(struct iz_engine *e, starpu_data_handle_t grad, int64_t sample,
     if (!grad)
         return;
     iz_task_add(&t, grad, STARPU_RW);
-    iz_submit_with(e, &t, &a, sizeof(a));
+    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 void __wrap_iz_units_batch(struct iz_engine *e, struct iz_track *track,

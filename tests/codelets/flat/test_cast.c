@@ -99,7 +99,7 @@ static void cast_overflows_to_infinity(void **state)
 static void cast_keeps_nan(void **state)
 {
     for (uint32_t low = 1; low < 0x800000u; low += low) {
-        float x = iz_bits_float(0xff800000u | low);
+        float x = iz_float_of_bits(0xff800000u | low);
         for (const struct half *t = halves; t < halves + 2; t++)
             assert_true((rounded(x, t->type) & 0x7fff) > t->infinity);
     }
@@ -115,7 +115,7 @@ static void cast_finds_every_nan(void **state)
         uint16_t y[N];
         for (int i = 0; i < N; i++)
             x[i] = 1.0f / (float)(i + 3);
-        x[k / 2] = iz_bits_float(0x7f800001u);
+        x[k / 2] = iz_float_of_bits(0x7f800001u);
         iz_cast(y, type, x, IZ_F32, N);
         for (int i = 0; i < N; i++)
             assert_int_equal(y[i], rounded(x[i], type));
@@ -137,10 +137,10 @@ static void halves_lose_nothing(void **state)
     for (uint64_t base = 0; base < UINT64_C(1) << 32; base += STRIDE) {
         uint32_t wrong = 0;
         for (uint32_t i = 0; i < N; i++)
-            x[i] = iz_bits_float((uint32_t)base + i);
-        iz_split(upper, lower, x, N);
+            x[i] = iz_float_of_bits((uint32_t)base + i);
+        iz_cast_split(upper, lower, x, N);
         iz_cast_params(param, IZ_BF16, x, N);
-        iz_join_halves(back, upper, lower, N);
+        iz_cast_join(back, upper, lower, N);
         iz_cast(even, IZ_BF16, x, IZ_F32, N);
         for (uint32_t i = 0; i < N; i++) {
             uint32_t u = (uint32_t)base + i, a = u & 0x7fffffffu;
@@ -164,9 +164,9 @@ static void halves_of_any_length(void **state)
         float x[N], back[N] = {0};
         uint16_t upper[N] = {0}, lower[N] = {0};
         for (int i = 0; i < N; i++)
-            x[i] = iz_bits_float((uint32_t)random_bits() & 0xff7fffffu);
-        iz_split(upper, lower, x, n);
-        iz_join_halves(back, upper, lower, n);
+            x[i] = iz_float_of_bits((uint32_t)random_bits() & 0xff7fffffu);
+        iz_cast_split(upper, lower, x, n);
+        iz_cast_join(back, upper, lower, n);
         assert_memory_equal(back, x, (size_t)n * sizeof(*x));
         for (int i = n; i < N; i++)
             assert_true(upper[i] == 0 && lower[i] == 0 && back[i] == 0);

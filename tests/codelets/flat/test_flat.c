@@ -76,7 +76,7 @@ static void norm_shows_every_non_finite(void **state)
 static void check_blocks(const void *x, enum iz_dtype t, int64_t n,
                          int64_t first)
 {
-    int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm_blocks(n - at);
+    int64_t at = first * IZ_NORM_BLOCK, rest = iz_norm2_blocks(n - at);
     const void *behind = fixture_at(x, t, at);
     double *sum = take((size_t)(rest + 1) * sizeof(*sum));
     struct iz_norm2 s = {0};
@@ -120,7 +120,7 @@ static void check_add_squares(enum iz_dtype out_type, enum iz_dtype in_type,
     char *in = take((size_t)n * 8), *out = take((size_t)n * 4);
     const void *from[] = {in, in + n * 4};
     char *got = take((size_t)n * 4), *want = take((size_t)n * 4);
-    int64_t blocks = iz_norm_blocks(n);
+    int64_t blocks = iz_norm2_blocks(n);
     double *sum = take((size_t)blocks * 8), *squares = take((size_t)blocks * 8);
     flat_fill(in, in_type, n, 4.0);
     flat_fill(in + n * 4, in_type, n, 4.0);
@@ -254,9 +254,9 @@ static void hash_sees_bits_and_positions(void **state)
     assert_true(iz_flat_hash(1, x, 64) != whole);
     for (int k = 0; k < 64 * 32; k++) {
         uint32_t bit = (uint32_t)1 << k % 32;
-        x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
+        x[k / 32] = iz_float_of_bits(iz_float_bits(x[k / 32]) ^ bit);
         assert_true(iz_flat_hash(0, x, 64) != whole);
-        x[k / 32] = iz_bits_float(iz_float_bits(x[k / 32]) ^ bit);
+        x[k / 32] = iz_float_of_bits(iz_float_bits(x[k / 32]) ^ bit);
     }
     for (int i = 1; i < 64; i++) {
         float t = x[0];

@@ -186,8 +186,8 @@ static void bits_are_known(void **state)
     const unsigned char *c = a.p;
     uint64_t h = 0;
     for (int j = 0; j < N; j++)
-        x[j] =
-            iz_bits_float(0x30000000u + (uint32_t)j * 0x1234567u % 0x0fffffffu);
+        x[j] = iz_float_of_bits(0x30000000u +
+                                (uint32_t)j * 0x1234567u % 0x0fffffffu);
     iz_moment_store(&a, 0, x, N, 5 + (uint64_t)a.which, 64000);
     for (int64_t j = 0; j < iz_moment_bytes(a.type, N); j++)
         h = iz_mix(h + c[j]);

@@ -475,7 +475,7 @@ static void a_master_in_halves_has_the_same_bits(void **state)
         struct arrays b = arrays_copy(&a);
         struct iz_step s = a.kind->cases[1];
         b.lower = take((size_t)b.n * 2);
-        iz_split(b.out, b.lower, b.p, b.n);
+        iz_cast_split(b.out, b.lower, b.p, b.n);
         for (s.t = 1; s.t <= 5; s.t++) {
             new_gradients(&a, 1 / s.grad_scale);
             memcpy(b.g, a.g, (size_t)(a.n * iz_dtype_bytes(a.g_type)));
@@ -486,7 +486,7 @@ static void a_master_in_halves_has_the_same_bits(void **state)
                 update(&b, &s, at, n);
             }
         }
-        iz_join_halves(b.p, b.out, b.lower, b.n);
+        iz_cast_join(b.p, b.out, b.lower, b.n);
         free(b.lower);
         arrays_equal(&a, &b);
     }

@@ -213,7 +213,7 @@ struct varying {
 static void varying(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct varying *k = arg;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     struct iz_linear l = {.w = v[W], .dw = v[DW], .out_in = true};
     struct iz_view a = iz_view_rows(v[A], 0, k->n);
     struct iz_product p =
@@ -221,12 +221,12 @@ static void varying(struct iz_exec *x, const struct iz_view *v, const void *arg)
             ? iz_product_dw(iz_view_rows(v[DY], 0, k->n), a, &l)
             : iz_product_fwd(iz_view_rows(v[Y], 0, k->n), IZ_NONE, a, &l);
     struct iz_view scratch =
-        iz_work(x, IZ_U8, 1, iz_product_pad(&p, NULL).bytes);
+        iz_exec_work(x, IZ_U8, 1, iz_product_pad(&p, NULL).bytes);
     x->rows_vary = true;
     if (!x->dry)
         iz_product_cuda(x, &p, scratch);
     x->rows_vary = false;
-    iz_work_release(x, mark);
+    iz_exec_release(x, mark);
 }
 
 /* From 17 to 32 rows they have one search, unless the library says that its

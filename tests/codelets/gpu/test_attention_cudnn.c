@@ -73,8 +73,8 @@ static void backward_agrees_with_double(void **state)
 /* As much as is planned, which the stand-in overwrites. */
 static void a_backward_has_a_matrix_of_scores_for_each_head(void **state)
 {
-    int64_t most = iz_cudnn_bwd_bytes(1, 65, 4, 2, 16) - 256;
-    assert_int_equal(iz_cudnn_bwd_bytes(1, 64, 3, 3, 64),
+    int64_t most = iz_gpu_cudnn_bwd_bytes(1, 65, 4, 2, 16) - 256;
+    assert_int_equal(iz_gpu_cudnn_bwd_bytes(1, 64, 3, 3, 64),
                      2 * 3 * 64 * 128 + IZ_CUDNN_SCRATCH);
     assert_int_equal(most, 2 * 4 * 128 * 128 + 4 * 4 * 65 * 16 +
                                IZ_CUDNN_SCRATCH - 256);
@@ -86,8 +86,8 @@ static void a_backward_has_a_matrix_of_scores_for_each_head(void **state)
 static void a_backward_does_as_many_samples_as_scratch_holds(void **state)
 {
     const struct shape s = {6, 33, 2, 16, 1};
-    const int64_t more = iz_cudnn_bwd_bytes(2, 33, 2, 1, 16) -
-                         iz_cudnn_bwd_bytes(1, 33, 2, 1, 16);
+    const int64_t more = iz_gpu_cudnn_bwd_bytes(2, 33, 2, 1, 16) -
+                         iz_gpu_cudnn_bwd_bytes(1, 33, 2, 1, 16);
     const struct {
         int64_t spare;
         bool moody;
@@ -210,7 +210,7 @@ static void what_cannot_be_is_refused(void **state)
     fake->config[0].workspace = 4 * 2 * 4 * 9 * 9 + IZ_CUDNN_SCRATCH;
     refused(IZ_BF16, false,
             "cuDNN wants 68128 bytes beside the tensors, 65280 are");
-    fake->config[0].workspace = iz_cudnn_bwd_bytes(1, 9, 4, 2, 16);
+    fake->config[0].workspace = iz_gpu_cudnn_bwd_bytes(1, 9, 4, 2, 16);
     refused(IZ_BF16, true,
             "backward of attention of 1 samples of 9, 4 heads of 16 columns, "
             "keys of 2: cuDNN wants 133376 bytes beside the tensors, 133120");

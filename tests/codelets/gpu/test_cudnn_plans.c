@@ -81,7 +81,7 @@ static void backward_planned(struct iz_cudnn *c, const struct shape *s,
     struct iz_refusal why = {""};
     int64_t tile = 2 * s->heads * round_up(s->seq, 64) * round_up(s->seq, 64);
     int64_t bytes,
-        most = iz_cudnn_bwd_bytes(1, s->seq, s->heads, s->kv_heads, s->d);
+        most = iz_gpu_cudnn_bwd_bytes(1, s->seq, s->heads, s->kv_heads, s->d);
     if (!iz_cudnn_plan(c, &a, true, &bytes, &why))
         fail_msg("%s: %s", iz_dtype_name(t), why.why);
     if (s->heads != s->kv_heads)

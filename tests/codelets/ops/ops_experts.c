@@ -55,7 +55,7 @@ static void dispatch_op(struct iz_exec *x, const struct iz_view *v,
                         const void *arg)
 {
     struct iz_routes r = mixture_routes(arg, v);
-    iz_dispatch(x, v[BY], v[A], &r);
+    iz_experts_dispatch(x, v[BY], v[A], &r);
 }
 
 static void combine_op(struct iz_exec *x, const struct iz_view *v,
@@ -63,7 +63,7 @@ static void combine_op(struct iz_exec *x, const struct iz_view *v,
 {
     const struct mixture *a = arg;
     struct iz_routes r = mixture_routes(a, v);
-    iz_combine(x, v[A], v[A], v[BY], &r, a->back);
+    iz_experts_combine(x, v[A], v[A], v[BY], &r, a->back);
 }
 
 static void combine_none_op(struct iz_exec *x, const struct iz_view *v,
@@ -71,7 +71,7 @@ static void combine_none_op(struct iz_exec *x, const struct iz_view *v,
 {
     const struct mixture *a = arg;
     struct iz_routes r = mixture_routes(a, v);
-    iz_combine(x, v[A], IZ_NONE, v[BY], &r, a->back);
+    iz_experts_combine(x, v[A], IZ_NONE, v[BY], &r, a->back);
 }
 
 static struct iz_linear linear_of(const struct mixture *a,
@@ -117,13 +117,13 @@ static void weigh_op(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     struct iz_routes r = mixture_routes(arg, v);
-    iz_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
+    iz_experts_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
 }
 
 static void copy_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     struct iz_routes r = mixture_routes(arg, v);
-    iz_weights_copy(x, v[DS], v[WEIGHT], &r);
+    iz_experts_weights_copy(x, v[DS], v[WEIGHT], &r);
 }
 
 static void gate_op(struct iz_exec *x, const struct iz_view *v, const void *arg)

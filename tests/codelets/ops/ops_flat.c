@@ -150,12 +150,12 @@ struct norm2 {
 static void norm2(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct norm2 *s = arg;
-    int64_t mark = iz_work_mark(x);
+    int64_t mark = iz_exec_mark(x);
     if (!x->dry)
         iz_buffer_norm2(x, v[1].p, at(v[0], s->shift), v[0].dtype, s->n);
     else if (x->backend == IZ_CUDA)
-        iz_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(s->n));
-    iz_work_release(x, mark);
+        iz_exec_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(s->n));
+    iz_exec_release(x, mark);
 }
 
 static void squares(struct iz_exec *x, const struct iz_view *v, const void *arg)
@@ -189,7 +189,7 @@ static void norm_has_the_bits_of_the_cpu(void **state)
             check_norm(norm2, fixture_types[t], n[i / 2], i % 2, 1);
         for (int i = 0; i < COUNT(m); i++)
             check_norm(squares, fixture_types[t], m[i], i % 2,
-                       iz_norm_blocks(m[i]));
+                       iz_norm2_blocks(m[i]));
     }
 }
 
@@ -243,7 +243,7 @@ struct update {
 static float number(bool wild)
 {
     uint32_t bits = (uint32_t)(fixture_uniform() * 0x1p31 + 0x1p31);
-    float any = iz_bits_float(bits);
+    float any = iz_float_of_bits(bits);
     if (!wild)
         return (float)(4 * fixture_uniform());
     return fabsf(any) < 1e18f ? any : 0;

@@ -59,5 +59,5 @@ void emu_reach_words(void *words, size_t bytes)
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds)
 {
-    return iz_blas_rate(512, 512, 512, 0);
+    return iz_rate_blas(512, 512, 512, 0);
 }

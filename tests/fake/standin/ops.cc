@@ -271,7 +271,7 @@ static void call(decltype(&iz_route_tell) op, struct iz_exec *x,
 }
 
 /* What the program does with it, it does at once. */
-const int32_t *iz_routes_end_cuda(struct iz_exec *x, struct iz_view end)
+const int32_t *iz_experts_routes_end_cuda(struct iz_exec *x, struct iz_view end)
 {
     static thread_local std::vector<int32_t> ends;
     int32_t *to = (ends.resize((size_t)end.cols), ends.data());
@@ -312,7 +312,7 @@ static void call(decltype(&iz_flat_squares) squares, struct iz_exec *x,
                  double *sum, const void *p, enum iz_dtype type, int64_t n)
 {
     enqueue(x, [=] {
-        squares(reach(sum, iz_norm_blocks(n) * (int64_t)sizeof(*sum)),
+        squares(reach(sum, iz_norm2_blocks(n) * (int64_t)sizeof(*sum)),
                 reach(p, n * iz_dtype_bytes(type)), type, n);
     });
 }

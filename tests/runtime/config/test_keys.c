@@ -91,7 +91,7 @@ static void every_foreign_key_is_accepted_or_refused_by_name(void **state)
             i++;
         snprintf(good, sizeof(good), "%s", foreign_values[i].good);
         if (!foreign_values[i].accept)
-            assert_true(iz_word(good, sizeof(good), k->accept, 0));
+            assert_true(iz_text_word(good, sizeof(good), k->accept, 0));
         if (k->accept[0] != '\0' && read_override(k->name, good) != 0)
             fail_msg("%s", said);
         if (strcmp(k->accept, "any") == 0)
@@ -156,7 +156,7 @@ static void every_optimizer_is_spelled_in_its_place(void **state)
 {
     char word[IZ_CONFIG_NAME_MAX], name[IZ_CONFIG_NAME_MAX];
     int n = 0;
-    for (; iz_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
+    for (; iz_text_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);
         assert_string_equal(o->type, word);
         for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
