@@ -23,7 +23,7 @@ prog=$1
 # stopped MODE WHAT [SECONDS QUESTION]: the message names what was waited for.
 stopped() {
     fails "$1"
-    line="izar: rank 0: waited ${3-0.5} s for $2: ${4-is another rank dead or stopped?}"
+    line="izar: rank 0: waited ${3-0.2} s for $2: ${4-is another rank dead or stopped?}"
     if ! grep -qxF "$line" "$log"; then
         echo "FAILED: $1: no such line: $line"
         cat "$log"
@@ -34,7 +34,7 @@ stopped() {
 stopped late 'the last barrier'
 stopped late-read 'the last unit'
 stopped late-deaf 'the last barrier'
-stopped late-disk 'the other ranks in a save' 6 \
+stopped late-disk 'the other ranks in a save' 2.4 \
     'is one dead or stopped, or its disk very slow? run.comm_timeout_s, 12 times of which this is, allows for more'
 fails killed
 fails killed-read
