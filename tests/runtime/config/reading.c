@@ -2,6 +2,8 @@
 /* A toy model, and reading configs from text. */
 #include "tests/runtime/config/reading.h"
 
+#include "runtime/config/keys.h"
+
 struct toy toy;
 
 #define AT(field) .name = #field, .offset = offsetof(struct toy, field)
@@ -73,6 +75,53 @@ const char *effective(void)
         iz_config_write(&config, &toy_section, in_folder("effective.json")), 0);
     free(text);
     return text = contents(in_folder("effective.json"), NULL);
+}
+
+/* Every key with a meaning here, as "key value;". */
+static const char *settings(void)
+{
+    static char text[32768];
+    struct iz_config_file file;
+    FILE *out = fmemopen(text, sizeof(text), "w");
+    iz_config_unresolve(&file, &config);
+    for (int i = 0; iz_config_keys[i].name; i++)
+        if (file.given[i] == IZ_GIVEN_VALUE) {
+            fprintf(out, "%s ", iz_config_keys[i].name);
+            iz_config_value(out, &iz_config_keys[i], &file);
+            fputc(';', out);
+        }
+    for (const struct iz_key *k = toy_keys; k->name; k++) {
+        fprintf(out, "model.%s ", k->name);
+        iz_config_value(out, k, &toy);
+        fputc(';', out);
+    }
+    fclose(out);
+    return text;
+}
+
+void assert_settings(const char *gives)
+{
+    char want[4096], *rest = want;
+    const char *all = settings();
+    snprintf(want, sizeof(want), "%s", json(gives));
+    for (char *one; (one = strtok_r(rest, ";", &rest));) {
+        char line[256];
+        snprintf(line, sizeof(line), "%s;", one);
+        if (!strstr(all, line))
+            fail_msg("not %s in %s", line, all);
+    }
+}
+
+void assert_round_trip(int ranks)
+{
+    struct iz_config first = config;
+    struct toy first_toy = toy;
+    effective();
+    memset(&toy, 0, sizeof(toy));
+    if (read_file(in_folder("effective.json"), NULL, 0, ranks) != 0)
+        fail_msg("%s", said);
+    assert_memory_equal(&config, &first, sizeof(config));
+    assert_memory_equal(&toy, &first_toy, sizeof(toy));
 }
 
 int lines_of(const char *s)

@@ -33,6 +33,11 @@ int read_file(const char *path, char *const *set, int n_set, int ranks);
 int read_text(const char *text);
 /* key=value as an override, beside a batch size. */
 int read_override(const char *key, const char *value);
+/* The config has these values of keys: "key value;key value", in which ' stands
+ * for ". */
+void assert_settings(const char *gives);
+/* What was just read, written and read again, is the same, byte for byte. */
+void assert_round_trip(int ranks);
 /* The config as iz_config_write writes it; valid until the next call. */
 const char *effective(void);
 

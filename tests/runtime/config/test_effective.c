@@ -5,35 +5,15 @@
 
 #include "tests/runtime/disk.h"
 
-/* What was just read, written and read again, is the same, byte for byte. */
-static void assert_round_trip(int ranks)
-{
-    struct iz_config first = config;
-    struct toy first_toy = toy;
-    effective();
-    memset(&toy, 0, sizeof(toy));
-    if (read_file(in_folder("effective.json"), NULL, 0, ranks) != 0)
-        fail_msg("%s", said);
-    assert_memory_equal(&config, &first, sizeof(config));
-    assert_memory_equal(&toy, &first_toy, sizeof(toy));
-}
-
+/* More than what test_config reads back. */
 static void the_effective_config_reads_back_the_same(void **state)
 {
     static const char *const bodies[] = {
-        "",
-        "'bf16': {'enabled': true}",
-        "'gradient_accumulation_steps': 2, 'bf16': {'enabled': true}, "
-        "'data_types': {'grad_accum_dtype': 'bf16'}",
-        "'scheduler': {'type': 'WarmupLR', 'params': {'warmup_type': "
-        "'linear'}}",
         "'scheduler': {'type': 'WarmupCosineLR', 'params': {'total_num_steps': "
         "'auto'}}",
         "'run': {'sample_prompt': 'a\\'\\\\\\n\\u00e9\\u0001', "
         "'comm_timeout_s': 0.1}, 'optimizer': {'params': {'lr': "
         "0.30000000000000004, 'betas': [0.1, 0.7]}}",
-        "'optimizer': {'type': 'Lion'}",
-        "'optimizer': {'type': 'Adam', 'params': {'adam_w_mode': false}}",
         "'run': {'seed': 9007199254740993}",
         "'lora': {'rank': 2, 'targets': 'a*, b'}, 'parameters': [{'match': "
         "'x', 'frozen': false}]",
@@ -48,6 +28,7 @@ static void the_effective_config_reads_back_the_same(void **state)
     assert_round_trip(3);
 }
 
+/* With what has a meaning only: WarmupDecayLR has no ratio, Lion no eps. */
 static void the_effective_config_is_nested_and_in_order(void **state)
 {
     assert_int_equal(read_file(USERS_FILE, NULL, 0, 3), 0);
@@ -58,13 +39,10 @@ static void the_effective_config_is_nested_and_in_order(void **state)
                                  "            \"lr\": 3e-05,\n"
                                  "            \"betas\": [0.8, 0.95],"));
     assert_true(strstr(text, "\"run\": {") > strstr(text, "\"data\": {"));
-    assert_non_null(strstr(text, "        \"layers\": 5,"));
-    assert_null(strstr(text, "warmup_min_ratio")); /* WarmupDecayLR has none */
-    assert_non_null(strstr(text, "\"eps\""));      /* and Lion no eps */
+    assert_null(strstr(text, "warmup_min_ratio"));
+    assert_non_null(strstr(text, "\"eps\""));
     assert_accepted("'optimizer': {'type': 'Lion'}");
-    text = effective();
-    assert_non_null(strstr(text, "\"type\": \"Lion\""));
-    assert_null(strstr(text, "\"eps\""));
+    assert_null(strstr(effective(), "\"eps\""));
 }
 
 static void the_effective_config_takes_overrides(void **state)
@@ -74,14 +52,7 @@ static void the_effective_config_takes_overrides(void **state)
     effective();
     if (read_file(in_folder("effective.json"), set, N_OF(set), 1) != 0)
         fail_msg("%s", said);
-    assert_int_equal(config.run.log_interval, 3);
-}
-
-static void an_impossible_path_is_an_error(void **state)
-{
-    assert_accepted("");
-    assert_int_equal(
-        iz_config_write(&config, &toy_section, "/nonexistent/a.json"), -ENOENT);
+    assert_settings("run.log_interval 3");
 }
 
 static int write_effective(int i)
@@ -95,6 +66,8 @@ static void the_effective_config_is_on_the_disk(void **state)
     assert_durable_or_refused(write_effective, "effective%d");
     for (int i = 0; i < 10; i++)
         unlink(in_folder("effective%d", i));
+    assert_int_equal(
+        iz_config_write(&config, &toy_section, "/nonexistent/a.json"), -ENOENT);
 }
 
 /* Changes, removes, repeats or swaps a piece of the text. */
@@ -126,7 +99,7 @@ static void random_damage_never_crashes(void **state)
     char *whole = contents(USERS_FILE, NULL);
     static char text[16384];
     int accepted = 0;
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 500; i++) {
         snprintf(text, sizeof(text), "%s", whole);
         for (int64_t k = 1 + random_below(3); k > 0 && text[0] != '\0'; k--)
             damage(text, sizeof(text));
@@ -138,7 +111,7 @@ static void random_damage_never_crashes(void **state)
         if (rc == 0)
             assert_round_trip(3);
     }
-    assert_in_range(accepted, 1, 1500);
+    assert_in_range(accepted, 1, 400);
     free(whole);
 }
 
@@ -149,7 +122,6 @@ int main(void)
         cmocka_unit_test(the_effective_config_is_nested_and_in_order),
         cmocka_unit_test(the_effective_config_takes_overrides),
         cmocka_unit_test(the_effective_config_is_on_the_disk),
-        cmocka_unit_test(an_impossible_path_is_an_error),
         cmocka_unit_test(random_damage_never_crashes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_configs);

@@ -11,11 +11,7 @@ static const char *const refusals[][2] = {
     {"'zero_optimisation': {'stage': 3}", "did you mean zero_optimization?"},
     {"'zero_optimization': {'offload_optimiser': {}}",
      "did you mean zero_optimization.offload_optimizer?"},
-    {"'zero_optimization': {'stage3_prefetch_bucket_sizes': 1}",
-     "did you mean zero_optimization.stage3_prefetch_bucket_size?"},
     {"'model': {'layer': 1}", "did you mean model.layers?"},
-    {"'model': {'prset': 'x'}", "model.preset?"},
-    {"'comment': 'hi'", "comment: unknown key"},
     {"'': 1", "unknown key"},
     {"'qqqqqqqqqqqqqqqq': 1", "unknown key\n"},
     {"'zero_optimization.stage': 1", "a dot in a key"},
@@ -36,8 +32,6 @@ static const char *const refusals[][2] = {
      "expected an array of two numbers, found [0.9] (an array)"},
     {"'optimizer': {'params': {'betas': [0.9, 'x']}}",
      "expected an array of two numbers"},
-    {"'optimizer': {'params': {'betas': [0.9, 1.0]}}",
-     "optimizer.params.betas: 1 is not in 0..0.999999999"},
     {"'optimizer': {'type': 3}",
      "expected " IZ_OPTIMIZER_TYPES ", found 3 (an integer)"},
     {"'optimizer': {'type': 'AdmaW'}",
@@ -45,7 +39,6 @@ static const char *const refusals[][2] = {
     {"'optimizer': {'type': 'Adagrad'}",
      "'Adagrad' is not one of " IZ_OPTIMIZER_TYPES "\n"},
     {"'run': {'output': 3}", "expected a string, found 3"},
-    {"'run': {'output': ['a']}", "expected a string, found ['a']"},
     {"'data': {'path': ['a', 3]}", "data.path: expected strings, found 3"},
     {"'data': {'path': ['a', 'b,c']}", "data.path: 'b,c' has a comma"},
     {"'data': {'path': ['a', '']}", "data.path: '' is no member of a list"},
@@ -54,7 +47,6 @@ static const char *const refusals[][2] = {
     {"'model': {'name': '12345678'}", "model.name: 8 bytes, at most 7 fit"},
     {"'model': {'bias': 'auto'}", "model.bias: 'auto'"},
     {"'model': 3", "model: expected an object, found 3"},
-    {"'run': {'seed': -1}", "run.seed: -1 is less than 0"},
     /* Rules say where they are wrong. */
     {"'parameters': {'match': '*'}",
      "parameters: expected an array of rules, found an object"},
@@ -71,7 +63,6 @@ static const char *const refusals[][2] = {
      "parameters[0]: frozen: true, but"},
     {"'parameters': [{'match': '*', 'frozen': 1}]",
      "parameters[0].frozen: expected true or false"},
-    {"'parameter': []", "did you mean parameters?"},
     /* Adapters need a rank and targets. */
     {"'lora': {'rank': 4}", "lora.targets: missing, and lora.rank is 4"},
     {"'lora': {'rank': 4, 'targets': ' , '}", "lora.targets: missing"},
@@ -79,7 +70,6 @@ static const char *const refusals[][2] = {
      "lora.targets: there are no adapters: lora.rank is 0"},
     {"'lora': {'export': 'adapter'}", "lora.export: there are no adapters"},
     {"'lora': {'dropout': 0.1}", "lora.dropout: there are no adapters"},
-    {"'lora': {'use_dora': true}", "lora.use_dora: unknown key"},
     /* Presets are known. */
     {"'model': {'preset': 'toy-smal'}",
      "model.preset: unknown preset; did you mean toy-small?"},
@@ -173,8 +163,6 @@ static const char *const refusals[][2] = {
     {"'zero_optimization': {'stage': 1, 'cpu_offload': true, "
      "'offload_optimizer': {'device': 'cpu'}}",
      "offload_optimizer.device: given twice"},
-    {"'zero_optimization': {'cpu_offload': 1}",
-     "cpu_offload: expected a boolean, found 1"},
     {"'activation_checkpointing': {'nvme_path': '/tmp'}",
      "nvme_path: /tmp, but activation_checkpointing.cpu_checkpointing is "
      "false"},
@@ -191,8 +179,6 @@ static const char *const refusals[][2] = {
     {"'scheduler': {'type': 'WarmupDecayLR', 'params': {'total_num_steps': "
      "'x'}}",
      "total_num_steps: expected an integer"},
-    {"'gradient_accumulation_steps': 0",
-     "gradient_accumulation_steps: 0 is less than 1"},
     {"'zero_optimization': {'stage': 3, 'offload_param': {'device': 'nvme', "
      "'nvme_path': 3}}",
      "nvme_path: expected a string"},
@@ -206,24 +192,6 @@ static void every_refusal_says_why(void **state)
 {
     for (int i = 0; i < N_OF(refusals); i++)
         assert_refused(refusals[i][0], refusals[i][1]);
-}
-
-static void what_comes_close_is_accepted(void **state)
-{
-    assert_accepted("'parameters': null");
-    assert_int_equal(config.n_rules, 0);
-    assert_accepted("'lora': {'rank': 4, 'targets': '*'}");
-    assert_true(config.lora.alpha == 4);
-    assert_accepted("'model': {'preset': null, 'layers': 4}");
-    assert_int_equal(toy.layers, 4);
-    assert_accepted("'zero_optimization': {'stage': 1, 'offload_optimizer': {"
-                    "'device': 'nvme', 'nvme_path': '/x'}}");
-    assert_accepted("'zero_optimization': {'stage': 1, 'offload_optimizer': {"
-                    "'device': 'cpu', 'ratio': 0.4}}");
-    assert_accepted("'optimizer': {'params': {'torch_adam': true, "
-                    "'weight_decay': 0.01}}");
-    assert_accepted("'steps_per_print': 3, 'run': {'log_interval': 3}");
-    assert_accepted("'activation_checkpointing': {'cpu_checkpointing': true}");
 }
 
 static void all_faults_are_told_at_once(void **state)
@@ -282,7 +250,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_refusal_says_why),
-        cmocka_unit_test(what_comes_close_is_accepted),
         cmocka_unit_test(all_faults_are_told_at_once),
         cmocka_unit_test(bad_json_has_line_and_column),
         cmocka_unit_test(a_file_that_cannot_be_read_says_why),
