@@ -65,7 +65,7 @@ static void gradients_agree_with_central_differences(void **state)
 static void gradients_of_16_bit_weights_agree(void **state)
 {
     struct twin_case c = kind->usual;
-    c.step = 1;
+    c.step = 3;
     check_gradients(c, IZ_BF16);
     check_gradients(c, IZ_F16);
 }
@@ -141,17 +141,17 @@ static void train_both(struct twin *t, struct state *s)
                                   .bias_correction = true},
                         .grad_scale = 1};
     double first = t->kind->loss(t, NULL), loss = first;
-    for (a.t = 1; a.t <= 10; a.t++) {
+    for (a.t = 1; a.t <= 3; a.t++) {
         loss = t->kind->loss(t, NULL);
         step(t, s, &a);
         assert_true(fabs(t->got + t->told.loss - loss) <= 1e-5 * loss);
     }
-    assert_true(loss < first - 0.1);
+    assert_true(loss < first - 0.02);
     check_weights(t);
 }
 
-/* Ten steps of AdamW, here and in double. */
-static void ten_steps_agree_with_double(void **state)
+/* Three steps of AdamW, here and in double. */
+static void three_steps_agree_with_double(void **state)
 {
     struct state s[TWIN_PARAMS];
     struct twin t =
@@ -308,7 +308,7 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
     struct CMUnitTest tests[16] = {
         SEEDED(gradients_agree_with_central_differences),
         SEEDED(gradients_of_16_bit_weights_agree),
-        SEEDED(ten_steps_agree_with_double),
+        SEEDED(three_steps_agree_with_double),
         SEEDED(recomputed_activations_give_the_same_bits),
         SEEDED(what_is_repeated_is_counted),
         SEEDED(loss_scale_scales_exactly),

@@ -283,21 +283,6 @@ static void any_ranks_write_the_same_files(void **state)
 
 /* ---- reading ---- */
 
-/* Some elements of some unit. */
-struct range {
-    int unit;
-    int64_t all, from, to;
-};
-
-static struct range random_range(const struct iz_model *m)
-{
-    struct range r = {.unit = (int)random_below(UNITS)};
-    r.all = elements(m, r.unit);
-    r.from = random_below(r.all);
-    r.to = r.from + 1 + random_below(r.all - r.from);
-    return r;
-}
-
 static void any_range_reads_back(void **state)
 {
     struct job j = {IZ_BF16, 400, 500, "x"};
@@ -307,46 +292,19 @@ static void any_range_reads_back(void **state)
     assert_int_equal(write_shards(&alone, &j), 0);
     assert_int_equal(iz_hf_read_open(&r, &hf, m, in_folder("x"), stderr), 0);
     for (int k = 0; k < 3000; k++) {
-        struct range x = random_range(m);
-        int64_t n = x.to - x.from;
+        int u = (int)random_below(UNITS);
+        int64_t from = random_below(elements(m, u));
+        int64_t n = 1 + random_below(elements(m, u) - from);
         for (int64_t i = 0; i < n; i++)
             out[i] = 99;
         out[n] = 98;
-        assert_int_equal(iz_hf_read(r, x.unit, x.from, n, out), 0);
+        assert_int_equal(iz_hf_read(r, u, from, n, out), 0);
         for (int64_t i = 0; i < n; i++)
-            if (out[i] != value(x.unit, x.from + i))
-                fail_msg("unit %d, %d + %d: %g", x.unit, (int)x.from, (int)i,
-                         out[i]);
+            if (out[i] != value(u, from + i))
+                fail_msg("unit %d, %d + %d: %g", u, (int)from, (int)i, out[i]);
         assert_true(out[n] == 98);
     }
     iz_hf_read_close(&r);
-    iz_model_close(&m);
-}
-
-/* Every element of a range lies in one rectangle of one tensor. */
-static void rectangles_tile_any_range(void **state)
-{
-    struct iz_model *m = model_open();
-    struct iz_hf_map map;
-    assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
-    for (int k = 0; k < 3000; k++) {
-        struct range x = random_range(m);
-        char seen[ROOM] = {0};
-        for (int i = 0; i < map.n; i++) {
-            const struct iz_hf_tensor *t = &map.tensor[i];
-            struct iz_hf_rect q[3];
-            int n = t->unit == x.unit && !t->tied
-                        ? iz_hf_rects(t, x.from, x.to, q)
-                        : 0;
-            while (n-- > 0)
-                for (int64_t r = 0; r < q[n].rows; r++)
-                    for (int64_t c = 0; c < q[n].cols; c++)
-                        seen[iz_hf_flat(t, &q[n]) + r * t->width + c]++;
-        }
-        for (int64_t i = 0; i < x.all; i++)
-            assert_int_equal(seen[i], i >= x.from && i < x.to);
-    }
-    iz_hf_map_close(&map);
     iz_model_close(&m);
 }
 
@@ -505,7 +463,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(any_ranks_write_the_same_files),
         CASE(any_range_reads_back),
-        CASE(rectangles_tile_any_range),
         CASE(a_table_that_does_not_fit_is_refused),
         CASE(a_full_disk_leaves_nothing),
         CASE(an_export_has_its_name_when_all_of_it_is_on_the_disk),
