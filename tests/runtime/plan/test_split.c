@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An offloaded optimizer shared out between the host and a GPU: what each then
- * holds, the ratio that "auto" chooses, the ratio as a way out. */
+ * holds, the ratio that "auto" chooses, the ratio as a way out; and where sums
+ * for the host are formed. */
 #include "runtime/plan/forecast.h"
 #include "tests/runtime/plan/plans.h"
 
@@ -361,6 +362,77 @@ static void host_and_gpu_together_are_a_way_out(void **state)
                    "ratio=0.5 (");
 }
 
+/* ---- sums that a single GPU forms before they come down ---- */
+
+static struct iz_config summing(enum iz_order schedule, double ratio)
+{
+    struct iz_config c = offloaded(ratio, IZ_HOME_NONE);
+    c.zero.stage = 2;
+    c.grad_accum = 4;
+    c.grad_accum_fp32 = true;
+    c.run.schedule = schedule;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    return c;
+}
+
+static const struct iz_limits unlimited = {.host = INT64_MAX,
+                                           .device = INT64_MAX};
+
+/* p as it is made; q as it fits.  Whether the sums of q are near. */
+static bool near(const struct iz_config *c, int ranks, struct iz_limits l)
+{
+    make(&p, c, ranks, &gpu_bf16);
+    make(&q, c, ranks, &gpu_bf16);
+    assert_int_equal(fit(&q, c, l), 0);
+    assert_false(p.zero.sums_near);
+    return q.zero.sums_near;
+}
+
+/* The embedding has two uses, so two sums, which the GPU adds. */
+static void check_near(enum iz_order schedule, double ratio)
+{
+    struct iz_config c = summing(schedule, ratio);
+    int64_t want[IZ_TIERS][IZ_MEM_CLASSES] = {0}, longest = 0;
+    int64_t *device = want[IZ_TIER_DEVICE], *cpu = want[IZ_TIER_CPU];
+    assert_true(near(&c, 1, unlimited));
+    for (int u = 0; u < q.n_units; u++) {
+        int64_t host = iz_plan_host_elems(&q.unit[u]);
+        longest = max64(longest, host);
+        if (u == 0)
+            cpu[IZ_MEM_GRAD] = -4 * host;
+        if (u == 0 || schedule == IZ_DEPTH_FIRST)
+            device[IZ_MEM_GRAD] += 4 * host * (u == 0 ? 2 : 1);
+        else if (u == 1 || u + 1 == q.n_units) /* ring of the blocks, head */
+            device[IZ_MEM_GRAD_RING] += 4 * host * (u == 1 ? 2 : 1);
+    }
+    cpu[IZ_MEM_STAGING] = -2 * 2 * longest;
+    for (int t = 0; t < IZ_TIERS; t++)
+        for (int k = 0; k < IZ_MEM_CLASSES; k++)
+            assert_int_equal(q.bytes.b[t][k] - p.bytes.b[t][k], want[t][k]);
+}
+
+/* One byte decides, on either side. */
+static void near_sums_take_memory_of_the_gpu_where_they_fit(void **state)
+{
+    struct iz_config c = summing(IZ_DEPTH_FIRST, 1);
+    struct iz_limits l = unlimited;
+    check_near(IZ_BREADTH_FIRST, 1);
+    check_near(IZ_DEPTH_FIRST, 0.5);
+    check_near(IZ_BREADTH_FIRST, 0);
+    check_near(IZ_DEPTH_FIRST, 1);
+    l.device = iz_plan_device_bytes(&q);
+    assert_true(near(&c, 1, l));
+    l.device--;
+    assert_false(near(&c, 1, l));
+    assert_memory_equal(&p.bytes, &q.bytes, sizeof(p.bytes));
+    assert_memory_equal(p.ring, q.ring, sizeof(*p.ring) * (size_t)p.n_rings);
+    for (int u = 0; u < p.n_units; u++)
+        assert_int_equal(p.unit[u].sums_squares, q.unit[u].sums_squares);
+    assert_false(near(&c, 2, unlimited)); /* several ranks have none, */
+    c.zero.optimizer.home = IZ_HOME_NONE; /* nor have states on the GPU */
+    assert_false(near(&c, 1, unlimited));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -380,6 +452,7 @@ int main(void)
         cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
         cmocka_unit_test(coded_states_are_shared_out_too),
         cmocka_unit_test(host_and_gpu_together_are_a_way_out),
+        cmocka_unit_test(near_sums_take_memory_of_the_gpu_where_they_fit),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);
 }
