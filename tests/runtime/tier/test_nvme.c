@@ -205,7 +205,7 @@ static void the_faulty_one_of_several_disks_is_named(void **state)
 
 struct caller {
     struct iz_nvme *f;
-    int number, times;
+    int number;
     bool same;
 };
 
@@ -215,31 +215,14 @@ static void *call_often(void *arg)
     struct caller *c = arg;
     char *out = aligned(size), *in = aligned(size);
     fill(out, size, (uint64_t)c->number);
-    for (int i = 0; i < c->times; i++)
+    for (int i = 0; i < 5; i++)
         iz_nvme_write(c->f, out, c->number * size, size);
-    for (int i = 0; i < c->times; i++)
+    for (int i = 0; i < 5; i++)
         iz_nvme_read(c->f, in, c->number * size, size);
     c->same = memcmp(in, out, (size_t)size) == 0;
     free(out);
     free(in);
     return NULL;
-}
-
-static void many_threads_call_at_once(void **state)
-{
-    struct caller caller[10];
-    pthread_t thread[N_OF(caller)];
-    struct iz_nvme *f = opened(folder, 40 * MIB, false);
-    for (int i = 0; i < N_OF(caller); i++) {
-        caller[i] = (struct caller){f, i, 4, false};
-        assert_int_equal(
-            pthread_create(&thread[i], NULL, call_often, &caller[i]), 0);
-    }
-    for (int i = 0; i < N_OF(caller); i++) {
-        pthread_join(thread[i], NULL);
-        assert_true(caller[i].same);
-    }
-    iz_nvme_close(&f);
 }
 
 static volatile sig_atomic_t alarms;
@@ -249,18 +232,27 @@ static void on_alarm(int sig)
     alarms++;
 }
 
-static void signals_do_not_disturb(void **state)
+/* And signals do not disturb them. */
+static void many_threads_call_at_once(void **state)
 {
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+    struct caller caller[10];
+    pthread_t thread[N_OF(caller)];
     struct iz_nvme *f = opened(folder, 40 * MIB, true);
-    struct caller c = {f, 0, 20, false};
     sigaction(SIGALRM, &(struct sigaction){.sa_handler = on_alarm}, NULL);
     setitimer(ITIMER_REAL, &often, NULL);
-    call_often(&c);
+    for (int i = 0; i < N_OF(caller); i++) {
+        caller[i] = (struct caller){f, i, false};
+        assert_int_equal(
+            pthread_create(&thread[i], NULL, call_often, &caller[i]), 0);
+    }
+    for (int i = 0; i < N_OF(caller); i++) {
+        pthread_join(thread[i], NULL);
+        assert_true(caller[i].same);
+    }
     setitimer(ITIMER_REAL, &never, NULL);
     signal(SIGALRM, SIG_DFL);
     assert_true(alarms > 0);
-    assert_true(c.same);
     iz_nvme_close(&f);
 }
 
@@ -335,18 +327,6 @@ static void a_name_in_use_stays_as_it_is(void **state)
         iz_nvme_close(&f);
     }
     assert_int_equal(size_of(in_folder("state-0")), 0);
-}
-
-static void a_full_small_disk_is_told(void **state)
-{
-    const char *small = mount_small("small", 1024, 0);
-    struct iz_nvme *f = NULL;
-    int64_t err = HEARD(iz_nvme_open(&f, small, "x", 2 * MIB, false));
-    /* Older kernels' tmpfs has no O_DIRECT; that is told then. */
-    assert_true(err == -ENOSPC || err == -EINVAL);
-    assert_said(err == -ENOSPC ? "1048576 bytes (1 MiB) are free" : "O_DIRECT");
-    assert_int_equal(rmdir(small), -1);
-    assert_int_equal(errno, EBUSY);
 }
 
 /* Files of a process may not be longer. */
@@ -504,12 +484,10 @@ int main(void)
         CASE(turns_are_dealt_by_rates),
         CASE(the_faulty_one_of_several_disks_is_named),
         CASE(many_threads_call_at_once),
-        CASE(signals_do_not_disturb),
         CASE(bytes_are_counted),
         CASE(space_is_taken_and_the_name_is_gone),
         CASE(a_place_without_room_is_named),
         CASE(a_name_in_use_stays_as_it_is),
-        CASE(a_full_small_disk_is_told),
         CASE(a_file_size_limit_is_told),
         CASE(a_forbidden_io_uring_is_told_with_the_way_out),
         CASE(what_the_file_does_not_take_or_give_ends_the_job),
