@@ -70,6 +70,19 @@ static const char *const refusals[][2] = {
      "lora.targets: there are no adapters: lora.rank is 0"},
     {"'lora': {'export': 'adapter'}", "lora.export: there are no adapters"},
     {"'lora': {'dropout': 0.1}", "lora.dropout: there are no adapters"},
+    /* Pairs of texts have a loss of their own, and samples. */
+    {"'loss': {'sft': 0.2}",
+     "loss.sft: 0.2, but loss.type: cross_entropy has none"},
+    {"'loss': {'beta': 0.2}",
+     "loss.beta: 0.2, but loss.type: cross_entropy has none"},
+    {"'loss': {'type': 'kto'}", "loss.type: 'kto' is not one of"},
+    {"'loss': {'type': 'dpo'}, 'data': {'bytes': true}",
+     "data.bytes: true, but loss.type needs shards of pairs"},
+    {"'loss': {'type': 'dpo'}, 'data': {'bytes': false, 'document_end': 3}",
+     "data.document_end: 3, but with loss.type each text is a sample"},
+    {"'loss': {'type': 'dpo'}, 'data': {'bytes': false}, 'run': {'slices': 8}",
+     "train_micro_batch_size_per_gpu: 8, but loss.type takes texts in pairs: "
+     "use a multiple of 2 run.slices"},
     /* Presets are known. */
     {"'model': {'preset': 'toy-smal'}",
      "model.preset: unknown preset; did you mean toy-small?"},
@@ -88,6 +101,17 @@ static const char *const refusals[][2] = {
      "torch_adam: write optimizer.params.weight_decay too"},
     {"'optimizer': {'type': 'Lion', 'params': {'eps': 1e-8}}",
      "optimizer.params.eps: Lion has no such parameter"},
+    {"'optimizer': {'type': 'Muon', 'params': {'bias_correction': true}}",
+     "optimizer.params.bias_correction: Muon has no such parameter"},
+    {"'optimizer': {'type': 'Muon', 'params': {'ns_method': 'fast'}}",
+     "optimizer.params.ns_method: 'fast' is not one of"},
+    {"'optimizer': {'type': 'Muon', 'params': {'muon_lr': 0}}",
+     "optimizer.params.muon_lr: 0, but adam_lr is 0.001: freeze the matrices"},
+    {"'optimizer': {'type': 'Muon', 'params': {'adam_lr': 1}}, 'scheduler': "
+     "{'type': 'WarmupLR'}",
+     "adam_lr: 1, muon_lr is 0.001, and WarmupLR has one rate for all"},
+    {"'parameters': [{'match': '*', 'use_muon': false}]",
+     "parameters: rule 0 has use_muon, and optimizer.type is AdamW"},
     {"'scheduler': {'type': 'WarmupLR', 'params': {'total_num_steps': 3}}",
      "scheduler.params.total_num_steps: WarmupLR has no such parameter"},
     {"'scheduler': {'type': 'WarmupCosineLR', 'params': {'total_num_steps': 3, "
@@ -120,6 +144,16 @@ static const char *const refusals[][2] = {
      "'zero_optimization': {'stage': 3, 'offload_param': {'frozen_device': "
      "'nvme', 'nvme_path': '/x'}}",
      "run.save_mode: async reads parts"},
+    {"'run': {'save_mode': 'async', 'state_dtype': 'bf16'}, "
+     "'zero_optimization': {'stage': 1, 'offload_optimizer': {'device': "
+     "'nvme', 'nvme_path': '/x'}}",
+     "run.save_mode: async cannot read states of run.state_dtype from nvme"},
+    {"'run': {'save_mode': 'async', 'master': 'remainder'}, 'bf16': "
+     "{'enabled': true}",
+     "run.save_mode: async cannot put the two halves of run.master together"},
+    {"'run': {'master': 'remainder'}",
+     "run.master: remainder, but parameters are fp32"},
+    {"'run': {'output': ''}", "run.output: is empty: name a directory"},
     {"'zero_optimization': {'offload_optimizer': {'device': 'cpu'}}",
      "offload_optimizer.device: needs zero_optimization.stage 1, 2 or 3, found "
      "0"},
@@ -147,6 +181,9 @@ static const char *const refusals[][2] = {
     {"'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 2, "
      "'offload_param': {'device': 'nvme', 'nvme_path': '/x'}}",
      "zero_hpz_partition_size: 2 needs offload_param.device none or cpu"},
+    {"'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 2}, "
+     "'model': {'base_dtype': 'nf4'}",
+     "model.base_dtype: nf4, and zero_optimization.zero_hpz_partition_size"},
     {"'fp16': {'enabled': true}, 'run': {'cpu_products': 'bf16'}",
      "cpu_products: bf16, but parameters are fp16; set bf16.enabled"},
     {"'run': {'gpu_attention': 'cudnn'}",

@@ -237,6 +237,8 @@ static void a_token_outside_the_vocabulary_is_named(void **state)
         t[at] = 50256;
     }
     free(t);
+    use(shard("w", 20240801, 7, 2, &(uint32_t[]){7, 1u << 31}, 8), "", 0);
+    refused(1, 50257, false, "token 1 is 2147483648");
     use(write_text(in_folder("t"), "abcdefg\xc8"), NULL, 0);
     refused(4, 200, false, "token 7 is 200, outside the vocabulary of 200");
 }

@@ -139,16 +139,6 @@ static void assert_way(const struct iz_config *c, struct iz_limits l,
     assert_said(words);
 }
 
-/* Where the GPU is too small for its part, the host can have all. */
-static void the_whole_optimizer_on_the_host_is_a_way_out(void **state)
-{
-    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
-    struct iz_limits l = needs(c, 1);
-    l.host = INT64_MAX;
-    assert_way(&c, l, WAY "ratio=1 (");
-    assert_said("effective ratio 0.500");
-}
-
 /* With the sums on the GPU, which take less of the host. */
 static struct iz_limits needs_near(struct iz_config c, double ratio)
 {
@@ -332,30 +322,25 @@ static void a_disk_of_unknown_rate_has_no_prediction(void **state)
     assert_true(iz_forecast(&p, rate).step_s == 0);
 }
 
-static void a_gpu_that_is_full_takes_no_chunks(void **state)
+static void what_does_not_fit_has_a_way_out(void **state)
 {
-    struct iz_config c = offloaded(1, IZ_HOME_CPU);
-    struct iz_limits l = needs(c, 0.5);
-    l.device--;
+    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
+    struct iz_limits l = needs(c, 1);
+    l.host = INT64_MAX;
+    assert_way(&c, l, WAY "ratio=1 (");
+    assert_said("effective ratio 0.500");
+    c = offloaded(1, IZ_HOME_CPU);
+    l = needs(c, 0.5);
+    l.device--; /* a GPU that is full takes no chunks */
     assert_way(&c, l, WAY "device=nvme (");
     assert_null(strstr(said, "ratio="));
-}
-
-/* Where they fit with half of them on the GPU, that is the way out. */
-static void coded_states_are_shared_out_too(void **state)
-{
     for (int t = IZ_MOMENT_BF16; t <= IZ_MOMENT_FP8; t++) {
-        struct iz_config c = offloaded(1, IZ_HOME_CPU);
         c.run.state_dtype = (enum iz_moment_type)t;
         assert_way(&c, needs(c, 0.5), WAY "ratio=0.5 (");
     }
-}
-
-/* Neither holds all states, both together do. */
-static void host_and_gpu_together_are_a_way_out(void **state)
-{
-    struct iz_config c = offloaded(1, IZ_HOME_NONE);
-    struct iz_limits l = needs(c, 0.5);
+    /* Neither holds all states, both together do. */
+    c = offloaded(1, IZ_HOME_NONE);
+    l = needs(c, 0.5);
     c.zero.optimizer.home = IZ_HOME_NONE;
     assert_way(&c, l,
                WAY "device=cpu and zero_optimization.offload_optimizer."
@@ -440,7 +425,6 @@ int main(void)
         cmocka_unit_test(the_ratio_moves_states_and_gradients),
         cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
         cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
-        cmocka_unit_test(the_whole_optimizer_on_the_host_is_a_way_out),
         cmocka_unit_test(what_is_left_of_the_gpu_becomes_buffers),
         cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
         cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
@@ -449,9 +433,7 @@ int main(void)
         cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
-        cmocka_unit_test(a_gpu_that_is_full_takes_no_chunks),
-        cmocka_unit_test(coded_states_are_shared_out_too),
-        cmocka_unit_test(host_and_gpu_together_are_a_way_out),
+        cmocka_unit_test(what_does_not_fit_has_a_way_out),
         cmocka_unit_test(near_sums_take_memory_of_the_gpu_where_they_fit),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);

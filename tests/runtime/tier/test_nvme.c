@@ -232,7 +232,7 @@ static void on_alarm(int sig)
     alarms++;
 }
 
-/* And signals do not disturb them. */
+/* The first of them is the one that signals disturb. */
 static void many_threads_call_at_once(void **state)
 {
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
@@ -243,11 +243,12 @@ static void many_threads_call_at_once(void **state)
     setitimer(ITIMER_REAL, &often, NULL);
     for (int i = 0; i < N_OF(caller); i++) {
         caller[i] = (struct caller){f, i, false};
-        assert_int_equal(
-            pthread_create(&thread[i], NULL, call_often, &caller[i]), 0);
+        assert_true(i == 0 || pthread_create(&thread[i], NULL, call_often,
+                                             &caller[i]) == 0);
     }
+    call_often(&caller[0]);
     for (int i = 0; i < N_OF(caller); i++) {
-        pthread_join(thread[i], NULL);
+        assert_true(i == 0 || pthread_join(thread[i], NULL) == 0);
         assert_true(caller[i].same);
     }
     setitimer(ITIMER_REAL, &never, NULL);
