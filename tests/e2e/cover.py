@@ -7,42 +7,49 @@ import random
 CANDIDATES = 24  # rows tried for each one that is taken
 
 
-def goals_of(factors, valid, extra=()):
-    """All that must occur: sets of (factor, value)."""
-    goals = {frozenset(g.items()) for g in extra}
+def goals_of(factors, valid, extra=(), beside=None):
+    """All that must occur, in an order that is always the same: sets of (factor,
+    value).  `beside`: of pairs, only those with this factor."""
+    goals = {frozenset(g.items()): None for g in extra}
     for a, b in itertools.combinations(factors, 2):
         for x, y in itertools.product(factors[a], factors[b]):
-            if valid({a: x, b: y}):
-                goals.add(frozenset({(a, x), (b, y)}))
+            if beside in (None, a, b) and valid({a: x, b: y}):
+                goals[frozenset({(a, x), (b, y)})] = None
     return goals
 
 
-def fill(row, factors, valid, goals, rng):
-    """Completes a row, value by value, with what covers most."""
+def fill(row, factors, valid, goals, rng, few):
+    """Completes a row, value by value, with what covers most; first with one of a
+    few combinations."""
+    def gain(more):
+        pairs = itertools.product(more.items(), row.items())
+        return sum(frozenset(p) in goals for p in pairs), rng.random()
+    fit = [c for c in few if all(row.get(f, v) == v for f, v in c.items())
+           and valid({**row, **c})]
+    if fit:
+        row |= max(fit, key=gain)
     rest = [f for f in factors if f not in row]
     rng.shuffle(rest)
     for f in rest:
-        def gain(v, f=f):
-            pairs = sum(frozenset({(f, v), item}) in goals
-                        for item in row.items())
-            return pairs, rng.random()
-        row[f] = max((v for v in factors[f] if valid({**row, f: v})), key=gain)
+        row[f] = max((v for v in factors[f] if valid({**row, f: v})),
+                     key=lambda v, f=f: gain({f: v}))
     return row
 
 
-def rows(factors, valid, extra=(), seed=1):
-    """`valid` judges partial rows, and every valid one can be completed."""
+def rows(factors, valid, extra=(), beside=None, few=(), seed=2):
+    """`valid` judges partial rows, and every valid one can be completed.  `few`: the
+    combinations of some factors that may occur, which have all of their pairs."""
     rng = random.Random(seed)
-    goals, out = goals_of(factors, valid, extra), []
+    goals, out = goals_of(factors, valid, extra, beside), []
     while goals:
-        first = sorted(goals, key=lambda g: (-len(g), repr(sorted(g))))
-        tried = [fill(dict(rng.choice(first[:50])), factors, valid, goals, rng)
+        longest = max(map(len, goals))
+        first = list(itertools.islice((g for g in goals if len(g) == longest), 50))
+        tried = [fill(dict(rng.choice(first)), factors, valid, goals, rng, few)
                  for _ in range(CANDIDATES)]
 
-        def covered(row):
-            items = set(row.items())
-            return {g for g in goals if g <= items}
-        best = max(tried, key=lambda row: len(covered(row)))
-        goals -= covered(best)
-        out.append({f: best[f] for f in factors})
+        covered = [[g for g in goals if g <= set(row.items())] for row in tried]
+        best = max(range(CANDIDATES), key=lambda i: len(covered[i]))
+        for g in covered[best]:
+            del goals[g]
+        out.append({f: tried[best][f] for f in factors})
     return out

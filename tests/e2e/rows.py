@@ -217,14 +217,14 @@ def cases(rows):
 
 # ---- activations ----
 
-def check_mixes(start, row, *tiers):
+def check_mixes(start, row, *tiers, parts=(0.35, 0.6, 0.95)):
     """Runs whose memory, of these tiers, lets units keep some activations have
     the bits of those that keep all and none."""
     key = "run." + "device_" * (row["device"] == "cuda") + "memory_limit_bytes"
     none, full = (start({**row, "recompute": r}) for r in ("none", "full"))
     assert none.numbers == full.numbers
     least, most = (r.bytes_in(*tiers) for r in (full, none))
-    for part in (0.35, 0.6, 0.95):
+    for part in parts:
         r = start({**row, "recompute": "auto"},
                   {key: int(least + part * (most - least))})
         kept = r.bytes_of("activations")
