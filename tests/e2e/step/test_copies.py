@@ -2,13 +2,14 @@
 """A copy of the parameters in each group of ranks: what it moves and where, what
 it takes, and what it does not change.  (That no bit changes in any place,
 schedule and type: test_matrix.py.)"""
+import shutil
+
 import pytest
 
 import run
 
 KEY = "zero_optimization.zero_hpz_partition_size"
 RANKS, GROUP, LAYERS = 4, 2, run.MODEL["layers"]
-HOMES = ("none", "cpu")
 
 
 def config(group=GROUP, home="none", **more):
@@ -30,52 +31,53 @@ def units():
     return embed, LAYERS * block, head
 
 
-def a_step(place, hosts, **more):
+@pytest.fixture
+def two_hosts(known):
+    """A run with or without groups on two hosts."""
+    return lambda group, home="none", **more: known(RANKS, config(group, home, **more),
+                                                    env=on("aabb"))
+
+
+@pytest.fixture
+def a_step(two_hosts):
     """What one more step sends, of rank 0, and what it fetches."""
-    runs = [place.good(RANKS, config(**{**more, "run.steps": n}), env=on(hosts))
-            for n in (2, 3)]
-    return {k: runs[1].summary[k] - runs[0].summary[k]
-            for k in ("sent_bytes", "far_bytes", "fetched_bytes")}
+    def a_step(group=GROUP, home="none", **more):
+        runs = [two_hosts(group, home, **{**more, "run.steps": n}) for n in (2, 3)]
+        return {k: runs[1].summary[k] - runs[0].summary[k]
+                for k in ("sent_bytes", "far_bytes", "fetched_bytes")}
+    return a_step
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_a_fetch_does_not_leave_the_host(home, place):
+@pytest.mark.parametrize("home, ring", (("none", 1), ("cpu", LAYERS + 1)))
+def test_a_fetch_does_not_leave_the_host(home, ring, a_step):
     """Whatever the ring fetches: between hosts go the sums, and one shard of four
-    to the other host's copy."""
+    to the other host's copy.  Without copies it leaves the host."""
     embed, blocks, head = units()
     sums = 2 * embed + blocks + head
     whole = embed + blocks + head
-    for ring, fetched in ((1, 3 * embed + 2 * blocks + head), (LAYERS + 1, whole)):
-        got = a_step(place, "aabb", home=home, **{"run.ring": ring})
-        assert got["fetched_bytes"] == fetched
-        assert got["far_bytes"] == sums * 2 // 4 + whole // 4
-        # rank 0 has one of the two shards that it is dealt, and sends its own once
-        plain = a_step(place, "aabb", group=1, home=home, **{"run.ring": ring})
-        assert plain["sent_bytes"] - got["sent_bytes"] == \
-            fetched * 3 // 4 - fetched // 2 - whole // 4
-
-
-def test_without_copies_a_fetch_leaves_the_host(place):
-    """The test above can fail."""
-    far = [a_step(place, "aabb", group=g, **{"run.ring": ring})["far_bytes"]
-           for g in (1, GROUP) for ring in (1, LAYERS + 1)]
-    embed, blocks, _ = units()
-    assert far[0] - far[1] == (2 * embed + blocks) // 4
-    assert far[1] == far[2] == far[3]
+    fetched = 3 * embed + 2 * blocks + head if ring == 1 else whole
+    got, plain = (a_step(g, home, **{"run.ring": ring}) for g in (GROUP, 1))
+    assert got["fetched_bytes"] == fetched
+    assert got["far_bytes"] == sums * 2 // 4 + whole // 4
+    # rank 0 has one of the two shards that it is dealt, and sends its own once
+    assert plain["sent_bytes"] - got["sent_bytes"] == \
+        fetched * 3 // 4 - fetched // 2 - whole // 4
+    assert plain["far_bytes"] - got["far_bytes"] == (fetched - whole) // 4
 
 
 @pytest.mark.parametrize("hosts", ("abcd", "abab", "aaab"))
-def test_any_placement_has_the_same_bits(hosts, place):
-    want = place.good(RANKS, config())
+def test_any_placement_has_the_same_bits(hosts, place, known):
+    want = known(RANKS, config())
     r = place.good(RANKS, config(), env=on(hosts))
     assert r.numbers == want.numbers, str(r)
     assert r.summary["order_hash"] == want.summary["order_hash"]
     assert r.summary["sent_bytes"] == want.summary["sent_bytes"]
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_a_copy_takes_its_part_of_all_parameters(home, place):
-    plain, r = (place.good(RANKS, config(g, home)) for g in (1, GROUP))
+@pytest.mark.parametrize("home, ring", (("none", 1), ("cpu", LAYERS + 1)))
+def test_a_copy_takes_its_part_of_all_parameters(home, ring, two_hosts):
+    plain, r = (two_hosts(g, home, **{"run.ring": ring, "run.steps": 3})
+                for g in (1, GROUP))
     tier = "cpu" if home == "cpu" else "device"
     assert r.memory[("parameter copies", tier)][1] == sum(units()) // GROUP
     have = {k: v for k, v in r.memory.items() if k[0] != "parameter copies"}
@@ -83,19 +85,18 @@ def test_a_copy_takes_its_part_of_all_parameters(home, place):
     assert f"every {GROUP} ranks have a copy of the parameters" in r.out
 
 
-def test_a_group_of_all_ranks_is_no_group(place):
-    plain, r = (place.good(RANKS, config(g)) for g in (1, RANKS))
+def test_a_group_of_all_ranks_is_no_group(two_hosts):
+    plain, r = (two_hosts(g, **{"run.ring": 1, "run.steps": 3}) for g in (1, RANKS))
     assert r.memory == plain.memory and r.numbers == plain.numbers
     for k in ("sent_bytes", "order_hash", "fetched_bytes"):
         assert r.summary[k] == plain.summary[k]
 
 
-def test_frozen_parameters_are_copied_once(place):
+def test_frozen_parameters_are_copied_once(a_step):
     """Of a step's bytes to the other host, the trained ones alone."""
     frozen = {"parameters": [{"match": "h.[123].*", "frozen": True},
                              {"match": "h.0.attn.*", "frozen": True}]}
-    got = a_step(place, "aabb", **frozen)
-    plain = a_step(place, "aabb", **frozen, group=RANKS)
+    got, plain = (a_step(g, **frozen) for g in (GROUP, RANKS))
     c = run.MODEL["width"]
 
     def shard(n):
@@ -108,62 +109,53 @@ def test_frozen_parameters_are_copied_once(place):
     assert plain["far_bytes"] - got["far_bytes"] == fetched - trained
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_evaluation_and_samples_are_the_same(home, place):
+@pytest.mark.parametrize("home, more", (
+    ("none", {"lora": {"rank": 2, "targets": "*attn*"}}), ("cpu", {})))
+def test_evaluation_samples_and_checkpoints_are_the_same(home, more, place):
     c = {"run.eval_batches": 2, "run.eval_interval": 1, "run.sample_tokens": 4,
-         "run.sample_prompt": "In", "run.inject_delay_us": 300}
-    plain, r = (place.good(RANKS, config(g, home, **c)) for g in (1, GROUP))
-    assert r.numbers == plain.numbers and r.validation == plain.validation
-    assert run.sampled(r) == run.sampled(plain)
-
-
-@pytest.mark.parametrize("home", HOMES)
-@pytest.mark.parametrize("more", ({}, {"lora": {"rank": 2, "targets": "*attn*"}}))
-def test_checkpoints_are_the_same_files(home, more, place):
-    c = {"run.save_interval": 2, "run.steps": 5, "run.keep_last": 9,
-         "run.inject_delay_us": 300, "zero_optimization.sub_group_size": 2048, **more}
+         "run.sample_prompt": "In", "run.save_interval": 2, "run.steps": 5,
+         "run.keep_last": 9, "run.inject_delay_us": 300,
+         "zero_optimization.sub_group_size": 2048, **more}
     plain = place.good(RANKS, config(1, home, **{**c, "run.save_mode": "sync"}))
     r = place.good(RANKS, config(GROUP, home, **{**c, "run.save_mode": "async"}))
-    assert r.numbers == plain.numbers
+    assert r.numbers == plain.numbers and r.validation == plain.validation
+    assert run.sampled(r) == run.sampled(plain)
     assert r.saved == plain.saved == [2, 4] and r.files == plain.files
 
 
-@pytest.mark.parametrize("before, after", [
-    ((4, 2), (4, 2)), ((4, 1), (4, 2)), ((4, 2), (2, 1)), ((2, 1), (4, 2)),
-    ((4, 2), (4, 1))])
-def test_a_run_goes_on_with_copies_or_without(before, after, place):
-    """And on another number of ranks, whose bits are its own."""
-    def halves(a, b):
-        first, then = ({**config(group), "run.save": True, "run.steps": n,
-                        "run.sum_group": 1, "train_micro_batch_size_per_gpu": 12 // ranks}
-                       for (ranks, group), n in ((a, 3), (b, 6)))
-        half = place.good(a[0], first)
-        return place.good(b[0], then, ["--resume"], output=half.output)
-    r = halves(before, after)
-    assert r.numbers == halves((before[0], 1), (after[0], 1)).numbers, str(r)
+@pytest.mark.parametrize("before", (2, RANKS))
+def test_a_run_goes_on_with_copies(before, place):
+    """Also one of another number of ranks, whose bits are its own.  Its checkpoint
+    has the files of one without copies."""
+    def settings(ranks, group, steps):
+        return {**config(group), "run.save": True, "run.steps": steps,
+                "run.sum_group": 1, "train_micro_batch_size_per_gpu": 12 // ranks}
+    half = place.good(before, settings(before, 1, 3)).output
+    runs = []
+    for group in (1, GROUP):
+        out = place.folder / f"of {group}"
+        shutil.copytree(half, out)
+        runs.append(place.good(RANKS, settings(RANKS, group, 6), ["--resume"],
+                               output=out).numbers)
+    assert runs[0] == runs[1]
 
 
 # ---- refusals ----
 
-@pytest.mark.parametrize("changes, words", [
-    ({"zero_optimization.stage": 2}, f"{KEY}: 2 needs zero_optimization.stage 3, found 2"),
-    ({"zero_optimization.offload_param": {"device": "nvme", "nvme_path": "/x"}},
-     f"{KEY}: 2 needs offload_param.device none or cpu, found nvme"),
-    ({KEY: 3}, f"{KEY}: 3: groups of so many do not divide 4 ranks"),
-    ({KEY: 8}, f"{KEY}: 8: groups of so many do not divide 4 ranks"),
-    ({KEY: 0}, f"{KEY}: 0 is not in 1"),
-    ({"zero_optimization.mics_shard_size": 2}, "mics_shard_size: 2")])
-def test_what_cannot_be_is_refused(changes, words, place):
-    for args in ([], ["--plan"]):
-        run.refused(place.launch(RANKS, {**config(), **changes}, args), words,
-                    everyone=True)
+@pytest.mark.parametrize("group", (3, 8))
+def test_a_group_divides_the_ranks(group, place):
+    """Other refusals are in tests/runtime/config/test_refusals.c."""
+    words = f"{KEY}: {group}: groups of so many do not divide 4 ranks"
+    run.refused(place.launch(1, config(group), ["--plan", "--ranks", 4]), words)
+    if group == 3:
+        run.refused(place.launch(RANKS, config(group)), words)
 
 
-def test_what_does_not_fit_goes_without_copies(place):
-    plain, r = (place.good(RANKS, config(g)) for g in (1, GROUP))
+def test_what_does_not_fit_goes_without_copies(place, known):
+    r = known(RANKS, config())
     most = {"run.memory_limit_bytes": r.bytes_in("device", "cpu")}
-    assert place.good(RANKS, config(**most)).numbers == r.numbers
+    place.good(RANKS, config(**most))
     most["run.memory_limit_bytes"] -= 1
     refused = place.launch(RANKS, config(**most))
     run.refused(refused, f"it fits with {KEY}=1")
-    assert place.good(RANKS, config(1, **most)).numbers == plain.numbers
+    assert place.good(RANKS, config(1, **most)).numbers == r.numbers
