@@ -14,17 +14,13 @@ ACCUMULATED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
 # where backward writes gradients in place there is a sum.  Of several
 # micro-batches each use has an accumulator, and the norm adds them.
 @pytest.mark.parametrize("ranks,stage,changes,left", (
-    (1, 0, {}, UNITS - {0}),
     (1, 1, {}, UNITS - {0}),
     (1, 2, {}, set()),
     (1, 0, {"run.slices": 2}, set()),
     (1, 0, ACCUMULATED, {0}),
-    (1, 3, ACCUMULATED, {0}),
     (2, 0, {}, set()),
-    (2, 1, {}, set()),
     (2, 3, {}, set()),
-    (2, 3, {"run.host_comm": "messages"}, set()),
-    (2, 0, ACCUMULATED, {0}),
+    (2, 1, {"run.host_comm": "messages"}, set()),
     (2, 3, {**ACCUMULATED, "bf16.enabled": True}, {0}),
 ))
 def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, stage, changes, left,
@@ -34,7 +30,7 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, stage, changes, left,
     assert r.units("norm") == left, str(r)
 
 
-@pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_the_pass_and_the_sum_give_the_same_bits(dtype, place):
     """Units of several blocks of the norm."""
     in_place, summed = (place.good(1, {
@@ -46,7 +42,6 @@ def test_the_pass_and_the_sum_give_the_same_bits(dtype, place):
 
 # The model's blocks have 3 chunks of 4096 elements, its embedding has 2.
 @pytest.mark.parametrize("ranks,changes,sums,squares", (
-    (1, {}, {0: 2 * 2, 1: 2, 2: 2, 3: 1}, {0: 1, 1: 1, 2: 1}),
     (1, {"run.slices": 2}, {0: 2 * 2, 1: 2, 2: 2, 3: 1}, {0: 1, 1: 1, 2: 1}),
     (1, ACCUMULATED, {0: 2 * 4 * 2, 1: 4 * 2, 2: 4 * 2, 3: 4}, {0: 2 + 1, 1: 1, 2: 1}),
     (2, ACCUMULATED, {0: 2 * 2, 1: 2, 2: 2, 3: 2}, {0: 2 + 1}),

@@ -34,38 +34,35 @@ def near(a, b, loss, norm):
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("ranks", (2, 3, 4))
-def test_same_losses_on_any_number_of_ranks(ranks, dtype, references, place):
-    if dtype not in references:
-        references[dtype] = place.good(1, config(dtype))
-    r = place.good(ranks, config(dtype))
+@pytest.mark.parametrize("ranks, dtype", ((2, "fp32"), (3, "fp32"), (3, "bf16"),
+                                          (4, "fp16")))
+def test_same_losses_on_any_number_of_ranks(ranks, dtype, known):
+    r = known(ranks, config(dtype))
     assert len(r.steps) == STEPS
-    near(references[dtype], r, *BOUNDS[dtype])
+    near(known(1, config(dtype)), r, *BOUNDS[dtype])
     # It learns, so the comparison is not one of constants.
     assert r.losses[-1] < 0.95 * r.losses[0]
 
 
-@pytest.mark.parametrize("ranks", (1, 2, 4))
-def test_accumulation_is_exact_up_to_rounding(ranks, place):
-    one = place.good(ranks, config("fp32"))
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_accumulation_is_exact_up_to_rounding(ranks, place, known):
+    one = known(ranks, config("fp32"))
     cut = place.good(ranks, {**config("fp32"),
                              "train_micro_batch_size_per_gpu": 1,
                              "gradient_accumulation_steps": BATCH // ranks})
     near(one, cut, 1e-5, 1e-5)
 
 
-def test_one_rank_may_be_mpiruns(place):
+def test_one_rank_may_be_mpiruns(place, known):
     """It is started without mpirun in all other tests."""
-    assert place.apart([[]], {}).numbers == place.good(1, {}).numbers
+    assert place.apart([[]], {}).numbers == known(1, {}).numbers
 
 
 @pytest.mark.single
-def test_bounds_tell_another_batch_apart(place):
+def test_bounds_tell_another_batch_apart(place, known):
     def losses(batch):
-        return place.good(1, {**config("fp32"),
-                                 "train_batch_size": batch}).losses
-    want = losses(BATCH)
+        return place.good(1, {**config("fp32"), "train_batch_size": batch}).losses
+    want = known(1, config("fp32")).losses
     assert not any(math.isclose(x, y, rel_tol=BOUNDS["fp32"][0])
                    for x, y in zip(want, losses(BATCH - 1)))
     assert not all(math.isclose(x, y, rel_tol=BOUNDS["bf16"][0])
@@ -77,7 +74,7 @@ def test_collectives_start_in_one_order(stage, place):
     """The hash of kinds, sizes and names in order is the same however tasks are
     delayed."""
     hashes = set()
-    for seed in range(4):
+    for seed in range(3):
         r = place.good(2, {"zero_optimization.stage": stage,
                            "run.inject_delay_us": 300 * (seed > 0),
                            "run.inject_seed": seed})
@@ -85,7 +82,7 @@ def test_collectives_start_in_one_order(stage, place):
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (2, "bf16"), (3, "fp32")])
+@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (3, "bf16")])
 def test_memory_and_messages_give_the_same_bits(stage, dtype, place):
     c = {**config(dtype), "zero_optimization.stage": stage}
     memory = place.good(3, {**c, "run.host_comm": "memory"})
