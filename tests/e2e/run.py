@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the program the way a user does, always under a time limit, and reads
 back what it left: exit status, both streams and metrics.jsonl."""
+import atexit
 import collections
 import contextlib
 import copy
+import functools
 import json
 import os
 import pathlib
@@ -15,6 +17,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -119,6 +122,14 @@ def base_config(data, output):
     }
 
 
+@functools.cache
+def session():
+    """Where MPI has its sockets: the paths of those must be short."""
+    folder = tempfile.mkdtemp(prefix="izar")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def environment(extra=None):
     """The caller's, without what would override a config."""
     drop = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
@@ -140,6 +151,9 @@ def environment(extra=None):
     # without a daemon for a single rank, without a second's grace for ranks that end.
     env["OMPI_MCA_pml"] = "ob1"
     env["OMPI_MCA_ess_singleton_isolated"] = "1"
+    # Such ranks all have one name, and so one folder: that of others at their start or
+    # end would be in the way.
+    env["OMPI_MCA_orte_tmpdir_base"] = session()
     env["OMPI_MCA_odls_base_sigkill_timeout"] = "0"
     # Idle threads of OpenBLAS would spin for longer than a run computes.
     env["OPENBLAS_THREAD_TIMEOUT"] = "4"
