@@ -16,9 +16,9 @@ MUON = rows.UPDATES["muon"]
 CONFIG = {**MUON, "train_batch_size": 12, "run.steps": 4}
 
 
-@pytest.mark.parametrize("ranks, home", ((1, (0, "none", "none")),
-                                         (2, (3, "cpu", "cpu"))))
-@pytest.mark.parametrize("kind", muon.SCALES)
+@pytest.mark.parametrize("kind, ranks, home", [
+    (k, *[(1, (0, "none", "none")), (2, (3, "cpu", "cpu"))][i % 2])
+    for i, k in enumerate(muon.SCALES)])
 def test_losses_are_those_of_pytorchs_muon(kind, ranks, home, place):
     place.use(run.built("models/" + ("gpt2" if kind == "gpt2" else
                                      "moe" if kind in hf.MOE else "llama")))
@@ -61,18 +61,17 @@ def test_accumulation_changes_little(place):
     assert 0 < far ** 0.5 <= 3.6e-4
 
 
-@pytest.mark.parametrize("model", ("moe", "units of experts"))
-def test_matrices_of_experts_have_the_same_bits_in_every_home(model, place, nvme):
+@pytest.mark.parametrize("model, home", (
+    ("moe", {"stage": 3, "optimizer": "cpu", "param": "cpu", "chunk": 2048}),
+    ("units of experts", {"stage": 1}),
+    ("units of experts", {"stage": 3, "optimizer": "nvme", "param": "nvme"})))
+def test_matrices_of_experts_have_the_same_bits_in_every_home(model, home, start, known):
     """A block has seven experts of three matrices, which ranks share."""
-    rows.use(place, model)
     row = {**rows.PLAIN, "model": model, "ranks": 2, "dtype": "bf16", "batch": 12,
            "steps": 3, "micro": 2, "slices": 1, "update": "muon"}
-    want = place.good(2, rows.config_of(row, nvme))
+    want = known(2, rows.config_of(row, None), model)
     assert "matrices are updated as such" in want.out
-    for home in ({"stage": 1}, {"stage": 3, "optimizer": "cpu", "param": "cpu", "chunk": 2048},
-                 {"stage": 3, "optimizer": "nvme", "param": "nvme"}):
-        r = place.good(2, rows.config_of({**row, **home}, nvme))
-        assert r.numbers == want.numbers, str(r)
+    assert start({**row, **home}).numbers == want.numbers
 
 
 def test_too_many_matrices_of_a_unit_are_refused(place):
@@ -92,12 +91,13 @@ def test_ranks_change_bits_by_their_sums_alone(place):
            "model.seq": golden.SEQ, "run.steps": 4}
     hashes = {place.good(n, {**one, "train_batch_size": n,
                              "zero_optimization.stage": stage}).hash
-              for n, stage in ((1, 0), (2, 0), (2, 3), (4, 2), (4, 3))}
+              for n, stage in ((1, 0), (2, 0), (2, 3), (4, 2))}
     assert len(hashes) == 1  # sums of 2 and 4 equal numbers are exact
 
 
-@pytest.mark.parametrize("dtype", ("fp32", "fp8"))
-def test_states_arrive_on_other_ranks(dtype, place):
+@pytest.mark.parametrize("dtype, moves", (
+    ("fp32", ((4, 1), (2, 4))), ("fp8", ((1, 2),))))
+def test_states_arrive_on_other_ranks(dtype, moves, place, nvme):
     """With sums that are exact, a run that goes on elsewhere has the bits of one
     that never stopped.  Matrices have no v, in a checkpoint neither."""
     data = place.folder / "window"
@@ -110,24 +110,15 @@ def test_states_arrive_on_other_ranks(dtype, place):
     v, m = (len(run.arrays(want.output, 4)[f"h.0/{x}"]) // 4 for x in "vm")
     blocks = sum(end // 64 - (begin + 63) // 64 for begin, end, _ in stacks(1)[0])
     assert v == m - 64 * blocks
-    for i, (a, b) in enumerate(((4, 1), (1, 2), (2, 4))):
-        out, stage = place.folder / f"from {a}", "zero_optimization.stage"
-        place.good(a, {**one, "run.steps": 2, stage: 3 - i}, output=out)
-        r = place.good(b, {**one, stage: 1 + i}, ["--resume"], output=out)
+    for a, b in moves:
+        out = place.folder / f"from {a}"
+        place.good(a, {**one, "run.steps": 2, "zero_optimization.stage": 2 + a % 2},
+                   output=out)
+        r = place.good(b, {**one, **run.offload(3, "nvme", "nvme", nvme)} if b > 1 else one,
+                       ["--resume"], output=out)
         assert r.hash == want.hash, (a, b)
-
-
-def test_other_ranks_go_on_and_ckpt_lists_the_states(place, nvme):
-    out = place.folder / "parts"
-    want = place.good(1, CONFIG)
-    place.halves(3, {**CONFIG, "run.save": True, "run.steps": 2},
-                 {**CONFIG, "run.save": True, "run.steps": 3}, output=out, again=1)
-    got = place.good(2, {**CONFIG, "run.save": True,
-                         **run.offload(3, "nvme", "nvme", nvme)}, ["--resume"],
-                     output=out)
-    assert got.losses == pytest.approx(want.losses, rel=1e-4)
-    listed = run.ckpt("list", out).out.splitlines()
-    assert listed and all("muon: master, m, v  {" in x for x in listed)
+        listed = run.ckpt("list", out).out.splitlines()
+        assert listed and all("muon: master, m, v  {" in x for x in listed)
 
 
 def stacks(ranks, w=run.MODEL["width"]):
@@ -170,7 +161,7 @@ def sent_by_first(ranks, stage):
     return 4 * sent
 
 
-@pytest.mark.parametrize("ranks, stage", ((2, 0), (2, 1), (3, 2), (3, 3), (4, 1)))
+@pytest.mark.parametrize("ranks, stage", ((2, 0), (3, 3), (4, 1)))
 def test_the_bytes_are_those_of_the_documentation(ranks, stage, place):
     """Beside those of AdamW, which are the same for the rest."""
     c = {"train_batch_size": 12, "zero_optimization.stage": stage}
@@ -186,7 +177,7 @@ def moves(r, step):
             if t["worker"] in comm and t["step"] == step]
 
 
-@pytest.mark.parametrize("stage, clip", ((0, 0), (1, 0.1), (2, 0), (3, 0.1)))
+@pytest.mark.parametrize("stage, clip", ((0, 0), (2, 0), (3, 0.1)))
 def test_directions_do_not_wait_for_updates_of_another_unit(stage, clip, place):
     """The comm worker keeps the order of submission.  There a unit's updates go
     back behind the next unit's directions, or, with all of these on every rank,
@@ -227,15 +218,14 @@ def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
     assert r.last("links")["disk"]["bytes"] == 2 * c["run.steps"] * (once + masters)
 
 
-@pytest.mark.parametrize("more", (
-    {**run.typed("bf16"), "run.master": "remainder", "run.state_dtype": "fp8"},
-    {**run.typed("fp16", initial_scale_power=18), "run.nvme_checksum": True}),
+@pytest.mark.parametrize("more, optimizer", (
+    ({**run.typed("bf16"), "run.master": "remainder", "run.state_dtype": "fp8"}, "cpu"),
+    ({**run.typed("fp16", initial_scale_power=18), "run.nvme_checksum": True}, "nvme")),
     ids=("halves", "skipped"))
-def test_what_a_pass_leaves_on_disk_stays(more, place, nvme):
+def test_what_a_pass_leaves_on_disk_stays(more, optimizer, place, nvme):
     c = {**CONFIG, **more, "model.width": 48, "gradient_clipping": 0.5}
     seen = set()
-    for home in ((1, "none", "none"), (3, "nvme", "nvme"), (3, "cpu", "nvme"),
-                 (2, "nvme", "none")):
+    for home in ((1, "none", "none"), (3, optimizer, "nvme"), (2, "nvme", "none")):
         one = {**c, **run.offload(*home, nvme)}
         one["zero_optimization"]["sub_group_size"] = 2048
         if "nvme" not in home:
@@ -248,20 +238,11 @@ def test_what_a_pass_leaves_on_disk_stays(more, place, nvme):
 # ---- what is refused ----
 
 def test_what_is_no_muon_is_refused(place):
+    """What the config alone shows is in tests/runtime/config/test_refusals.c."""
     lora = {"lora": {"rank": 2, "targets": "*attn*"}}
     cases = [
-        ({"optimizer.params.momentum": 1.5}, "optimizer.params.momentum", "1.5"),
-        ({"optimizer.params.ns_steps": 0}, "optimizer.params.ns_steps", "0"),
-        ({"optimizer.params.ns_method": "fast"}, "optimizer.params.ns_method", "fast"),
         ({"run.device": "cpu", "run.muon_products": "gpu"}, "run.muon_products",
          "units are computed on the CPU"),
-        ({"optimizer.params.adjust_lr_fn": "none"}, "adjust_lr_fn", "match_rms_adamw"),
-        ({"optimizer.params.bias_correction": True}, "bias_correction",
-         "Muon has no such parameter"),
-        ({"optimizer.params.per_head_muon": True}, "per_head_muon", "set false"),
-        ({"optimizer.params.muon_rate": 1}, "muon_rate", "unknown key"),
-        ({"optimizer.params.muon_lr": 0}, "optimizer.params.muon_lr", "freeze"),
-        ({"scheduler": {"type": "WarmupLR"}}, "optimizer.params.adam_lr", "WarmupLR"),
         ({"parameters": [{"match": "wte.weight", "use_muon": True}]},
          "use_muon", "wte.weight"),
         ({"parameters": [{"match": "h.*", "use_muon": False}]}, "optimizer.type",
@@ -311,9 +292,8 @@ def test_rules_leave_matrices_to_adamw(place):
     assert "muon" in {x["task"] for x in a.lines if "task" in x} or "  muon " in a.out
 
 
-@pytest.mark.parametrize("stage", (0, 3))
-def test_messages_bring_what_memory_does(stage, place):
-    c = {**MUON, "train_batch_size": 12, "zero_optimization.stage": stage,
+def test_messages_bring_what_memory_does(place):
+    c = {**MUON, "train_batch_size": 12, "zero_optimization.stage": 3,
          "model.width": 192}  # a range is many messages
     near, far = (place.good(3, {**c, "run.host_comm": x}) for x in ("memory", "messages"))
     assert near.numbers == far.numbers

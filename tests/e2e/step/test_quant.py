@@ -18,23 +18,33 @@ GROUP = 64 * 256
 GROUP_BYTES = {"nf4": GROUP // 2 + 256 + 4 + 4, "int8": GROUP + 4 * 256}
 
 
+@pytest.fixture(scope="module")
+def folder(shared):
+    """Weights."""
+    shared.model = {**MODEL}
+    return hf.write(shared.folder / "in", hf.gpt2_tensors(MODEL, "F32"),
+                    hf.gpt2_config(MODEL))
+
+
 @pytest.fixture
-def base(place):
-    """The config of a run that starts from a folder."""
+def base(place, folder):
+    """The config of a run that starts from them."""
     place.model = {**MODEL}
-    folder = hf.write(place.folder / "in", hf.gpt2_tensors(MODEL, "F32"),
-                      hf.gpt2_config(MODEL))
     return {**LORA, "model.import": str(folder)}
 
 
-def dequantised(place, base, dtype="fp32", form="nf4"):
-    """The same with the values that its base has as it is quantised; adapters begin
-    at zero, and so does what they add."""
-    out = place.folder / f"values-{dtype}"
-    if not out.exists():
-        place.good(1, {**base, "model.base_dtype": form, **run.typed(dtype), "run.steps": 1,
-                       "optimizer.params.lr": 0.0, "run.export": str(out)})
-    return {**base, "model.import": str(out)}
+@pytest.fixture(scope="module")
+def values(shared, folder):
+    """A folder with those that they have as they are quantised; adapters begin at
+    zero, and so does what they add."""
+    def values(dtype, form):
+        out = shared.folder / f"{form}-{dtype}"
+        if not out.exists():
+            shared.good(1, {**LORA, "model.import": str(folder), "model.base_dtype": form,
+                            **run.typed(dtype), "run.steps": 1, "run.export": str(out),
+                            "optimizer.params.lr": 0.0})
+        return out
+    return values
 
 
 def trained(place, ranks, config, name, **more):
@@ -50,49 +60,45 @@ def groups(model):
     return sum(-(-c * n // GROUP) for n in (3 * c, c, 4 * c, 4 * c))
 
 
-# Ranks, stage, homes of optimizer and parameters, type, and more.
+# The format, ranks, stage, homes of optimizer and parameters, type, and more.  What
+# is frozen may have a home of its own.
+EACH, ASYNC = {"run.save_interval": 1}, {"run.save_mode": "async"}
 CASES = [
-    (1, 0, "none", "none", "fp32", {}),
-    (1, 3, "none", "none", "bf16", {"run.ring": 1}),
-    (1, 3, "cpu", "nvme", "fp16", {"run.save_interval": 1}),
-    (2, 0, "none", "none", "bf16", {"run.sum_order": "local_first"}),
-    (2, 1, "cpu", "none", "fp32", {"train_micro_batch_size_per_gpu": 2}),
-    (3, 2, "none", "none", "bf16", {"run.schedule": "breadth_first"}),
-    (3, 3, "none", "none", "fp32", {"run.ring": 2}),
-    (4, 3, "none", "cpu", "bf16", {"train_micro_batch_size_per_gpu": 1}),
-    (2, 3, "nvme", "nvme", "bf16", {"run.nvme_checksum": True,
-                                    "run.save_interval": 2}),
-    (2, 3, "none", "nvme", "fp32", {"run.save_interval": 1,
-                                    "run.save_mode": "async"}),
-    # What is frozen has a home of its own.
-    (1, 3, "none", "none/nvme", "bf16", {"run.save_interval": 1,
-                                         "run.save_mode": "async"}),
-    (2, 3, "cpu", "nvme/none", "fp32", {"run.save_interval": 2}),
-    (3, 3, "none", "cpu/nvme", "fp16", {"run.nvme_checksum": True}),
+    ("nf4", 1, 0, "none", "none", "fp32", {}),
+    ("int8", 1, 3, "none", "none", "bf16", {"run.ring": 1}),
+    ("int8", 1, 3, "cpu", "nvme", "fp16", EACH),
+    ("nf4", 1, 3, "none", "none/nvme", "bf16", {**EACH, **ASYNC}),
+    ("int8", 2, 0, "none", "none", "bf16", {"run.sum_order": "local_first"}),
+    ("nf4", 2, 1, "cpu", "none", "fp32", {"train_micro_batch_size_per_gpu": 2}),
+    ("nf4", 2, 3, "nvme", "nvme", "bf16", {"run.nvme_checksum": True,
+                                           "run.save_interval": 2}),
+    ("int8", 2, 3, "none", "nvme", "fp32", {**EACH, **ASYNC}),
+    ("int8", 2, 3, "cpu", "nvme/none", "fp32", {"run.save_interval": 2}),
+    ("nf4", 3, 2, "none", "none", "bf16", {"run.schedule": "breadth_first"}),
+    ("int8", 3, 3, "none", "cpu/nvme", "fp16", {"run.nvme_checksum": True}),
+    ("nf4", 4, 3, "none", "cpu", "bf16", {"train_micro_batch_size_per_gpu": 1}),
 ]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("ranks, stage, optimizer, param, dtype, more", CASES)
-def test_the_bits_are_those_of_its_values(ranks, stage, optimizer, param, dtype, more,
-                                          form, place, base, nvme):
+@pytest.mark.parametrize("form, ranks, stage, optimizer, param, dtype, more", CASES)
+def test_the_bits_are_those_of_its_values(form, ranks, stage, optimizer, param, dtype,
+                                          more, place, base, values, nvme):
     c = {**base, **run.typed(dtype), **more, "run.eval_batches": 1}
     zero = run.offload(stage, optimizer, param, nvme)
-    want = trained(place, ranks, dequantised(place, {
-        **c, "run.save_interval": 0, "run.save_mode": "auto"}, dtype, form), "plain")
+    want = trained(place, ranks, {
+        **c, "run.save_interval": 0, "run.save_mode": "auto",
+        "model.import": str(values(dtype, form))}, "plain")
     have = trained(place, ranks, {
         **c, **zero, "model.base_dtype": form, "run.save": True,
         "run.inject_delay_us": 300}, form)
     assert have == want
 
 
-@pytest.mark.parametrize("form, least, most, values", (
+@pytest.mark.parametrize("form, least, most, n", (
     ("nf4", 0.05, 0.15, 16), ("int8", 0.002, 0.01, 64)))
-def test_the_values_are_others_and_near(form, least, most, values, place, base):
+def test_the_values_are_others_and_near(form, least, most, n, values):
     """Or the test above would compare a run with itself."""
-    out = place.folder / "values-fp32"
-    dequantised(place, base, form=form)
-    before, after = hf.gpt2_tensors(MODEL, "F32"), hf.read(out)
+    before, after = hf.gpt2_tensors(MODEL, "F32"), hf.read(values("fp32", form))
     for name, (_, shape, data) in before.items():
         was, now = (array.array("f", x[name][2]) for x in (before, after))
         if len(shape) == 1 or "wte" in name or "wpe" in name:
@@ -100,13 +106,12 @@ def test_the_values_are_others_and_near(form, least, most, values, place, base):
             continue
         error = sum((a - b)**2 for a, b in zip(was, now)) / sum(a * a for a in was)
         assert least < error**0.5 < most, name
-        assert len(set(now[:64])) <= values and now != was, name
+        assert len(set(now[:64])) <= n and now != was, name
 
 
-def test_8_bits_are_by_their_definition(place, base):
+def test_8_bits_are_by_their_definition(values):
     """Code times scale, of blocks of 64 of a matrix end to end."""
-    dequantised(place, base, form="int8")
-    before, after = hf.gpt2_tensors(MODEL, "F32"), hf.read(place.folder / "values-fp32")
+    before, after = hf.gpt2_tensors(MODEL, "F32"), hf.read(values("fp32", "int8"))
     name = "transformer.h.1.mlp.c_proj.weight"
     was, now = (array.array("f", x[name][2]) for x in (before, after))
     for i in range(0, len(was), 64):
@@ -117,35 +122,30 @@ def test_8_bits_are_by_their_definition(place, base):
             assert abs(code - a * 127 / most) < 0.5001
 
 
-# How it is saved and with how many ranks, then the same of the run that goes on.
-RESUMED = [
-    (2, run_zero, 3, again) for run_zero, again in (
-        ((3, "none", "nvme"), (0, "none", "none")),
-        ((0, "none", "none"), (3, "none", "nvme")),
-        ((2, "cpu", "none"), (3, "none", "cpu")))
-]
+# How it is saved by two ranks, and how three go on.
+RESUMED = [("nf4", (3, "none", "nvme"), (0, "none", "none")),
+           ("int8", (0, "none", "none"), (3, "none", "nvme")),
+           ("nf4", (2, "cpu", "none"), (3, "none", "cpu"))]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("ranks, first, again, second", RESUMED)
-def test_a_checkpoint_means_the_same_elsewhere(ranks, first, again, second, form,
-                                               place, base, nvme):
+@pytest.mark.parametrize("form, first, second", RESUMED)
+def test_a_checkpoint_means_the_same_elsewhere(form, first, second, place, base, values,
+                                               nvme):
     results = []
     for name, more, zeros in (
-            ("plain", dequantised(place, base, "bf16", form), [{}, {}]),
-            (form, {**base, "model.base_dtype": form}, [run.offload(*z, nvme) for z in (first, second)])):
-        c = {**more, **ADAPTER, "bf16.enabled": True, "run.save": True,
-             "run.nvme_checksum": True,
-             "run.export": str(place.folder / name)}
-        out = place.folder / f"out-{name}"
-        r = place.halves(ranks, {**c, **zeros[0], "run.steps": 2, "run.export": ""},
-                         {**c, **zeros[1]}, output=out, again=again)
+            ("plain", {"model.import": str(values("bf16", form))}, [{}, {}]),
+            (form, {"model.base_dtype": form}, [run.offload(*z, nvme)
+                                                for z in (first, second)])):
+        c = {**base, **more, **ADAPTER, "bf16.enabled": True, "run.save": True,
+             "run.nvme_checksum": True, "run.export": str(place.folder / name)}
+        r = place.halves(2, {**c, **zeros[0], "run.steps": 2, "run.export": ""},
+                         {**c, **zeros[1]}, output=place.folder / f"out-{name}", again=3)
         results.append((r.bits, (place.folder / name /
                                  "adapter_model.safetensors").read_bytes()))
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("stage, param", ((1, "none"), (3, "none"), (3, "nvme")))
+@pytest.mark.parametrize("stage, param", ((1, "none"), (3, "nvme")))
 def test_a_checkpoint_beside_training_is_the_same(stage, param, place, base, nvme):
     async_, sync = (place.good(2, {
         **base, **NF4, **run.offload(stage, "none", param, nvme), "run.save": True,
@@ -154,7 +154,8 @@ def test_a_checkpoint_beside_training_is_the_same(stage, param, place, base, nvm
 
 
 def test_a_unit_of_several_pieces(place, nvme):
-    """Of 4 MiB in a file, each a block of a checkpoint."""
+    """Of 4 MiB in a file, each a block of a checkpoint; a group begins in one and ends
+    in the next."""
     c = {**LORA, **NF4, "model": {"width": 1024, "heads": 8, "layers": 1},
          "bf16.enabled": True, "run.steps": 2, "run.save": True,
          "run.save_interval": 1, "train_batch_size": 2, "optimizer.params.lr": 0.0}
@@ -164,6 +165,9 @@ def test_a_unit_of_several_pieces(place, nvme):
         out = place.folder / f"export{len(results)}"
         r = place.good(ranks, {**c, **zero, "run.export": str(out)})
         results.append((r.numbers, r.files, hf.read(out)))
+        tool = place.folder / f"tool{len(results)}"
+        run.ckpt("export", r.output, "--out", tool)
+        assert hf.read(tool) == hf.read(out)
     assert results[0] == results[1]
     assert results[0][2] == results[2][2]  # half of it is one piece
 
@@ -233,12 +237,11 @@ def test_what_is_not_built_is_refused_by_name(place, base):
     run.refused(r, "model.base_dtype", "zero_hpz_partition_size")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("ranks, dtype, more", (
-    (1, "fp32", {}), (2, "bf16", {"zero_optimization.stage": 3}),
-    (3, "fp16", {"lora": {}, "parameters": [
+@pytest.mark.parametrize("form, ranks, dtype, more", (
+    ("nf4", 1, "fp32", {}), ("int8", 2, "bf16", {"zero_optimization.stage": 3}),
+    ("nf4", 3, "fp16", {"lora": {}, "parameters": [
         {"match": "*", "frozen": True}, {"match": "ln_f.*", "frozen": False}]})))
-def test_ckpt_exports_what_the_run_does(ranks, dtype, more, form, place, base):
+def test_ckpt_exports_what_the_run_does(form, ranks, dtype, more, place, base):
     """Merged and as an adapter, or without adapters; of whole and cut blocks."""
     out = place.folder / "run"
     r = place.good(ranks, {**base, "model.base_dtype": form, **run.typed(dtype), **more,
@@ -253,16 +256,6 @@ def test_ckpt_exports_what_the_run_does(ranks, dtype, more, form, place, base):
         a, b = ((place.folder / x / "adapter_model.safetensors").read_bytes()
                 for x in ("alone", "adapter"))
         assert a == b
-
-
-def test_ckpt_exports_blocks_that_are_cut(place):
-    """A group that begins in one block of a checkpoint and ends in the next."""
-    c = {**LORA, **NF4, "model": {"width": 1024, "heads": 8, "layers": 1},
-         "bf16.enabled": True, "run.steps": 1, "run.save": True, "train_batch_size": 2}
-    out = place.folder / "run"
-    r = place.good(1, {**c, "run.export": str(out)})
-    run.ckpt("export", r.output, "--out", place.folder / "tool")
-    assert hf.read(place.folder / "tool") == hf.read(out)
 
 
 @pytest.mark.parametrize("had, has", (({}, NF4), (NF4, INT8), (INT8, {})))

@@ -81,10 +81,9 @@ def test_the_first_step_is_dense_adams_without_decay(start):
     assert decayed.hash != start("dlrm", 1, {**STEP, "run.steps": 1}).hash
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_where_a_step_reads_every_row_it_is_dense_adam(ranks, start):
+def test_where_a_step_reads_every_row_it_is_dense_adam(start):
     more = {**STEP, "model.rows": 2, "train_batch_size": 24, "run.steps": 5}
-    a, b = (start(m, ranks, more, CPU) for m in ("sparse", "dlrm"))
+    a, b = (start(m, 2, more, CPU) for m in ("sparse", "dlrm"))
     assert a.hash == b.hash and a.losses == b.losses
 
 
@@ -126,9 +125,9 @@ def head_shard(ranks):
     return (-(-n // ranks) + 63) // 64 * 64
 
 
-@pytest.mark.parametrize("ranks", (2, 3))
-@pytest.mark.parametrize("stage", (1, 3))
-@pytest.mark.parametrize("order", ("ranks_first", "local_first"))
+@pytest.mark.parametrize("order, stage, ranks", (
+    ("ranks_first", 1, 2), ("ranks_first", 3, 3), ("local_first", 1, 3),
+    ("local_first", 3, 2)))
 def test_only_touched_rows_are_moved(order, stage, ranks, start, place):
     """Per step a gather of the parameters and a reduce-scatter of the gradients,
     or one per micro-batch: of rows that the step reads."""
@@ -164,11 +163,10 @@ def test_groups_of_ranks_add_touched_rows(start, place):
     two = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
     found = {}
     for g in (2, 4):
-        for stage in (1, 3):
-            for env in ({}, two):
-                r = start("sparse", 4, {**c, "run.sum_group": g,
-                                        "zero_optimization": {"stage": stage}}, env=env)
-                assert found.setdefault(g, r.numbers) == r.numbers, str(r)
+        for stage, env in ((1, {}), (3, two)):
+            r = start("sparse", 4, {**c, "run.sum_group": g,
+                                    "zero_optimization": {"stage": stage}}, env=env)
+            assert found.setdefault(g, r.numbers) == r.numbers, str(r)
     assert found[2] != found[4]
 
 
@@ -176,19 +174,17 @@ LARGE = {**DLRM, "rows": 40000, "dim": 16, "unit_rows": 5000}
 TABLE = 7 * 40000 * 16 * 4
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_a_table_larger_than_the_memory_trains(ranks, start):
+def test_a_table_larger_than_the_memory_trains(start):
     limit = TABLE * 3 // 4
     more = {**STEP, "model": LARGE, "run.memory_limit_bytes": limit,
             "run.eval_batches": 1}
     four = {"zero_optimization.offload_optimizer.buffer_count": 4}
-    r = start("sparse", ranks, {**more, **four}, NVME)
+    r = start("sparse", 2, {**more, **four}, NVME)
     assert r.bytes_in("device", "cpu") < limit
-    free = start("sparse", ranks, {**more, "run.memory_limit_bytes": 0}, NONE)
+    free = start("sparse", 2, {**more, "run.memory_limit_bytes": 0}, NONE)
     assert r.numbers == free.numbers
-    if ranks == 1:
-        run.refused(start("dlrm", ranks, {**more, **four}, NVME, good=False),
-                    "this run needs", "MiB of memory")
+    run.refused(start("dlrm", 1, {**more, **four}, NVME, good=False),
+                "this run needs", "MiB of memory")
 
 
 def disk(r):
@@ -198,8 +194,7 @@ def disk(r):
 
 @pytest.mark.single
 @pytest.mark.parametrize("dtype, moments, checksum", [
-    ("fp32", "fp32", False), ("bf16", "bf16", False), ("fp16", "fp32", False),
-    ("fp32", "fp8", False), ("bf16", "fp32", True)])
+    ("bf16", "bf16", False), ("fp32", "fp8", False), ("fp16", "fp32", True)])
 def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum, start):
     """Tables without their initial weights: a page of weights, m and v for each
     row, and those between neighbours."""
@@ -227,18 +222,17 @@ def test_memory_follows_the_rows_of_a_step(start):
     assert r.bytes_of("optimizer") == dense.bytes_of("optimizer")
 
 
-@pytest.mark.parametrize("mode", ("sync", "async"))
-def test_checkpoints_on_the_way_have_whole_tables(mode, start):
+def test_checkpoints_on_the_way_have_whole_tables(start):
     """From disk, beside training, and those of tables in memory."""
     more = {**STEP, "run.steps": 4, "run.save_interval": 1, "run.keep_last": 9,
-            "run.save_mode": mode, "run.save_buffers": 2}
-    far, near = (start("sparse", 1, more, home).output for home in (NVME, CPU))
+            "run.save_buffers": 2}
+    near, *far = (start("sparse", 1, {**more, "run.save_mode": mode}, home).output
+                  for mode, home in (("sync", CPU), ("sync", NVME), ("async", NVME)))
     for step in (1, 2, 3):
-        assert run.arrays(far, step) == run.arrays(near, step)
+        assert all(run.arrays(x, step) == run.arrays(near, step) for x in far)
 
 
-@pytest.mark.parametrize("moments, ranks", [("bf16", 1), ("bf16", 2),
-                                            ("fp8", 1), ("fp8", 2)])
+@pytest.mark.parametrize("moments, ranks", [("bf16", 2), ("fp8", 1)])
 def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
     """The bits of stage 0 at stage 3; rows of fp8 are whole blocks."""
     more = {**STEP, "run.state_dtype": moments, "run.steps": 6, "model.dim": 64}
@@ -248,18 +242,18 @@ def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
 
 
 def test_copies_of_sparse_tables_are_refused(start):
-    r = start("sparse", 4, {"zero_optimization.zero_hpz_partition_size": 2,
-                            "train_batch_size": 4}, CPU, good=False)
+    r = start("sparse", 1, {"zero_optimization.zero_hpz_partition_size": 2,
+                            "train_batch_size": 4}, CPU, good=False,
+              options=["--plan", "--ranks", 4])
     run.refused(r, "sparse: true for tables", "zero_hpz_partition_size copies whole")
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"run.slices": 3}, {"run.inject_delay_us": 400},
-    {"run.overlap": False}, {"run.in_flight": 1},
-    {"run.eval_batches": 2, "run.eval_interval": 1}])
-def test_schedules_and_evaluation_do_not_change_the_bits(settings, start):
+def test_schedules_and_evaluation_do_not_change_the_bits(start):
     more = {**STEP, "run.steps": 5, "train_micro_batch_size_per_gpu": 3,
             "run.slices": 3, "run.ring": 2, "run.sum_order": "ranks_first"}
     plain = start("sparse", 2, {**more, "run.ring": 5}, NONE)
-    r = start("sparse", 2, {**more, **settings}, CPU)
-    assert (r.bits[:5], r.hash) == plain.numbers
+    for settings in ({"run.inject_delay_us": 400, "run.in_flight": 1},
+                     {"run.overlap": False},
+                     {"run.eval_batches": 2, "run.eval_interval": 1}):
+        r = start("sparse", 2, {**more, **settings}, CPU)
+        assert (r.bits[:5], r.hash) == plain.numbers, settings
