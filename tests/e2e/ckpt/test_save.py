@@ -21,11 +21,9 @@ FP32, BF16, FP16 = {}, run.typed("bf16"), run.typed("fp16", initial_scale_power=
 FROZEN = {"parameters": [{"match": "h.?.mlp.*", "frozen": True},
                          {"match": "h.1.*", "frozen": True}]}
 # The scale of fp16 has a history.
-CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (BF16, 1, NVME),
-         (FP16, 2, NVME), (BF16, 3, (2, "nvme", "none")), (FP32, 3, NVME),
-         (FP16, 2, (3, "none", "none")), (FP32, 1, (3, "cpu", "cpu")),
+CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (FP32, 3, NVME), (BF16, 1, NVME),
+         (BF16, 3, (2, "nvme", "none")), (FP16, 2, (3, "none", "none")),
          ({**BF16, **FROZEN}, 1, NVME), ({**FP16, **FROZEN}, 3, (3, "none", "none")),
-         ({**FP32, **FROZEN}, 2, (2, "nvme", "none")), ({**BF16, **FROZEN}, 2, NONE),
          (rows.UPDATES["lion"], 2, (3, "cpu", "cpu")),
          # Of its v some blocks alone, which begin anywhere in pages of a file.
          (rows.UPDATES["muon"], 2, NVME),
@@ -33,14 +31,16 @@ CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (BF16, 1, NVME),
 
 
 @pytest.mark.parametrize("more, ranks, home", CASES)
-def test_same_files_and_losses_as_when_training_waits(more, ranks, home, place, nvme):
+def test_same_files_and_losses_as_when_training_waits(more, ranks, home, place, known,
+                                                      nvme):
     """Chunks that no block respects, and fewer buffers than blocks."""
     c = {**config(home, nvme, **more), "run.inject_delay_us": 300,
          "zero_optimization.sub_group_size": 2048}
     wait = place.good(ranks, {**c, "run.save_mode": "sync"})
     free = place.good(ranks, {**c, "run.save_mode": "async"})
-    none = place.good(ranks, {**c, "run.save_interval": 0})
-    assert wait.numbers == free.numbers == none.numbers and len(none.bits) == 7
+    assert wait.numbers == free.numbers and len(free.bits) == 7
+    if more is FP32:
+        assert free.numbers == known(ranks, config(**{"run.save_interval": 0})).numbers
     assert free.saved == wait.saved == [2, 4, 6]
     a, b = wait.files, free.files
     assert sorted(a) == sorted(b)
@@ -49,9 +49,7 @@ def test_same_files_and_losses_as_when_training_waits(more, ranks, home, place, 
         assert f"saved step {s} in" in free.out
 
 
-@pytest.mark.parametrize("dtype", ("bf16", "fp8"))
-@pytest.mark.parametrize("home", ((1, "cpu", "none"), NVME),
-                         ids=lambda h: "-".join(h[1:]))
+@pytest.mark.parametrize("dtype, home", (("bf16", (1, "cpu", "none")), ("fp8", NVME)))
 def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
     """In memory beside training; on disk training waits."""
     c = config(home, nvme, **{"run.state_dtype": dtype, "run.steps": 5,
@@ -122,14 +120,12 @@ def test_buffers_are_planned_and_bound(place):
     assert a == b
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_a_save_that_cannot_be_written_ends_the_run(ranks, place):
+def test_a_save_that_cannot_be_written_ends_the_run(place):
     """On all ranks, with the one before intact."""
     out = place.folder / "out"
     (out / "checkpoints").mkdir(parents=True)
     (out / "checkpoints" / "step-00000004.tmp").write_text("in the way")
-    r = place.launch(ranks, config(**{"run.steps": 60,
-                                      "run.save_mode": "async"}), output=out)
+    r = place.launch(2, config(**{"run.steps": 60, "run.save_mode": "async"}), output=out)
     assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
     assert "step-00000004.tmp" in r.err and "Not a directory" in r.err
     assert r.saved == [2] and len(r.steps) < 60
