@@ -60,8 +60,8 @@ CASES = {"bottom": but("w[tp]e.weight", "h.[012].*"),
          "positions": only("wpe.weight")}
 
 
-@pytest.mark.parametrize("stage, ranks", ((0, 1), (2, 3), (3, 2)))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case, stage, ranks", [
+    (case, *((2, 3), (3, 2), (0, 1))[i % 3]) for i, case in enumerate(CASES)])
 def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
     n, rules = ranks, CASES[case]
     r = place.good(ranks, {**rules, "zero_optimization.stage": stage,
@@ -87,13 +87,20 @@ def test_frozen_weights_keep_their_bits(case, dtype, place):
         assert (data == start[name]) == is_frozen(name, CASES[case]), name
 
 
+ONE = {"run.steps": 1, "gradient_clipping": 0.0}
+
+
+@pytest.fixture(scope="module")
+def whole(shared):
+    return weights(shared, "whole", ONE)
+
+
 @pytest.mark.single
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_trained_has_the_gradient_of_full_training(case, place):
+def test_what_is_trained_has_the_gradient_of_full_training(case, whole, place):
     """One step without clipping: the same losses, the same weights."""
-    c = {"run.steps": 1, "gradient_clipping": 0.0}
-    a, full = weights(place, "full", c)
-    b, part = weights(place, "part", {**c, **CASES[case]})
+    a, full = whole
+    b, part = weights(place, "part", {**ONE, **CASES[case]})
     assert a.losses == b.losses
     assert b.steps[0]["grad_norm"] < a.steps[0]["grad_norm"]
     for name, data in part.items():
@@ -103,7 +110,7 @@ def test_what_is_trained_has_the_gradient_of_full_training(case, place):
 
 # ---- work ----
 
-@pytest.mark.parametrize("home", ("none", "cpu", "nvme", "none/nvme"))
+@pytest.mark.parametrize("home", ("none", "nvme", "none/nvme"))
 def test_no_task_for_what_is_frozen(home, place, nvme):
     """Units 0 to 3 are frozen: no backward, no reduce, norm or adam of them."""
     c = {**CASES["bottom"], **run.offload(3, "cpu", home, nvme),

@@ -88,7 +88,6 @@ def test_an_export_is_what_transformers_reads(dtype, trained):
 
 @pytest.mark.parametrize("dtype, ranks, home", [
     ("fp32", 1, (0, "none", "none")), ("bf16", 1, (3, "nvme", "nvme")),
-    ("fp16", 1, (3, "cpu", "none")), ("fp32", 3, (0, "none", "none")),
     ("bf16", 2, (1, "cpu", "none")), ("fp16", 2, (3, "none", "none")),
     ("fp32", 3, (3, "nvme", "nvme"))])
 def test_an_import_has_the_loss_of_the_run_that_exported(
@@ -119,19 +118,17 @@ def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
     b = place.good(1, model(out, "fp32", (3, "nvme", "nvme"), nvme, **one, **STILL))
     assert a.validation == b.validation and a.validation
     assert a.hash == b.hash and hf.read(out) != tensors_of(kind)
-    c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
-    assert c.hash == a.hash
+    if kind in ("llama", "qwen3_moe"):
+        c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
+        assert c.hash == a.hash
 
 
 @pytest.mark.parametrize("kind, dtype, ranks, files, prefix, pad", [
     ("gpt2", "fp16", 1, 1, None, b""), ("gpt2", "bf16", 2, 4, "", b" "),
-    ("gpt2", "fp32", 3, 5, None, b"   "), ("gpt2", "bf16", 1, 1, "", b" "),
-    ("llama", "bf16", 1, 1, None, b" "), ("llama", "fp32", 3, 4, "", b""),
-    ("mistral", "fp16", 2, 3, None, b"   "),
-    ("qwen2", "bf16", 3, 5, None, b""), ("qwen2", "fp32", 1, 1, "", b" "),
-    ("qwen3", "fp16", 1, 2, None, b""), ("qwen3", "bf16", 2, 1, None, b"  "),
-    ("qwen3_moe", "bf16", 3, 4, None, b" "), ("qwen3_moe", "fp32", 1, 1, "", b""),
-    ("mixtral", "fp16", 1, 2, "", b""), ("mixtral", "bf16", 2, 1, None, b" ")])
+    ("gpt2", "fp32", 3, 5, None, b"   "), ("llama", "bf16", 1, 1, None, b" "),
+    ("llama", "fp32", 3, 4, "", b""), ("mistral", "fp16", 2, 3, None, b"   "),
+    ("qwen2", "bf16", 1, 5, "", b""), ("qwen3", "fp16", 1, 2, None, b""),
+    ("qwen3_moe", "bf16", 3, 4, None, b" "), ("mixtral", "fp32", 1, 1, "", b"")])
 def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefix,
                                                 pad, place):
     """From one file or several, with prefix or without, at odd addresses; and
@@ -192,22 +189,21 @@ def test_what_means_nothing_may_be_there(place):
     assert hf.read(out) == plain
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_fewer_positions_than_published(ranks, place, nvme):
+def test_fewer_positions_than_published(place, nvme):
     """The first rows of the table, no other number changed; more are refused."""
     wide = {**run.MODEL, "seq": 21}
     tensors = hf.gpt2_tensors(wide, "F32")
     folder = written(place, "gpt2", tensors=tensors, config=hf.gpt2_config(wide),
                      files=3)
     out = place.folder / "out"
-    r = place.good(ranks, model(folder, home=(3, "nvme", "nvme"), nvme=nvme, **{
+    r = place.good(2, model(folder, home=(3, "nvme", "nvme"), nvme=nvme, **{
         "run.steps": 0, "run.export": str(out)}))
     name = "transformer.wpe.weight"
     kind, _, data = tensors[name]
     tensors[name] = (kind, (16, 24), data[:16 * ROW])
     assert hf.read(out) == tensors and r.config["model"]["seq"] == 16
     assert json.loads((out / "config.json").read_text())["n_positions"] == 16
-    run.refused(place.launch(ranks, {**model(folder), "model.seq": 22}),
+    run.refused(place.launch(1, {**model(folder), "model.seq": 22}),
                 "model.seq", "22", "21")
 
 
@@ -372,7 +368,7 @@ WRONG = {
                ("layers.0.self_attn.o_proj.bias", "no tensor"), ("3 faults",)])}
 
 
-@pytest.mark.parametrize("kind, ranks", [("gpt2", 1), ("gpt2", 2), ("qwen2", 1)])
+@pytest.mark.parametrize("kind, ranks", [("gpt2", 2), ("qwen2", 1)])
 def test_all_wrong_tensors_are_listed(kind, ranks, place):
     changes, said = WRONG[kind]
     t = {k: x for k, x in {**tensors_of(kind), **changes}.items() if x}
@@ -383,12 +379,11 @@ def test_all_wrong_tensors_are_listed(kind, ranks, place):
     run.refused(r, str(folder), said[-1][0])
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_a_head_of_its_own_is_refused(ranks, place):
+def test_a_head_of_its_own_is_refused(place):
     t = tensors_of("gpt2", "BF16")
     dtype, shape, data = t["transformer.wte.weight"]
     t["lm_head.weight"] = (dtype, shape, data[:-2] + b"\x00\x42")
-    run.refused(place.launch(ranks, model(written(place, "gpt2", tensors=t), "bf16")),
+    run.refused(place.launch(2, model(written(place, "gpt2", tensors=t), "bf16")),
                 "lm_head.weight", "not equal")
 
 

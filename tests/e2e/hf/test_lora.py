@@ -111,7 +111,7 @@ def test_bytes_are_those_of_the_arithmetic(place):
 
 # ---- what it computes ----
 
-@pytest.mark.parametrize("dtype", ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_the_first_step_is_that_of_the_model_without(dtype, place):
     c = {"run.steps": 2, **run.typed(dtype)}
     plain = place.good(1, c)
@@ -323,8 +323,8 @@ def llama_modules(*names):
 
 
 @pytest.mark.parametrize("kind, targets", [
-    ("gpt2", "*"), ("gpt2", SOME["lora"]["targets"]), ("llama", "*"),
-    ("llama", "q_proj, v_proj"), ("llama", "*gate_proj.weight,down_proj,qkv_proj")])
+    ("gpt2", SOME["lora"]["targets"]), ("llama", "q_proj, v_proj"),
+    ("llama", "*gate_proj.weight,down_proj,qkv_proj")])
 def test_an_exported_adapter_is_a_start(kind, targets, place):
     """Its step 0 has the loss behind the last step of the run that exported; its
     own export is the same, bit for bit, from any ranks and homes."""

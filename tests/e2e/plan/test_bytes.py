@@ -25,11 +25,10 @@ def big(**more):
     return {"train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1, "train_batch_size": "auto",
             "bf16.enabled": True, "model": GPT2, "run.workers": 1,
-            "run.memory_limit_bytes": 10**15, **more}
+            "run.memory_limit_bytes": 10**11, **more}
 
 
-@pytest.mark.parametrize("ranks", (1, 2, 4))
-@pytest.mark.parametrize("stage", PAPER)
+@pytest.mark.parametrize("stage, ranks", ((0, 4), (1, 1), (1, 4), (2, 2), (3, 3), (3, 4)))
 def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
     r = place.launch(1, big(**{"zero_optimization.stage": stage}),
                      ["--plan", "--ranks", ranks])
@@ -39,18 +38,16 @@ def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
     assert per == pytest.approx(PAPER[stage](ranks), rel=1e-3), r.out
 
 
-@pytest.mark.parametrize("ranks", (1, 4))
-def test_a_remainder_has_two_bytes_of_four(ranks, place):
+def test_a_remainder_has_two_bytes_of_four(place):
     whole, rest = (
         planned(place.launch(1, big(**{"zero_optimization.stage": 1, "run.master": kept}),
-                             ["--plan", "--ranks", ranks]).out, ("optimizer",))
+                             ["--plan", "--ranks", 4]).out, ("optimizer",))
         for kept in ("full", "remainder"))
     assert rest == pytest.approx(whole * 10 / 12, rel=1e-5)
 
 
-@pytest.mark.parametrize("ranks", (1, 4))
-@pytest.mark.parametrize("home", ("none", "nvme"))
-@pytest.mark.parametrize("kept, v", (("fp32", 4), ("fp8", 65 / 64)))
+@pytest.mark.parametrize("kept, v, home, ranks", (
+    ("fp32", 4, "nvme", 4), ("fp8", 65 / 64, "none", 4), ("fp8", 65 / 64, "nvme", 1)))
 def test_matrices_of_muon_have_no_v(kept, v, home, ranks, place, nvme):
     adam, muon = (
         planned(place.launch(1, big(**run.offload(1, home, "none", nvme), **more, **{
@@ -71,24 +68,23 @@ def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     assert per == pytest.approx(4, rel=2e-2 if home == "nvme" else 1e-3), r.out
 
 
-@pytest.mark.parametrize("victim,tier,name,more", (
-    (0, "device", "gathered units", 64), (1, "device", "scratch", -4096),
-    (1, "cpu", "parameters", 4), (0, "nvme", "optimizer", -8),
-    (1, "nvme", "batches", 1)))
-def test_a_run_takes_what_was_planned_or_ends(victim, tier, name, more, place,
-                                              nvme):
+def test_a_run_takes_what_was_planned_or_ends(place, nvme):
     """The plan of one rank says more or less than is taken."""
     place.program = run.built("tests/misplanned")
     c = {**run.offload(3, "nvme", "cpu", nvme), "run.steps": 1}
     good = place.good(2, c)
-    planned, taken = good.memory.get((name, tier), (0, 0))
-    r = place.launch(2, c, env={"MISPLAN_RANK": str(victim),
-                                "MISPLAN_TIER": tier, "MISPLAN_CLASS": name,
-                                "MISPLAN_BYTES": str(more)})
-    said = run.refused(r, f"rank {victim}:")
-    assert f"{name} in the {tier} tier: {taken} bytes taken, " \
-        f"{planned + more} planned" in said, said
-    assert not r.steps, str(r)
+    for victim, tier, name, more in (
+            (0, "device", "gathered units", 64), (1, "device", "scratch", -4096),
+            (1, "cpu", "parameters", 4), (0, "nvme", "optimizer", -8),
+            (1, "nvme", "batches", 1)):
+        planned_, taken = good.memory.get((name, tier), (0, 0))
+        r = place.launch(2, c, env={"MISPLAN_RANK": str(victim),
+                                    "MISPLAN_TIER": tier, "MISPLAN_CLASS": name,
+                                    "MISPLAN_BYTES": str(more)})
+        said = run.refused(r, f"rank {victim}:")
+        assert f"{name} in the {tier} tier: {taken} bytes taken, " \
+            f"{planned_ + more} planned" in said, said
+        assert not r.steps, str(r)
 
 
 @pytest.mark.parametrize("stage", PAPER)
@@ -181,21 +177,19 @@ LARGE = {"layers": 8, "heads": 8, "width": 512, "seq": 16, "vocab": 256}
 
 
 @pytest.mark.parametrize("ranks", (1, 2))
-def test_an_empty_run_is_below_the_stated_constant(ranks, place):
-    r = place.good(ranks, {"model": EMPTY})
+def test_an_empty_run_is_below_the_stated_constant(ranks, known):
+    r = known(ranks, {"model": EMPTY, "run.steps": 1})
     assert r.bytes_in("device", "cpu") < run.MIB
     assert r.summary["peak_resident_bytes"] < CONSTANT_MIB * run.MIB
 
 
 @pytest.mark.parametrize("ranks, home, dtype", [
-    (1, (0, "none", "none"), "fp32"), (1, (2, "cpu", "none"), "bf16"),
-    (1, (3, "cpu", "cpu"), "fp32"), (1, (3, "nvme", "nvme"), "fp32"),
-    (2, (1, "none", "none"), "bf16"), (2, (3, "nvme", "none"), "fp32"),
-    (2, (3, "cpu", "cpu"), "fp16")])
-def test_resident_memory_is_the_plan(ranks, home, dtype, place, nvme):
+    (1, (0, "none", "none"), "fp32"), (1, (3, "nvme", "nvme"), "fp32"),
+    (2, (1, "none", "none"), "bf16"), (2, (3, "cpu", "cpu"), "fp16")])
+def test_resident_memory_is_the_plan(ranks, home, dtype, place, known, nvme):
     r = place.good(ranks, {"model": LARGE, "run.steps": 2, **run.typed(dtype),
                            **run.offload(*home, nvme)})
-    empty = place.good(ranks, {"model": EMPTY, "run.steps": 1})
+    empty = known(ranks, {"model": EMPTY, "run.steps": 1})
     plan = r.bytes_in("device", "cpu")
     grown = (r.summary["peak_resident_bytes"] -
              empty.summary["peak_resident_bytes"])
@@ -256,7 +250,7 @@ def fetched(place, n, schedule, ring, reuse, size):
 
 
 @pytest.mark.parametrize("ranks, size, ring", [
-    (2, 4, 1), (2, 2, 3), (2, 4, LAYERS), (3, 4, 2), (3, 2, 4)])
+    (2, 2, 1), (2, 4, LAYERS), (3, 4, 3)])
 def test_breadth_first_divides_traffic_by_the_accumulation(ranks, size, ring,
                                                            place):
     """Without reuse a pass fetches what it uses: embedding three times (it is
@@ -278,7 +272,7 @@ def test_a_ring_that_holds_all_fetches_once_a_step(schedule, place):
         STEPS * 4 * (embed + LAYERS * block + head)
 
 
-@pytest.mark.parametrize("ring", (1, 2, 3, 4))
+@pytest.mark.parametrize("ring", (1, 3))
 def test_a_small_ring_is_used_as_well_as_one_can(ring, place):
     """At the turn of a pass, and between two, a full ring is used again."""
     embed, block, head = units(2)
@@ -290,7 +284,7 @@ def test_a_small_ring_is_used_as_well_as_one_can(ring, place):
             STEPS * 4 * (embed + blocks * block + head), (schedule, str(r))
 
 
-@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+@pytest.mark.parametrize("stage", (1, 3))
 def test_nothing_is_fetched_that_is_there(stage, place):
     """On a CPU that goes for parameters in the cpu tier too."""
     zero = {"stage": stage}
@@ -311,12 +305,11 @@ def test_a_kept_copy_is_gathered_once_a_step(stage, place):
 
 # ---- gradient traffic ----
 
-@pytest.mark.parametrize("stage, schedule, home, dtype", [
-    (0, "depth_first", "none", "fp32"), (1, "depth_first", "none", "bf16"),
-    (1, "breadth_first", "cpu", "fp32"), (2, "depth_first", "nvme", "fp32"),
-    (2, "breadth_first", "none", "bf16"), (3, "breadth_first", "none", "fp32"),
-    (3, "breadth_first", "nvme", "bf16")])
-@pytest.mark.parametrize("ranks", (2, 3))
+@pytest.mark.parametrize("ranks, stage, schedule, home, dtype", [
+    (2, 0, "depth_first", "none", "fp32"), (3, 1, "depth_first", "none", "bf16"),
+    (2, 1, "breadth_first", "cpu", "fp32"), (2, 2, "depth_first", "nvme", "fp32"),
+    (2, 2, "breadth_first", "none", "bf16"), (3, 3, "breadth_first", "none", "fp32"),
+    (2, 3, "breadth_first", "nvme", "bf16")])
 def test_local_sums_are_sent_once_a_step(ranks, stage, schedule, home, dtype, place,
                                          nvme):
     """The embedding twice, as it is the head's weight too."""
@@ -343,7 +336,6 @@ def test_a_local_sum_takes_what_is_planned(place):
     whole = 2 * embed + LAYERS * block + head
     ring = embed + 2 * block + head
     for stage, schedule, want in ((2, "depth_first", whole // 2),
-                                  (2, "breadth_first", ring),
                                   (3, "breadth_first", ring)):
         r = {order: place.good(2, {
             "model": MODEL, "train_batch_size": 2 * G, "run.sum_order": order,

@@ -170,18 +170,16 @@ def on_disk(path, **more):
     return {**run.offload(3, "nvme", "nvme", path), **more}
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_missing_nvme_path_is_named(ranks, place):
+def test_missing_nvme_path_is_named(place):
     path = place.folder / "nowhere"
-    r = place.launch(ranks, on_disk(path))
+    r = place.launch(2, on_disk(path))
     run.refused(r, "nvme", str(path), "No such file", everyone=True)
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_a_share_for_a_gpu_that_is_not_there_is_refused(ranks, place):
+def test_a_share_for_a_gpu_that_is_not_there_is_refused(place):
     """run.device auto: the config alone does not tell."""
-    r = place.launch(ranks, {**run.offload(3, "cpu", "cpu", None),
-                             "zero_optimization.offload_optimizer.ratio": 0.5},
+    r = place.launch(2, {**run.offload(3, "cpu", "cpu", None),
+                         "zero_optimization.offload_optimizer.ratio": 0.5},
                      env={"STARPU_NCUDA": "0"})
     run.refused(r, "zero_optimization.offload_optimizer.ratio: 0.5 leaves "
                 "chunks to a GPU")
@@ -197,8 +195,7 @@ def built_with_cuda():
     return b"libcudart.so" in pathlib.Path(run.PROGRAM).read_bytes()
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-@pytest.mark.parametrize("options", ((), ("--plan",)))
+@pytest.mark.parametrize("ranks, options", ((1, ("--plan",)), (2, ())))
 def test_a_gpu_that_is_not_there_is_refused(ranks, options, place):
     r = place.launch(ranks, {"run.device": "cuda"}, options, env=NO_GPU)
     line = run.refused(r, "run.device: cuda: ")
@@ -206,10 +203,9 @@ def test_a_gpu_that_is_not_there_is_refused(ranks, options, place):
     assert not r.output.exists() and not r.out, str(r)
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_auto_without_a_gpu_goes_on_on_the_cpu(ranks, place):
-    cpu = place.good(ranks, {"run.device": "cpu"})
-    r = place.good(ranks, {"run.device": "auto"}, env=NO_GPU)
+def test_auto_without_a_gpu_goes_on_on_the_cpu(place):
+    cpu = place.good(2, {"run.device": "cpu"})
+    r = place.good(2, {"run.device": "auto"}, env=NO_GPU)
     assert r.numbers == cpu.numbers
     why = [x for x in r.out.splitlines() if "on the CPU: " in x]
     assert len(why) == 1 and "on the CPU: " not in cpu.out, str(r)
@@ -266,35 +262,33 @@ def test_output_that_is_a_file_is_named(place):
     assert path.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_full_output_keeps_the_checkpoint_before(ranks, place):
+def test_full_output_keeps_the_checkpoint_before(place):
     """The disk fills between two saves: the second fails, the first stays."""
     with small_disk(place.folder, 24) as path:
         out = path / "out"
         model = {"layers": 2, "heads": 4, "width": 128}
         c = {"model": model, "run.save": True, "run.keep_last": 5}
-        place.good(ranks, {**c, "run.steps": 1}, output=out)
+        place.good(2, {**c, "run.steps": 1}, output=out)
         free = os.statvfs(path)
         with open(path / "filler", "wb") as f:
             f.write(bytes(free.f_bavail * free.f_frsize - run.MIB))
-        r = place.launch(ranks, {**c, "run.steps": 2}, ["--resume"],
+        r = place.launch(2, {**c, "run.steps": 2}, ["--resume"],
                          output=out)
         assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
         # A line of metrics may be lost as well, as long as the disk is full.
         said = [x for x in r.err.splitlines()
                 if "No space left" in x and "metrics.jsonl" not in x]
-        assert 1 <= len(said) <= ranks, str(r)  # each of its own file
+        assert 1 <= len(said) <= 2, str(r)  # each of its own file
         assert all("checkpoint" in x and str(out) in x and "free" in x
                    for x in said), str(r)
         assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000001"]
         (path / "filler").unlink()
-        place.good(ranks, {**c, "run.steps": 2}, ["--resume"], output=out)
+        place.good(2, {**c, "run.steps": 2}, ["--resume"], output=out)
 
 
 # ---- losses ----
 
-@pytest.mark.parametrize("ranks", (1, 2))
-@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
+@pytest.mark.parametrize("ranks, dtype", ((1, "fp32"), (2, "bf16")))
 def test_loss_that_is_not_finite_ends_the_run(ranks, dtype, place):
     c = {"run.save": True, "run.steps": 3, **run.typed(dtype)}
     out = place.folder / "out"
@@ -326,7 +320,7 @@ FOREVER = {"run.steps": 10**6, "run.inject_delay_us": 3000, "run.save": True,
            "zero_optimization.stage": 3}
 
 
-@pytest.mark.parametrize("ranks, victim", [(2, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize("ranks, victim", [(2, 0), (3, 1)])
 def test_killed_rank_ends_the_others(ranks, victim, place):
     run_ = place.start(ranks, FOREVER)
     run_.until(lambda: run.saved(run_.output), "a checkpoint")
@@ -366,7 +360,7 @@ def test_ranks_that_were_stopped_together_go_on(place):
     run_ = place.start(2, {**FOREVER, "run.comm_timeout_s": 3})
     run_.until_step(2)
     run_.signal(signal.SIGSTOP)
-    time.sleep(7)
+    time.sleep(4)
     run_.signal(signal.SIGCONT)
     run_.until_step(run_.step() + 3)
     run_.signal(signal.SIGTERM)
