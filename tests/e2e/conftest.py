@@ -17,7 +17,8 @@ import run
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "single: one rank, without mpirun")
+    config.addinivalue_line("markers", "sanitized: of one rank, and reaches what "
+                            "no unit does: the sanitizers run it too")
     config.addinivalue_line("markers", "alone: with no other test beside it, as "
                             "what runs beside what depends on free cores")
 

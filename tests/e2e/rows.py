@@ -211,7 +211,7 @@ def name_of(row):
 def cases(rows):
     """Rows as parameters of a test, with a name and its marks."""
     for row in rows:
-        marks = [pytest.mark.single] if row.get("ranks") == 1 else []
+        marks = [pytest.mark.sanitized] if row.get("ranks") == 1 else []
         yield pytest.param(row, id=name_of(row), marks=marks)
 
 

@@ -92,7 +92,7 @@ def test_a_checkpoint_has_whole_masters(first, home, known, place, nvme):
     assert {k: r.files[k] for k in want.files} == want.files
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_resumed_run_goes_on_from_the_newest_of_several(place, known):
     out = place.folder / "several"
     c = {**config(1), "run.save_interval": 2, "run.keep_last": 2}
@@ -216,7 +216,6 @@ def signalled_again(place, number):
     return run_.finish()
 
 
-@pytest.mark.single
 def test_second_signal_stops_at_once(place):
     r = signalled_again(place, signal.SIGTERM)
     assert r.rc == 128 + signal.SIGTERM, str(r)
@@ -224,7 +223,6 @@ def test_second_signal_stops_at_once(place):
     assert not (r.output / "checkpoints").exists()
 
 
-@pytest.mark.single
 def test_a_warning_may_come_again(place):
     """SIGUSR1 says that the end is near, however often."""
     r = signalled_again(place, signal.SIGUSR1)
@@ -232,7 +230,6 @@ def test_a_warning_may_come_again(place):
     assert r.saved
 
 
-@pytest.mark.single
 def test_a_signal_twice_at_once_counts_once(place):
     """As Slurm sends SIGTERM at a job's time limit."""
     run_ = place.start(1, {**config(1), **SLOW})
@@ -257,7 +254,6 @@ def test_mpirun_hands_a_signal_on(place, nvme):
 
 # ---- refusals ----
 
-@pytest.mark.single
 def test_output_with_a_checkpoint_is_not_written_over(place):
     out = place.folder / "taken"
     c = {**config(1), "run.steps": 2}
@@ -268,13 +264,11 @@ def test_output_with_a_checkpoint_is_not_written_over(place):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-@pytest.mark.single
 def test_resume_without_a_checkpoint_is_refused(place):
     run.refused(place.launch(1, config(1), ["--resume"]),
                 "--resume", "no checkpoint")
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("other, words", [
     ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12},
      ("train_batch_size", "24")),
@@ -308,7 +302,6 @@ def test_damaged_checkpoint_is_named(ranks, damage, place):
     assert len(r.steps) == 2  # nothing was trained on it
 
 
-@pytest.mark.single
 def test_effective_config_runs_as_it_is(place):
     r = place.good(1, config(1))
     c = r.config

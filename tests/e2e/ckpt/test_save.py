@@ -64,7 +64,7 @@ def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
                     "run.save_mode", "state_dtype")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_remainder_waits_for_its_save_and_needs_bf16(place):
     c = config(**{"bf16.enabled": True, "run.master": "remainder"})
     assert place.good(1, c).saved == [2, 4, 6]
@@ -107,7 +107,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(place):
     assert not spans(wait, "save", "snapshot")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_buffers_are_planned_and_bound(place):
     """One buffer is enough; each more is that much more staging."""
     def staging(**more):
@@ -146,7 +146,6 @@ def test_what_is_not_finite_is_not_saved(place):
     assert free.files == wait.files
 
 
-@pytest.mark.single
 def test_async_with_checksums_of_the_disk_is_refused(place, nvme):
     c = {**config(NVME, nvme), "run.nvme_checksum": True}
     run.refused(place.launch(1, {**c, "run.save_mode": "async"}),

@@ -95,7 +95,6 @@ def whole(shared):
     return weights(shared, "whole", ONE)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_trained_has_the_gradient_of_full_training(case, whole, place):
     """One step without clipping: the same losses, the same weights."""
@@ -125,7 +124,6 @@ def test_no_task_for_what_is_frozen(home, place, nvme):
     assert set(done["norm"]) == {-1}  # of losses
 
 
-@pytest.mark.single
 def test_activations_below_are_not_kept(place):
     """Of five equal blocks the upper two are kept."""
     c = {"run.recompute": "none", "run.steps": 1}
@@ -162,7 +160,6 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
         assert abs(a - b) < 1e-4
 
 
-@pytest.mark.single
 def test_another_set_is_refused(place):
     c = {"run.save": True, "run.steps": 2}
     out = place.good(1, {**c, **CASES["attention"]}).output
@@ -171,13 +168,11 @@ def test_another_set_is_refused(place):
     run.refused(r, "checkpoint", "frozen")
 
 
-@pytest.mark.single
 def test_nothing_to_train_is_refused(place):
     r = place.launch(1, but("*"))
     run.refused(r, "parameters", "every tensor", "frozen")
 
 
-@pytest.mark.single
 def test_a_home_for_nothing_is_refused(place):
     r = place.launch(1, {"zero_optimization": {
         "stage": 3, "offload_param": {"frozen_device": "cpu"}}})

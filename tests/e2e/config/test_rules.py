@@ -43,7 +43,6 @@ EXCLUDE = (
 )
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("rules", EXCLUDE, ids=("exclude", "include"))
 def test_decay_leaves_out_what_the_rules_say(rules, place, start):
     """One step of AdamW: p (1 - lr decay) - lr u, with the same u."""
@@ -60,7 +59,6 @@ def test_decay_leaves_out_what_the_rules_say(rules, place, start):
             assert abs(p - (q - LR * DECAY * p0)) <= 1e-8 + 3e-7 * abs(p), name
 
 
-@pytest.mark.single
 def test_the_rate_of_a_tensor_is_a_multiple(place, start):
     begin, plain = start
     scaled = weights(place, "out", {
@@ -79,7 +77,6 @@ def test_the_rate_of_a_tensor_is_a_multiple(place, start):
             assert abs((p - p0) - by * (q - p0)) <= 3e-7 * (abs(p) + 1e-3), name
 
 
-@pytest.mark.single
 def test_rules_that_say_what_is_so_change_nothing(place):
     plain = place.good(1, {})
     r = place.good(1, {"parameters": [
@@ -91,7 +88,7 @@ def test_rules_that_say_what_is_so_change_nothing(place):
     assert r.hash != plain.hash
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_every_tensor_and_what_it_gets_are_listed(place):
     path = place.config({"parameters": [{"match": "h.*.bias",
                                          "weight_decay": 0, "lr_scale": 2}]})
@@ -103,7 +100,7 @@ def test_every_tensor_and_what_it_gets_are_listed(place):
         lines["h.4.mlp.c_fc.weight"]
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_pattern_without_a_tensor_is_refused(place):
     r = place.launch(1, {"parameters": [{"match": "h.0.ln_1.wieght",
                                             "lr_scale": 1},
@@ -115,7 +112,6 @@ def test_a_pattern_without_a_tensor_is_refused(place):
     assert not r.steps
 
 
-@pytest.mark.single
 def test_decay_may_change_when_a_run_is_continued(place):
     """The rules are of the run, not of the checkpoint."""
     c = {"run.save": True, "run.steps": 4}

@@ -44,7 +44,7 @@ def test_several_shards_train_as_one(place):
         assert r.numbers == want.numbers
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_tokens_of_bytes_train_as_the_bytes(place, text):
     want = place.good(1, {"run.eval_batches": 2})
     tokenize(place, "--tokenizer", "bytes", "--end", "none", "--out", "t",
@@ -53,14 +53,13 @@ def test_tokens_of_bytes_train_as_the_bytes(place, text):
     assert r.numbers == want.numbers
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_mask_of_ones_changes_nothing(place):
     want = place.good(1, data(tokens(place, "a.bin", TOKENS)))
     r = place.good(1, data(tokens(place, "b.bin", TOKENS, [1] * 5000)))
     assert r.numbers == want.numbers
 
 
-@pytest.mark.single
 def test_what_is_masked_is_not_learnt(place):
     """Noise and one letter in turn: only the letter can be learnt, and the loss
     says so only where the noise is masked."""
@@ -118,7 +117,6 @@ def test_masks_keep_the_bits_at_every_stage(dtype, place, nvme):
         assert r.numbers == want.numbers
 
 
-@pytest.mark.single
 def test_conversations_train_from_text_to_loss(place):
     (place.folder / "c.jsonl").write_text("".join(json.dumps(
         {"prompt": f"{i} and {i}?", "completion": f" {2 * i}."}) + "\n"

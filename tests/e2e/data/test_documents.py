@@ -11,7 +11,6 @@ END = 0
 SEQ = 16
 STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
          "run.steps": 1}
-pytestmark = pytest.mark.single
 
 
 def document(n, seed):
@@ -103,6 +102,7 @@ def test_a_run_goes_on_with_its_documents(place):
     assert r.numbers == want.numbers
 
 
+@pytest.mark.sanitized
 def test_a_text_is_one_document(place):
     """Also where it holds the token that ends one."""
     c = {"run.steps": 0, "run.sample_tokens": 40, "run.sample_temperature": 0,

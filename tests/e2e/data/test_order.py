@@ -27,7 +27,6 @@ def train_on(place, path, steps, batch=1, **more):
                           "train_batch_size": batch, "run.steps": steps, **more})
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("windows, rest, seed", [(11, 3, 7), (16, 0, 9 * 10**18),
                                                  (17, 15, 0)])
 def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start):
@@ -58,7 +57,7 @@ def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start
         assert abs(got - want) < 1e-6
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_validation_is_the_last_windows_in_order(place, start):
     """Its windows are those of a run that trains on them alone, and training
     does not have them."""

@@ -8,7 +8,7 @@ import pytest
 
 import run
 
-pytestmark = pytest.mark.single
+pytestmark = pytest.mark.sanitized
 IMAGE = 1 + 3 * 32 * 32
 CLICK = 4 * 40
 

@@ -10,7 +10,7 @@ import rows
 import run
 from rows import PLAIN, standin
 
-pytestmark = [standin, pytest.mark.single, pytest.mark.usefixtures("known_gpu")]
+pytestmark = [standin, pytest.mark.sanitized, pytest.mark.usefixtures("known_gpu")]
 PLACE = {**PLAIN, "model": "units of experts", "ranks": 1, "batch": 12, "micro": 2,
          "chunk": 2048, "steps": 4, "clip": 0.5, "dtype": "fp32", "device": "cuda",
          "stage": 3, "optimizer": "cpu", "param": "cpu", "ratio": 1,

@@ -156,7 +156,6 @@ def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefi
     assert got["torch_dtype"] == TORCH[dtype]
 
 
-@pytest.mark.single
 def test_the_shape_comes_from_the_folder(place):
     m = {"layers": 2, "heads": 2, "width": 16, "seq": 8, "vocab": 256}
     folder = written(place, "gpt2", tensors=hf.gpt2_tensors(m, "BF16"),
@@ -165,7 +164,6 @@ def test_the_shape_comes_from_the_folder(place):
     assert r.config["model"] == {**m, "base_dtype": None, "import": str(folder)}
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("dtype", ("fp32", "fp16"))
 def test_export_type_is_a_choice(dtype, place):
     """What two types hold exactly is the same in both."""
@@ -175,7 +173,7 @@ def test_export_type_is_a_choice(dtype, place):
     assert hf.read(out) == tensors_of("gpt2", TYPE[dtype])
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_what_means_nothing_may_be_there(place):
     """The head's second name, and the masks of old files."""
     plain = tensors_of("gpt2")
@@ -207,7 +205,6 @@ def test_fewer_positions_than_published(place, nvme):
                 "model.seq", "22", "21")
 
 
-@pytest.mark.single
 def test_rope_parameters_are_the_newer_place(place):
     """The same frequencies, told in either way, train alike."""
     c = config_of("llama")
@@ -221,7 +218,6 @@ def test_rope_parameters_are_the_newer_place(place):
     assert d.losses[0] != a.losses[0]
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("place_of", ("rope_scaling", "rope_parameters"))
 def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
     """As transformers has it: 64 here, and neither 32 nor 8192."""
@@ -238,7 +234,6 @@ def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
     assert content(place.folder / "export0") == content(place.folder / "export1")
 
 
-@pytest.mark.single
 def test_a_sequence_longer_than_the_model_names_both_numbers(place):
     """1024 is what model.seq is if nobody says it."""
     c = model(written(place, "llama"))
@@ -269,7 +264,7 @@ def put_beside(folder):
     (folder / "README.md").write_text("of theirs")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_an_export_does_not_need_the_folder_any_more(place):
     """What it had beyond the model's own keys is in the run's output: by the
     tool, and at the end of a run that goes on without the folder."""
@@ -294,7 +289,7 @@ def test_an_export_does_not_need_the_folder_any_more(place):
         assert content(place.folder / name) == content(want), name
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_an_export_that_would_lose_keys_is_refused(place):
     """Of a run that kept nothing; {} in its place says that they may go."""
     folder = written(place, "qwen3")
@@ -328,7 +323,6 @@ def test_an_export_that_would_lose_keys_is_refused(place):
     run.refused(place.launch(1, model(folder)), "vocab.json", "cannot read")
 
 
-@pytest.mark.single
 def test_an_import_is_resumed_without_its_folder(place):
     """Once there is a checkpoint, the folder only says the shape."""
     folder = written(place, "gpt2")
@@ -440,7 +434,6 @@ CONFIGS = [
     ("llama", {"hidden_size": None}, {}, ["in/config.json: hidden_size"])]
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("kind, change, settings, words", CONFIGS)
 def test_a_config_that_computes_something_else_is_refused(kind, change, settings,
                                                           words, place):
@@ -454,7 +447,7 @@ def test_a_config_that_computes_something_else_is_refused(kind, change, settings
     assert [x for x in r.err.splitlines() if all(w in x for w in words)], str(r)
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_missing_key_or_folder_is_named(place):
     c = config_of("gpt2")
     del c["n_head"], c["vocab_size"]
@@ -468,7 +461,7 @@ def test_a_missing_key_or_folder_is_named(place):
     run.refused(place.launch(1, model(folder)), "config.json", "not a JSON object")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
     folder = written(place, "gpt2", files=2)
     file = folder / "model-00002-of-00002.safetensors"
@@ -481,7 +474,6 @@ def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
     run.refused(place.launch(1, model(folder)), str(folder), "has neither")
 
 
-@pytest.mark.single
 def test_an_export_never_overwrites(place):
     out = place.folder / "taken"
     out.mkdir()
@@ -491,7 +483,7 @@ def test_an_export_never_overwrites(place):
     assert not r.steps and (out / "notes").read_text() == "mine"
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_what_a_crash_left_of_an_export_is_replaced(place):
     out, left = place.folder / "out", place.folder / "out.tmp"
     left.mkdir()
@@ -503,7 +495,6 @@ def test_what_a_crash_left_of_an_export_is_replaced(place):
     assert not left.exists() and not (out / "izar-unfinished").exists()
 
 
-@pytest.mark.single
 def test_a_shape_that_nobody_publishes_is_not_exported(place):
     use(place, "llama")
     out = place.folder / "out"

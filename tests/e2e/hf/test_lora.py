@@ -54,7 +54,6 @@ def weight_bytes(n, ranks):
 
 # ---- dropout ----
 
-@pytest.mark.single
 def test_dropout_is_for_training_alone(place):
     """Evaluated and exported as they are: the weights of step 0 have one loss, those
     of later steps another training.  A probability that drops nearly all leaves
@@ -73,7 +72,6 @@ def test_dropout_is_for_training_alone(place):
     assert other.hash != some.hash
 
 
-@pytest.mark.single
 def test_dropout_goes_on_where_it_was(place):
     c = {**LORA, "lora.dropout": 0.3, "run.save": True, "run.steps": 4}
     whole = place.good(1, c)
@@ -81,14 +79,12 @@ def test_dropout_goes_on_where_it_was(place):
     assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
 
 
-@pytest.mark.single
 def test_an_adapter_tells_its_dropout(place):
     out = place.folder / "out"
     place.good(1, {**LORA, **ADAPTER, "lora.dropout": 0.25, "run.export": str(out)})
     assert adapters(out)[1]["lora_dropout"] == 0.25
 
 
-@pytest.mark.single
 def test_dropout_needs_adapters(place):
     run.refused(place.launch(1, {"lora.dropout": 0.1}), "lora.dropout", "no adapters")
     run.refused(place.launch(1, {**LORA, "lora.dropout": 1.0}), "lora.dropout", "1")
@@ -182,7 +178,6 @@ def test_an_imported_model_is_the_base(place):
 
 # ---- checkpoints ----
 
-@pytest.mark.single
 def test_a_run_with_adapters_is_continued(place):
     c = {**LORA, "run.save": True, "run.steps": 4}
     whole = place.good(1, c)
@@ -222,7 +217,7 @@ def test_the_tool_exports_what_the_run_does(ranks, changes, place):
         assert files(place.folder / f"tool-{kind}") == files(ours)
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_the_tool_exports_adapters_of_parts(place):
     """Of stacked weights, and refuses them where there are none."""
     parts = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "q_proj, *gate_up*"},
@@ -239,7 +234,6 @@ def test_the_tool_exports_adapters_of_parts(place):
 
 # ---- the layout of PEFT ----
 
-@pytest.mark.single
 def test_the_adapter_is_what_peft_reads(place):
     out = place.folder / "out"
     place.good(1, {**SOME, **ADAPTER, "run.export": str(out),
@@ -262,7 +256,7 @@ LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
          "ffn": 20, "seq": 16, "vocab": 256}
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_stacked_weight_shares_its_a(place):
     """Queries, keys and values are one product here and three modules there."""
     place.use(run.built("models/llama"), LLAMA)
@@ -387,7 +381,7 @@ def test_parts_of_stacked_weights_have_adapters_of_their_own(place):
     assert "layers.1.self_attn.qkv_proj.lora_A.weight" not in names
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_a_resumed_run_does_not_begin_again(place):
     c = {**LORA, "run.steps": 4, "run.save": True}
     folder = place.folder / "adapter"
@@ -403,7 +397,6 @@ def test_a_resumed_run_does_not_begin_again(place):
     assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
 
 
-@pytest.mark.single
 def test_adapters_that_a_rule_freezes_are_imported_too(place):
     folder = place.folder / "adapter"
     c = {**LORA, "optimizer.params.lr": 0.02}
@@ -440,7 +433,6 @@ FOREIGN = [
     ({}, {"lora.targets": "*"}, ["layers.0.self_attn.o_proj.lora_B.weight", "missing"])]
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("theirs, ours, words", FOREIGN)
 def test_an_adapter_of_another_kind_is_refused(theirs, ours, words, place):
     llama(place)
@@ -451,7 +443,7 @@ def test_an_adapter_of_another_kind_is_refused(theirs, ours, words, place):
     assert not r.steps
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_tensors_that_are_none_of_the_adapters_are_named(place):
     llama(place)
     tensors = random_adapter(llama_modules("q_proj", "v_proj"))
@@ -477,7 +469,6 @@ def test_tensors_that_are_none_of_the_adapters_are_named(place):
     run.refused(r, "lora.import", "adapter_model.safetensors", "No such file")
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("targets, words", [
     *[(t, (t, "linear layer")) for t in ("wte.weight", "*.bias", "ln_f*")],
     ("c_atn", ("c_atn", "linear layer")),
@@ -487,7 +478,6 @@ def test_what_has_no_adapter_is_refused(targets, words, place):
     run.refused(r, "lora.targets", *words)
 
 
-@pytest.mark.single
 def test_an_adapter_alone_must_be_all_that_is_trained(place):
     out = place.folder / "out"
     c = {**LORA, "run.export": str(out), "parameters": [
@@ -497,7 +487,6 @@ def test_an_adapter_alone_must_be_all_that_is_trained(place):
     place.good(1, c)  # merged it is
 
 
-@pytest.mark.single
 def test_frozen_adapters_are_not_exported(place):
     rule = {"match": "h.0.*lora_A*", "frozen": True}
     c = {**LORA, "parameters": [rule]}

@@ -9,7 +9,6 @@ from test_hf import model, written
 from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, files, floats, \
     product, random_adapter, write_adapter
 
-pytestmark = pytest.mark.single
 KINDS = tuple(hf.MOE)
 PARTS = {"qwen3_moe": "gate_proj, up_proj, down_proj", "mixtral": "w1, w2, w3"}
 
@@ -98,6 +97,7 @@ def test_an_adapter_of_each_expert_is_read(kind, place):
     assert abs(r.losses[0] - plain.losses[0]) > 1e-3
 
 
+@pytest.mark.sanitized
 def test_a_run_is_continued_and_its_checkpoint_exported(place):
     base, ours = written(place, "qwen3_moe"), place.folder / "ours"
     c = {**model(base), **lora("*experts*, up_proj"), **ADAPTER, "run.save": True,
@@ -172,6 +172,7 @@ def test_adapters_of_fused_experts_are_read(kind, targets, place):
     run.refused(r, "lora.import", "one tensor", "experts_per_unit")
 
 
+@pytest.mark.sanitized
 def test_fused_adapters_of_anything_else_are_refused(place):
     base = written(place, "qwen3_moe")
     folder = write_adapter(place.folder / "adapter", random_adapter(experts("qwen3_moe")),

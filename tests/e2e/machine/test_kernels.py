@@ -94,7 +94,6 @@ def test_kernels_that_are_not_here_are_refused_once(ranks, place):
     assert r.err.count("run.cpu_kernels") == 1, str(r)
 
 
-@pytest.mark.single
 def test_kept_kernels_that_are_not_here_are_refused(place):
     place.good(1, asked("BLAS"), output=place.folder / "a")
     config = place.folder / "a" / "config.json"

@@ -27,7 +27,7 @@ def asked(kind, **more):
     return {**CONFIG, "run.cpu_products": kind, **more}
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_auto_takes_what_is_faster_and_says_why(place, bf16_products):
     """Small layers are faster in fp32 on any machine: rounding and calling cost
     more than the product."""
@@ -38,7 +38,6 @@ def test_auto_takes_what_is_faster_and_says_why(place, bf16_products):
     assert r.config["run"]["cpu_products"] == "fp32"
 
 
-@pytest.mark.single
 def test_auto_without_instructions_says_so(place, bf16_products):
     r = place.good(1, asked("auto"), env=WITHOUT)
     assert products(r) == "fp32"
@@ -52,7 +51,6 @@ def test_bf16_that_cannot_be_is_refused_once(ranks, place, bf16_products):
     assert r.err.count("run.cpu_products") == 1, str(r)
 
 
-@pytest.mark.single
 def test_a_resumed_run_keeps_its_products(place, bf16_products):
     for kind in ("bf16", "fp32"):
         a = place.good(1, asked(kind), output=place.folder / kind)
@@ -80,7 +78,6 @@ def test_a_resumed_run_that_began_otherwise(place, bf16_products):
     run.refused(r, "run.cpu_products: auto:", "config.json does not tell")
 
 
-@pytest.mark.single
 def test_less_memory_by_products_of_fp32_is_offered(place, bf16_products):
     """Rounded operands need scratch."""
     more = {"model": {**GPT2, "layers": 1}, "run.recompute": "full",
@@ -98,7 +95,6 @@ def test_less_memory_by_products_of_fp32_is_offered(place, bf16_products):
 
 
 @pytest.mark.alone
-@pytest.mark.single
 def test_a_described_machine_makes_the_same_products(place, bf16_products):
     path, machine = described(place)
     assert machine["core_bf16_flops_per_s"] >= machine["core_flops_per_s"]
@@ -124,7 +120,6 @@ def most_memory(config):
     return usage.ru_maxrss * 1024
 
 
-@pytest.mark.single
 def test_what_is_timed_is_small(place, bf16_products):
     """The largest matrix of this model is a table, which nothing is multiplied
     with."""

@@ -47,7 +47,7 @@ def test_every_scheduler_has_the_bits_or_is_refused(ranks, disk, names, place,
     assert refused >= NEVER and (refused > NEVER) == disk
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_one_that_aborts_is_refused_by_its_variable_too(place):
     r = place.launch(1, {}, env={"STARPU_SCHED": "modular-dmda"})
     run.refused(r, "STARPU_SCHED", "modular-dmda", "never end")
@@ -67,7 +67,6 @@ def test_a_task_that_no_worker_gets_ends_the_run(name, disk, victim, place, nvme
     assert int(unit) in {-1, *run.UNITS} and 1 <= int(step) <= 3
 
 
-@pytest.mark.single
 def test_a_slow_task_is_not_a_stuck_one(place):
     """Tasks of up to a second; idle workers with tasks that wait end a run after
     half a second."""

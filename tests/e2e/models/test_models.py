@@ -25,7 +25,6 @@ def parameters(model):
     return matrices * model["vocab"] * c + model["layers"] * block + c
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("model", LLAMAS)
 def test_learns(model, start):
     """The text is words in random order: far below the 5.5 of a guess."""
@@ -39,7 +38,6 @@ CLICKS = {"dense": 13, "tables": 26, "rows": 500, "dim": 8, "unit_rows": 3000,
 
 
 # Ten classes: a guess costs 2.3 nats.  Always the mean rate of clicks: 0.59.
-@pytest.mark.single
 @pytest.mark.parametrize("name, kind, count, shape, batch, steps, first, last", [
     ("vit", "shapes", 3000, {
         "layers": 2, "heads": 2, "width": 32, "hidden": 64, "image": 32, "patch": 8,
@@ -56,7 +54,6 @@ def test_learns_records(name, kind, count, shape, batch, steps, first, last, sta
     assert r.summary["validation_loss"] < last, str(r)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("model", LLAMAS)
 def test_counts_its_parameters(model, start):
     """Two gradients and states of fp32 per parameter, give or take padding."""
@@ -65,7 +62,7 @@ def test_counts_its_parameters(model, start):
     assert 0 <= have - parameters(MODELS[model]) < 64 * 7
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_generates_text(start):
     r = start({**ROW, "model": "all of llama", "steps": 2},
               {"run.sample_prompt": "the of ", "run.sample_tokens": 20})
@@ -83,7 +80,7 @@ def test_resume_gives_the_same_bits(model, start, place):
     assert rest.bits[-2:] == whole.bits[-2:] and rest.hash == whole.hash
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("model, item", [("vit", "image"), ("dlrm", "sample")])
 def test_output_speaks_of_what_the_model_counts(model, item, start):
     r = start({**ROW, "model": model}, {"run.eval_batches": 1})
@@ -93,7 +90,7 @@ def test_output_speaks_of_what_the_model_counts(model, item, start):
 
 
 # 7 tables of 31 rows; a sample reads one of each.
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("model, rules, words", [
     ("dlrm", [], ("0.00M rows of tables: a step reads at most 28",
                   "all are moved and updated")),
@@ -106,7 +103,7 @@ def test_plan_says_what_tables_cost(model, rules, words, start):
     assert all(w in r.out for w in words), str(r)
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("preset, millions", [("llama-3-8b", "8030.26"),
                                               ("qwen3-0.6b", "596.05")])
 def test_preset_is_planned_for_another_machine(preset, millions, place):
@@ -119,7 +116,6 @@ def test_preset_is_planned_for_another_machine(preset, millions, place):
     assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("samples, accum, near, percent", [
     (4, "bf16", True, None), (2, "fp32", False, None), (8, "bf16", False, "16.9")])
 def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, percent,
@@ -141,7 +137,6 @@ def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, perc
     assert (found and found.group(1)) == percent, str(r)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("change", [{"kv_heads": 4}, {"head_dim": 5},
                                     {"head_dim": 0}, {"ffn": 0}])
 def test_refuses_impossible_shapes(change, place):
@@ -152,7 +147,7 @@ def test_refuses_impossible_shapes(change, place):
 
 
 # What test_record.c has of files is not here.
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("model, settings, words", [
     ("vit", {"model.patch": 3}, ["image 10 is not divisible by patch = 3"]),
     ("vit", {"model.classes": 6}, ["label is not below model.classes"]),
@@ -180,7 +175,6 @@ def test_refuses_what_cannot_be(model, settings, words, start):
                 *words)
 
 
-@pytest.mark.single
 def test_sparse_tables_refuse_a_gpu(start):
     machine = run.ROOT / "configs/machines/v100-32-dgx2.json"
     row = {k: v for k, v in ROW.items() if k != "device"}

@@ -11,8 +11,6 @@ import rows
 import run
 from run import hf
 
-pytestmark = pytest.mark.single
-
 
 @pytest.fixture
 def moe(place):
@@ -20,6 +18,7 @@ def moe(place):
     return place
 
 
+@pytest.mark.sanitized
 def test_a_shape_that_nobody_publishes_is_not_exported(moe):
     """Mixtral's has experts in all blocks, whose weights add up to 1."""
     out = moe.folder / "out"
@@ -87,6 +86,7 @@ def test_what_routers_tell_is_the_same_everywhere(moe, nvme):
         assert told(r) == [pytest.approx(x, rel=1e-6) for x in plain]
 
 
+@pytest.mark.sanitized
 def test_a_router_that_sees_no_difference(place):
     """All weights are zero: every token goes to the first experts."""
     place.use(run.built("models/moe"))
@@ -143,6 +143,7 @@ def test_units_of_experts_are_the_same_model(moe):
     assert runs[0][1][2] < runs[0][1][0]
 
 
+@pytest.mark.sanitized
 def test_a_run_does_not_go_on_with_other_units(moe):
     first = moe.good(1, {"model.experts_per_unit": 3, "run.save": True, "run.steps": 2})
     r = moe.launch(1, {"model.experts_per_unit": 2, "run.save": True, "run.steps": 4},
@@ -152,6 +153,7 @@ def test_a_run_does_not_go_on_with_other_units(moe):
     run.refused(r, "experts_per_unit is above num_experts")
 
 
+@pytest.mark.sanitized
 def test_attention_has_adapters_beside_units_of_experts(moe):
     """Of frozen experts: their units' backwards still hand on gradients."""
     r = moe.good(1, {"model.experts_per_unit": 3, "run.steps": 3,

@@ -30,7 +30,6 @@ def limited(bytes_):
     return {"run.memory_limit_bytes": bytes_}
 
 
-@pytest.mark.single
 def test_what_does_not_fit_is_refused_with_what_would(place):
     r = place.launch(1, {**CONFIG, **limited(LIMIT)})
     line = run.refused(r, "this run needs", "MiB of memory per rank")
@@ -46,7 +45,7 @@ def test_what_does_not_fit_is_refused_with_what_would(place):
     assert not (r.output / "metrics.jsonl").exists()
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_the_suggested_change_does_fit(place, nvme):
     """What the message says is what --plan then takes, with that total."""
     keys = {"zero_optimization.offload_optimizer.device=nvme":
@@ -73,7 +72,7 @@ def test_the_suggested_change_does_fit(place, nvme):
     assert len(seen) == 2, seen
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_hopeless_limit_says_so(place):
     r = place.launch(1, {**CONFIG, **limited(1 << 20)})
     run.refused(r, "are not enough: it needs more ranks")
@@ -101,7 +100,6 @@ def test_four_times_the_memory_trains_with_the_same_losses(ranks, place, nvme):
     assert ranks > 1 or peak < STATE
 
 
-@pytest.mark.single
 def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
     """Its codes are; with the losses of a run that has them in memory."""
     model = {**MODEL, "width": 256, "layers": 160, "base_dtype": "nf4"}
@@ -115,7 +113,6 @@ def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
     assert r.numbers == place.good(1, c).numbers
 
 
-@pytest.mark.single
 def test_experts_four_times_the_memory_train_from_disk(place, nvme):
     """A step's tokens may miss some; all of them have an update."""
     model = {"layers": 40, "heads": 4, "kv_heads": 2, "width": 64, "seq": 16, "vocab": 256,
@@ -132,7 +129,6 @@ def test_experts_four_times_the_memory_train_from_disk(place, nvme):
     assert r.numbers == place.good(1, c).numbers
 
 
-@pytest.mark.single
 def test_a_block_of_experts_need_not_fit(place, nvme):
     """What a device has at a time is less than the parameters of one alone; beside it
     the host has gradients of all blocks."""
@@ -150,7 +146,6 @@ def test_a_block_of_experts_need_not_fit(place, nvme):
     assert r.numbers == place.good(1, c).numbers
 
 
-@pytest.mark.single
 def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     """Of four micro-batches side by side, several times as many bytes as all else.
     One more of each, before the last unit, and six slots are no file's."""
@@ -171,7 +166,6 @@ def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     assert place.good(1, {**config, **disk, **limit}).numbers == free.numbers
 
 
-@pytest.mark.single
 def test_the_limit_of_a_cgroup_counts(place):
     """Of one above the process's own, in both versions."""
     top = pathlib.Path("/sys/fs/cgroup")
@@ -199,7 +193,6 @@ def test_the_limit_of_a_cgroup_counts(place):
     assert free < 300 and beside > 222 and "reserve" not in r.out
 
 
-@pytest.mark.single
 def test_a_plan_leaves_the_host_a_reserve(place):
     """A run is refused that would take all that is free."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / run.MIB

@@ -28,7 +28,7 @@ def check(r):
     return limit
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_one_rank_alone(place):
     r = place.good(1, SMALL)
     check(r)

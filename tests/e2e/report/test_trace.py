@@ -152,7 +152,7 @@ def test_a_buffer_that_overflows_is_told(place):
     assert "in the middle of the run" in (out / "report.html").read_text()
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("env,word", (
     ({"IZ_TRACE_STEPS": "1:2"}, "goes with IZ_TRACE"),
     ({"IZ_TRACE": "/dev/null"}, "is a file"),

@@ -12,7 +12,6 @@ import pytest
 import run
 
 SAVE = {"run.save": True, "run.save_interval": 1, "run.keep_last": 1}
-pytestmark = pytest.mark.single
 
 
 def somebodys(folder, name="precious"):
@@ -23,6 +22,7 @@ def somebodys(folder, name="precious"):
 
 # ---- folders ----
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("name", ("precious", "config.json"))
 def test_an_export_removes_no_folder_that_it_did_not_make(name, place):
     """Not even one that looks like an export: it may be one, moved away."""
@@ -32,6 +32,7 @@ def test_an_export_removes_no_folder_that_it_did_not_make(name, place):
     assert file.read_text() == "mine" and not r.steps
 
 
+@pytest.mark.sanitized
 def test_an_export_follows_no_link(place):
     file = somebodys(place.folder / "elsewhere", "izar-unfinished")
     (place.folder / "x.tmp").symlink_to(place.folder / "elsewhere")
@@ -56,6 +57,7 @@ def test_a_file_beside_a_checkpoints_stays(place):
 
 # ---- two runs, one folder ----
 
+@pytest.mark.sanitized
 def test_a_second_run_in_the_same_folder_is_refused(place):
     c = {**SAVE, "run.inject_delay_us": 5000}
     first = place.start(1, {**c, "run.steps": 10**6}, output=place.folder / "one")
@@ -96,6 +98,7 @@ def test_slices_are_kept(place):
 
 # ---- lines ----
 
+@pytest.mark.sanitized
 def test_a_torn_line_swallows_no_other(place):
     out = place.good(1, {**SAVE, "run.steps": 1}).output
     with open(out / "metrics.jsonl", "a") as f:
@@ -139,7 +142,7 @@ def test_resume_makes_no_folder(place):
     assert not r.output.exists()
 
 
-
+@pytest.mark.sanitized
 def test_resume_of_what_was_exported_says_so(place):
     c = {**SAVE, "run.export": str(place.folder / "x")}
     out = place.good(1, c).output
@@ -149,6 +152,7 @@ def test_resume_of_what_was_exported_says_so(place):
     assert before == (place.folder / "x/model.safetensors").stat().st_mtime_ns
 
 
+@pytest.mark.sanitized
 def test_a_data_file_that_is_cut_ends_the_run_with_a_message(place):
     data = place.folder / "cut"
     data.write_bytes(place.data.read_bytes())

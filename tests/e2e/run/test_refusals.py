@@ -19,7 +19,7 @@ PROMPT_S = 100  # "within seconds", on a busy machine; run.comm_timeout_s is 300
 
 # ---- data: the rest is in tests/runtime/data ----
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("tokens, magic, word", [
     (None, None, "No such file"),
     ([*TOKENS[:4321], 256, *TOKENS[4322:]], MAGIC16, "token 4321 is 256"),
@@ -40,14 +40,13 @@ def test_bad_data_ends_all_ranks(place):
     run.refused(r, str(path), "No such file", everyone=True)
 
 
-@pytest.mark.single
 def test_an_empty_name_in_a_list_of_files_is_named(place):
     run.refused(place.launch(1, {"data.path": f"{place.data},"}), "data.path", "is empty")
 
 
 # ---- config: the rest is in tests/runtime/config ----
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_of_many_faults_some_are_told(place):
     r = place.launch(1, {f"run.key{i}": 1 for i in range(300)})
     lines = [x for x in r.err.splitlines() if "unknown key" in x]
@@ -55,7 +54,7 @@ def test_of_many_faults_some_are_told(place):
     run.refused(r, "more faults than these 100")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("text, words", [
     ('{\n "train_batch_size": 4,,\n}', ("raw.json", "line 2", "column 24")),
     (None, ("raw.json", "No such file"))])
@@ -65,7 +64,6 @@ def test_bad_text_is_placed(text, words, place):
     run.refused(run.call(run.PROGRAM, "raw.json", cwd=place.folder), *words)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("change, words", [
     ({"run.stepz": 3}, ("run.stepz", "run.steps")),
     ({"model": {"preset": "gpt2-125m"}}, ("model.preset", "gpt2-124m")),
@@ -85,7 +83,6 @@ def test_batch_that_ranks_do_not_divide_is_refused_once(place):
     run.refused(r, "train_batch_size", "4", "3 ranks")
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("env, words", [
     ({"STARPU_SCHED": "quickest"}, ("STARPU_SCHED", "quickest", "lws")),
     *[({"IZ_YARDSTICK": side}, ("IZ_YARDSTICK: rank 0:", "from 64 to 8192"))
@@ -106,7 +103,7 @@ def test_a_bad_variable_of_one_rank_ends_all(place):
     run.refused(r, "STARPU_NCPU: rank 1: is not a number")
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("options, word", [
     (["--stpes", "3"], "--stpes"), (["--set"], "--set"),
     (["--set", "run.steps"], "run.steps"), (["--steps", "0"], "0"),
@@ -116,7 +113,7 @@ def test_wrong_usage_exits_2(options, word, place):
     run.refused(place.launch(1, {}, options), word, status=2)
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_no_config_is_wrong_usage():
     r = run.call(run.PROGRAM)
     assert r.rc == 2 and "usage:" in r.err
@@ -212,7 +209,6 @@ def test_auto_without_a_gpu_goes_on_on_the_cpu(place):
     assert ("this program was built without CUDA" in why[0]) != built_with_cuda()
 
 
-@pytest.mark.single
 def test_nvme_path_that_is_a_file_is_named(place):
     path = place.folder / "file"
     path.write_bytes(b"mine")
@@ -220,14 +216,12 @@ def test_nvme_path_that_is_a_file_is_named(place):
     assert path.read_bytes() == b"mine"
 
 
-@pytest.mark.single
 def test_nvme_path_not_writable_is_named(place):
     with read_only(place.folder / "fixed") as path:
         run.refused(place.launch(1, on_disk(path)), "nvme", str(path),
                     "cannot create")
 
 
-@pytest.mark.single
 def test_full_nvme_is_named_with_its_bytes(place):
     with small_disk(place.folder, 8) as path:
         model = {"layers": 4, "heads": 4, "width": 256}
@@ -236,7 +230,7 @@ def test_full_nvme_is_named_with_its_bytes(place):
         assert [p.name for p in path.iterdir()] == ["lost+found"]
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_nvme_leaves_no_file(place, nvme):
     before = sorted(nvme.iterdir())
     place.good(1, on_disk(nvme))
@@ -244,7 +238,7 @@ def test_nvme_leaves_no_file(place, nvme):
     assert sorted(nvme.iterdir()) == before
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_output_not_writable_is_named(place):
     with read_only(place.folder / "fixed") as path:
         r = place.launch(1, {}, output=path / "out")
@@ -253,7 +247,6 @@ def test_output_not_writable_is_named(place):
         run.refused(r, str(path))
 
 
-@pytest.mark.single
 def test_output_that_is_a_file_is_named(place):
     path = place.folder / "file"
     path.write_bytes(b"mine")
@@ -388,7 +381,6 @@ def test_memories_of_the_host_are_not_starpus(place):
     run.refused(r, "STARPU_USE_NUMA: rank 1:", "unset it")
 
 
-@pytest.mark.single
 def test_a_limit_of_locked_memory_is_seen_before_it_is_met(place):
     """Also by a superuser without the capability, as in a container."""
     config = place.config({"zero_optimization": {

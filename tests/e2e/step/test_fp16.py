@@ -49,7 +49,6 @@ def check_rule(r, **rule):
     return skipped
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("hysteresis, consecutive", (
     (1, False), (2, False), (2, True), (3, True)))
 def test_scale_follows_deepspeeds_rule(hysteresis, consecutive, place):
@@ -64,7 +63,6 @@ def test_scale_follows_deepspeeds_rule(hysteresis, consecutive, place):
     assert skipped.count(False) >= 5
 
 
-@pytest.mark.single
 def test_rate_counts_updates_not_steps(known):
     steps = known(1, config()).steps
     done = 0
@@ -75,7 +73,6 @@ def test_rate_counts_updates_not_steps(known):
     assert 0 < done < STEPS
 
 
-@pytest.mark.single
 def test_skipped_steps_change_nothing(place, known):
     start = place.good(1, {**config(power=40), "run.steps": 0})
     skip = place.good(1, {**config(power=40), "run.steps": 4})
@@ -94,13 +91,12 @@ def test_same_steps_are_skipped_everywhere(ranks, home, known, place, nvme):
     assert r.numbers == known(ranks, config()).numbers
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 def test_overflow_at_the_smallest_scale_ends_the_run(place):
     r = place.launch(1, config(power=24, min_loss_scale=2.0 ** 23))
     run.refused(r, "fp16.min_loss_scale", "8.38861e+06")
 
 
-@pytest.mark.single
 def test_static_scale_stays(place):
     r = place.good(1, config(loss_scale=1024))
     assert {x["loss_scale"] for x in r.steps} == {1024}

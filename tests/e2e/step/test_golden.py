@@ -10,7 +10,7 @@ import run
 from run import hf
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("kind, home", [
     (k, [(0, "none", "none"), (3, "cpu", "cpu")][i % 2])  # whose bits are the same
     for i, k in enumerate(golden.KINDS)])

@@ -164,7 +164,6 @@ def test_the_order_of_sums_changes_the_bits(start):
         assert len({str(r.numbers) for r in runs}) == orders, (ranks, micro)
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("model", ("vit", "dlrm", "sparse"))
 def test_other_records_give_other_bits(model, start, place):
     """The last byte of each record counts."""

@@ -56,7 +56,7 @@ def plainly(shared):
 
 # ---- against TRL ----
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("name", preferences.LOSSES)
 def test_steps_are_those_of_trl(name, place):
     """It computes in double here, and reports its means in fp32."""
@@ -146,7 +146,6 @@ def test_the_base_is_fetched_once_for_both(place, dpo, nvme):
     assert pairs.summary["fetched_bytes"] > 0
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("homes, tiers", (
     ("cpu", "cpu cpu"), ("cpu/none", "cpu device"), ("cpu/nvme", "cpu nvme"),
     ("nvme/cpu", "nvme cpu"), ("none/nvme", "device nvme")))
@@ -171,8 +170,6 @@ def test_copies_have_a_home_of_their_own(homes, tiers, place, dpo, plainly, nvme
     assert ("store" in tasks) == homes.startswith("nvme")
 
 
-
-@pytest.mark.single
 def test_the_first_loss_is_that_of_no_difference(place, dpo):
     """Exactly: in every type the reference has the policy's bits."""
     for tuned, dtype in (("lora", "fp32"), ("all", "bf16"), ("all", "fp16"),
@@ -183,7 +180,6 @@ def test_the_first_loss_is_that_of_no_difference(place, dpo):
         assert r.steps[0]["rewards/margins"] == 0
 
 
-@pytest.mark.single
 def test_a_copy_that_stays_is_the_base(place, dpo):
     """With a rate of 0 for what is trained beside adapters."""
     rule = {"parameters": [{"match": "h.[13].*.weight", "frozen": False,
@@ -196,7 +192,6 @@ def test_a_copy_that_stays_is_the_base(place, dpo):
         [x["rewards/margins"] for x in runs[1].steps]
 
 
-@pytest.mark.single
 def test_more_micro_batches_are_the_same_step(place, dpo):
     """The term of the chosen texts is a mean over all their targets."""
     runs = [place.good(1, {**dpo, "loss.sft": 2, "train_micro_batch_size_per_gpu": n,
@@ -207,7 +202,6 @@ def test_more_micro_batches_are_the_same_step(place, dpo):
             runs[0].steps[-1]["rewards/margins"], rel=1e-3)
 
 
-@pytest.mark.single
 def test_what_stands_behind_a_text_plays_no_part(place, dpo):
     r = place.good(1, {**dpo, **LORA})
     seq = run.MODEL["seq"]
@@ -215,7 +209,6 @@ def test_what_stands_behind_a_text_plays_no_part(place, dpo):
     assert place.good(1, {**dpo, **LORA, "data.path": str(path)}).losses == r.losses
 
 
-@pytest.mark.single
 def test_preferences_are_learnt(place, dpo):
     """Of few pairs, by heart; what differs in the loss differs in the weights."""
     few = pairs_shard(place.folder / "few.bin", *pair_texts(list(some_pairs())[:6],
@@ -269,13 +262,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("change, words", [(c, w) for c, *w in REFUSED])
 def test_what_cannot_be_is_refused(change, words, place, dpo):
     run.refused(place.launch(1, {**dpo, **change}), *words)
 
 
-@pytest.mark.single
 def test_data_that_are_no_pairs_are_refused(place, dpo):
     seq = run.MODEL["seq"]
     tokens, mask = pair_texts(some_pairs(), seq)
@@ -292,14 +283,12 @@ def test_data_that_are_no_pairs_are_refused(place, dpo):
         run.refused(place.launch(1, {**dpo, "data.path": str(path)}), *words)
 
 
-@pytest.mark.single
 def test_other_models_are_refused(place):
     rows.use(place, "vit")
     r = place.launch(1, {"loss.type": "dpo", "train_batch_size": 4})
     run.refused(r, "loss.type", "vit has no loss of such")
 
 
-@pytest.mark.single
 def test_a_gpu_is_planned(place, dpo):
     """With two more boundaries, and a copy of what is trained."""
     machine = run.ROOT / "configs/machines/h100-80-dgx.json"
@@ -315,7 +304,6 @@ def test_a_gpu_is_planned(place, dpo):
 
 # ---- from records to a run ----
 
-@pytest.mark.single
 def test_tokenize_writes_what_a_run_reads(place):
     records = place.folder / "records.jsonl"
     records.write_text("".join(json.dumps(x) + "\n" for x in (
@@ -351,7 +339,6 @@ def theirs(python, file, *words):
     return json.loads(file.read_text())
 
 
-@pytest.mark.single
 def test_an_adapter_learns_as_in_trl(place, python_with_trl):
     """From the same initial one, without which TRL's reference is the base, too."""
     base = hf.write(place.folder / "in", preferences.tensors(),
@@ -374,7 +361,6 @@ def test_an_adapter_learns_as_in_trl(place, python_with_trl):
     assert r.losses[-1] < 0.99 * r.losses[0]
 
 
-@pytest.mark.single
 def test_the_golden_file_has_trls_numbers(place, python_with_trl):
     """They are computed anew."""
     have = theirs(python_with_trl, place.folder / "again.json")

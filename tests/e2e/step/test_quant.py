@@ -94,6 +94,7 @@ def test_the_bits_are_those_of_its_values(form, ranks, stage, optimizer, param, 
     assert have == want
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("form, least, most, n", (
     ("nf4", 0.05, 0.15, 16), ("int8", 0.002, 0.01, 64)))
 def test_the_values_are_others_and_near(form, least, most, n, values):
@@ -266,7 +267,6 @@ def test_a_checkpoint_has_either(had, has, place, base):
     run.refused(x, "base_dtype")
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("size", ("8b", "70b"))
 def test_the_configs_fit_a_desktop(size):
     """A card of 24 GB, and a host of which 16 GB are used at most."""

@@ -58,7 +58,6 @@ def test_one_rank_may_be_mpiruns(place, known):
     assert place.apart([[]], {}).numbers == known(1, {}).numbers
 
 
-@pytest.mark.single
 def test_bounds_tell_another_batch_apart(place, known):
     def losses(batch):
         return place.good(1, {**config("fp32"), "train_batch_size": batch}).losses

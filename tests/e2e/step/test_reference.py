@@ -33,7 +33,6 @@ def relative(a, b):
     return abs(a - b) / abs(b)
 
 
-@pytest.mark.single
 def test_a_run_is_that_of_the_reference(place):
     data = place.folder / "window"
     data.write_bytes(TEXT)

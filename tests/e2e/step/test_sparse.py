@@ -36,7 +36,7 @@ def rows(data):
     return [data[i:i + 4 * DIM] for i in range(0, len(data), 4 * DIM)]
 
 
-@pytest.mark.single
+@pytest.mark.sanitized
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
     """From one state a sparse and a dense step: a row has either the bits of
@@ -70,7 +70,6 @@ def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
     assert 0 < touched <= 7 * BATCH and moved > 20
 
 
-@pytest.mark.single
 def test_the_first_step_is_dense_adams_without_decay(start):
     """m and v are zero: Adam leaves rows without a gradient where they are."""
     more = {**STEP, "run.steps": 1, "optimizer.params.weight_decay": 0}
@@ -192,7 +191,6 @@ def disk(r):
     return float(re.search(r"^  disk +([0-9.]+)", r.out, re.M)[1])
 
 
-@pytest.mark.single
 @pytest.mark.parametrize("dtype, moments, checksum", [
     ("bf16", "bf16", False), ("fp32", "fp8", False), ("fp16", "fp32", True)])
 def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum, start):
@@ -211,7 +209,6 @@ def test_only_pages_with_touched_rows_come_from_disk(dtype, moments, checksum, s
     assert disk(r) - disk(none) < most * (disk(dense) - disk(none))
 
 
-@pytest.mark.single
 def test_memory_follows_the_rows_of_a_step(start):
     """Of each unit of 5000 rows a step reads as many as it has samples, of one
     table or, where a unit has the end of one, of two."""
