@@ -514,6 +514,12 @@ class Place:
             f"{r.memory}\n{r}"
         return r
 
+    def weights(self, name, overrides):
+        """A run of one rank, and the weights at its end, by tensor."""
+        out = self.folder / name
+        r = self.good(1, {**overrides, "run.export": str(out)})
+        return r, {k.removeprefix("transformer."): t[2] for k, t in hf.read(out).items()}
+
     def clear(self):
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -264,11 +264,6 @@ def test_output_with_a_checkpoint_is_not_written_over(place):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-def test_resume_without_a_checkpoint_is_refused(place):
-    run.refused(place.launch(1, config(1), ["--resume"]),
-                "--resume", "no checkpoint")
-
-
 @pytest.mark.parametrize("other, words", [
     ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12},
      ("train_batch_size", "24")),

@@ -28,13 +28,6 @@ def is_frozen(name, rules):
     return frozen
 
 
-def weights(place, name, overrides):
-    out = place.folder / name
-    r = place.good(1, {**overrides, "run.export": str(out)})
-    return r, {k.removeprefix("transformer."): t[2]
-               for k, t in hf.read(out).items()}
-
-
 # ---- bytes ----
 
 def padded(n, ranks):
@@ -81,8 +74,8 @@ def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
                                          ("vectors", "bf16")])
 def test_frozen_weights_keep_their_bits(case, dtype, place):
     c = {"run.steps": 2, **run.typed(dtype)}
-    _, start = weights(place, "start", {**c, "optimizer.params.lr": 0.0})
-    _, end = weights(place, "end", {**c, **CASES[case]})
+    _, start = place.weights("start", {**c, "optimizer.params.lr": 0.0})
+    _, end = place.weights("end", {**c, **CASES[case]})
     for name, data in end.items():
         assert (data == start[name]) == is_frozen(name, CASES[case]), name
 
@@ -92,14 +85,14 @@ ONE = {"run.steps": 1, "gradient_clipping": 0.0}
 
 @pytest.fixture(scope="module")
 def whole(shared):
-    return weights(shared, "whole", ONE)
+    return shared.weights("whole", ONE)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_trained_has_the_gradient_of_full_training(case, whole, place):
     """One step without clipping: the same losses, the same weights."""
     a, full = whole
-    b, part = weights(place, "part", {**ONE, **CASES[case]})
+    b, part = place.weights("part", {**ONE, **CASES[case]})
     assert a.losses == b.losses
     assert b.steps[0]["grad_norm"] < a.steps[0]["grad_norm"]
     for name, data in part.items():
@@ -168,12 +161,9 @@ def test_another_set_is_refused(place):
     run.refused(r, "checkpoint", "frozen")
 
 
-def test_nothing_to_train_is_refused(place):
-    r = place.launch(1, but("*"))
-    run.refused(r, "parameters", "every tensor", "frozen")
-
-
-def test_a_home_for_nothing_is_refused(place):
-    r = place.launch(1, {"zero_optimization": {
-        "stage": 3, "offload_param": {"frozen_device": "cpu"}}})
-    run.refused(r, "frozen_device: cpu", "no tensor is frozen")
+@pytest.mark.parametrize("changes, words", (
+    (but("*"), ("parameters", "every tensor", "frozen")),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},
+     ("frozen_device: cpu", "no tensor is frozen"))))
+def test_nothing_to_train_or_to_place_is_refused(changes, words, place):
+    run.refused(place.launch(1, changes), *words)

@@ -22,7 +22,7 @@ def weights(place, kind):
     """A folder of random ones, which a window of any length may have; and their
     program."""
     gpt2 = kind == "gpt2"
-    place.use(run.built("models/gpt2" if gpt2 else "models/llama"))
+    place.use(rows.program_of(kind))
     config = hf.gpt2_config(run.MODEL) if gpt2 else hf.llama_config(kind)
     tensors = hf.gpt2_tensors(run.MODEL, "F32", "transformer.") if gpt2 else \
         hf.random_tensors(hf.llama_shapes(config, "model."), "F32")

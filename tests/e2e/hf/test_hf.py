@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+import rows
 import run
 from run import ckpt, hf
 
@@ -20,12 +21,6 @@ STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
 EVAL = {"run.eval_batches": 2}
 LLAMAS = (*hf.LLAMA, *hf.MOE)
 KINDS = ("gpt2", *LLAMAS)
-
-
-def use(place, kind):
-    """The program of a type, whose shape comes from the folder alone."""
-    program = "gpt2" if kind == "gpt2" else "moe" if kind in hf.MOE else "llama"
-    place.use(run.built(f"models/{program}"))
 
 
 def config_of(kind, **changes):
@@ -45,7 +40,7 @@ def tensors_of(kind, dtype="F32", prefix=None):
 def written(place, kind, dtype="F32", files=1, prefix=None, pad=b"", tensors=None,
             config=None, name="in"):
     """A folder of this type with random weights, and its program."""
-    use(place, kind)
+    place.use(rows.program_of(kind))
     return hf.write(place.folder / name, tensors or tensors_of(kind, dtype, prefix),
                     config or config_of(kind), files, pad)
 
@@ -496,7 +491,7 @@ def test_what_a_crash_left_of_an_export_is_replaced(place):
 
 
 def test_a_shape_that_nobody_publishes_is_not_exported(place):
-    use(place, "llama")
+    place.use(run.built("models/llama"))
     out = place.folder / "out"
     r = place.launch(1, {"model": {
         "layers": 1, "heads": 2, "width": 8, "ffn": 8, "seq": 16, "vocab": 256,

@@ -48,6 +48,23 @@ def product(a, b):
             for o in range(n_out)]
 
 
+def check_merged(before, after, pairs):
+    """Weights are the base and the products of the adapters; others are the base's."""
+    for name, t in after.items():
+        module = name.removesuffix(".weight")
+        if module not in pairs:
+            assert t == before[name], name
+            continue
+        assert t != before[name], name
+        delta = product(pairs[module]["lora_A"], pairs[module]["lora_B"])
+        rows, cols = t[1]
+        turned = module.startswith("transformer.")  # inputs first, in GPT-2's files
+        for i, (now, was) in enumerate(zip(floats(t), floats(before[name]))):
+            a, b = divmod(i, cols)
+            want = was + (delta[b][a] if turned else delta[a][b])
+            assert abs(now - want) <= 1e-6 * (1 + abs(want)), name
+
+
 def weight_bytes(n, ranks):
     return -(-n // ranks // 64) * 64 * ranks
 
@@ -77,17 +94,6 @@ def test_dropout_goes_on_where_it_was(place):
     whole = place.good(1, c)
     out = place.good(1, {**c, "run.steps": 2}).output
     assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
-
-
-def test_an_adapter_tells_its_dropout(place):
-    out = place.folder / "out"
-    place.good(1, {**LORA, **ADAPTER, "lora.dropout": 0.25, "run.export": str(out)})
-    assert adapters(out)[1]["lora_dropout"] == 0.25
-
-
-def test_dropout_needs_adapters(place):
-    run.refused(place.launch(1, {"lora.dropout": 0.1}), "lora.dropout", "no adapters")
-    run.refused(place.launch(1, {**LORA, "lora.dropout": 1.0}), "lora.dropout", "1")
 
 
 # ---- what it costs ----
@@ -129,21 +135,7 @@ def test_merged_is_the_base_and_the_product_of_the_adapter(targets, ranks,
     a = place.good(ranks, {**c, "run.export": str(merged)})
     b = place.good(ranks, {**c, **ADAPTER, "run.export": str(alone)})
     assert a.hash == b.hash
-    before, after = hf.read(base), hf.read(merged)
-    pairs, _ = adapters(alone)
-    for name, t in after.items():
-        module = name.removesuffix(".weight")
-        if module not in pairs:
-            assert t == before[name], name
-            continue
-        assert t != before[name], name
-        delta = product(pairs[module]["lora_A"], pairs[module]["lora_B"])
-        rows, cols = t[1]
-        now, was = floats(t), floats(before[name])
-        for i in range(rows):  # inputs, as GPT-2's files have them
-            for o in range(cols):
-                want = was[i * cols + o] + delta[o][i]
-                assert abs(now[i * cols + o] - want) <= 1e-6 * (1 + abs(want))
+    check_merged(hf.read(base), hf.read(merged), adapters(alone)[0])
 
 
 @pytest.mark.parametrize("dtype, bound", (("fp32", 2e-6), ("bf16", 2e-2)))
@@ -236,8 +228,8 @@ def test_the_tool_exports_adapters_of_parts(place):
 
 def test_the_adapter_is_what_peft_reads(place):
     out = place.folder / "out"
-    place.good(1, {**SOME, **ADAPTER, "run.export": str(out),
-                      "run.export_dtype": "bf16"})
+    place.good(1, {**SOME, **ADAPTER, "lora.dropout": 0.25, "run.export": str(out),
+                   "run.export_dtype": "bf16"})
     pairs, c = adapters(out)
     width = run.MODEL["width"]
     modules = [f"transformer.h.{i}.attn.c_attn" for i in range(5)] + \
@@ -249,7 +241,7 @@ def test_the_adapter_is_what_peft_reads(place):
         assert pair["lora_B"][:2] == ("BF16", (n_out * width, RANK))
     assert c["peft_type"] == "LORA" and c["task_type"] == "CAUSAL_LM"
     assert (c["r"], c["lora_alpha"], c["bias"]) == (RANK, ALPHA, "none")
-    assert c["fan_in_fan_out"] is True  # Conv1D
+    assert c["fan_in_fan_out"] is True and c["lora_dropout"] == 0.25  # Conv1D
 
 
 LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
@@ -362,19 +354,9 @@ def test_parts_of_stacked_weights_have_adapters_of_their_own(place):
         merged = place.good(ranks, {**c, **home, "model.import": str(out)})
         assert abs(r.losses[0] - merged.losses[0]) < 2e-6
         assert abs(r.losses[0] - plain.losses[0]) > 1e-3
-        before, after = hf.read(base), hf.read(out)
-        for name, t in after.items():
-            module = name.removesuffix(".weight")
-            if module not in modules:
-                assert t == before[name], name
-                continue
-            delta = product(*(tensors[f"base_model.model.{module}.lora_{m}.weight"]
-                              for m in "AB"))
-            was, now = floats(before[name]), floats(t)
-            for o in range(t[1][0]):
-                for i in range(t[1][1]):
-                    at = o * t[1][1] + i
-                    assert abs(now[at] - was[at] - delta[o][i]) < 1e-6
+        check_merged(hf.read(base), hf.read(out), {
+            m: {f"lora_{x}": tensors[f"base_model.model.{m}.lora_{x}.weight"] for x in "AB"}
+            for m in modules})
     names = [x.split()[0] for x in place.good(
         1, {**c, "lora.import": str(folder)}, ["--parameters"]).out.splitlines()]
     assert "layers.1.self_attn.q_proj.lora_A.weight" in names

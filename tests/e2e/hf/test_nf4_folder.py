@@ -5,7 +5,6 @@ import json
 import re
 import struct
 
-import pytest
 
 import run
 from run import hf

@@ -179,8 +179,3 @@ def test_a_signal_ends_a_text_that_is_generated(place):
     run_.signal(signal.SIGTERM)
     r = run_.finish()
     assert r.rc == 0 and run.sampled(r).startswith("a"), str(r)
-
-
-def test_tokens_without_a_prompt_are_refused(place):
-    run.refused(place.launch(1, {"run.sample_tokens": 3}),
-                "run.sample_tokens", "run.sample_prompt")

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import golden
+import rows
 import run
 from run import hf
 
@@ -15,8 +16,7 @@ from run import hf
     (k, [(0, "none", "none"), (3, "cpu", "cpu")][i % 2])  # whose bits are the same
     for i, k in enumerate(golden.KINDS)])
 def test_ten_steps_are_those_of_the_reference(kind, home, place):
-    program = "gpt2" if kind == "gpt2" else "moe" if kind in hf.MOE else "llama"
-    place.use(run.built(f"models/{program}"))
+    place.use(rows.program_of(kind))
     folder = hf.write(place.folder / "in", golden.tensors(kind),
                       golden.config(kind))
     data = place.folder / "window"

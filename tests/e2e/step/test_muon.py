@@ -20,8 +20,7 @@ CONFIG = {**MUON, "train_batch_size": 12, "run.steps": 4}
     (k, *[(1, (0, "none", "none")), (2, (3, "cpu", "cpu"))][i % 2])
     for i, k in enumerate(muon.SCALES)])
 def test_losses_are_those_of_pytorchs_muon(kind, ranks, home, place):
-    place.use(run.built("models/" + ("gpt2" if kind == "gpt2" else
-                                     "moe" if kind in hf.MOE else "llama")))
+    place.use(rows.program_of(kind))
     folder = hf.write(place.folder / "in", golden.tensors(kind), golden.config(kind))
     data = place.folder / "window"
     data.write_bytes(golden.TEXT)

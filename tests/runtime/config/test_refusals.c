@@ -83,6 +83,8 @@ static const char *const refusals[][2] = {
     {"'loss': {'type': 'dpo'}, 'data': {'bytes': false}, 'run': {'slices': 8}",
      "train_micro_batch_size_per_gpu: 8, but loss.type takes texts in pairs: "
      "use a multiple of 2 run.slices"},
+    {"'lora': {'rank': 4, 'targets': '*', 'dropout': 1.0}", "lora.dropout: 1"},
+    {"'lora': {'use_dora': true}", "lora.use_dora: unknown key"},
     /* Presets are known. */
     {"'model': {'preset': 'toy-smal'}",
      "model.preset: unknown preset; did you mean toy-small?"},
