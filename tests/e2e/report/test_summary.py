@@ -57,7 +57,11 @@ def test_two_ranks_and_a_disk(place, nvme):
     states = r.memory["optimizer", "nvme"][1]
     assert links["disk"]["bytes"] == 2 * 6 * states
     assert links["disk"]["seconds"] > 0
-    assert set(r.last("workers")) == {"compute", "network", "disk"}
+    workers = r.last("workers")
+    assert set(workers) == {"compute", "network", "disk"}
+    for name, link in links.items():  # busy while one of its workers is
+        busy = [100 - idle for idle in workers[name]]
+        assert max(busy) - 0.1 <= link["busy_percent"] <= sum(busy) + 0.1
 
 
 def test_one_step_is_not_enough_to_tell(place):

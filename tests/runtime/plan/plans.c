@@ -78,6 +78,14 @@ static void rates_of(struct iz_rate rate[IZ_RATES], const struct iz_target *t,
     rate[IZ_ON_HOST].bytes_per_s = host_bytes_per_s / t->workers;
 }
 
+bool others_refuse;
+
+static bool all_say(void *arg, bool ok)
+{
+    (void)arg;
+    return ok && !others_refuse;
+}
+
 void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s)
 {
@@ -87,7 +95,8 @@ void choose(struct iz_config *c, int ranks, struct iz_target *t,
                                             .ranks = ranks,
                                             .target = t,
                                             .limit = &l,
-                                            .rate = rate});
+                                            .rate = rate,
+                                            .all = all_say});
 }
 
 void offer(const struct iz_config *c, const struct iz_target *t,

@@ -27,8 +27,9 @@ void make(struct iz_plan *out, const struct iz_config *c, int ranks,
           const struct iz_target *t);
 /* iz_plan_fit; what it says is in `said`. */
 int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l);
-/* iz_plan_choose of the first rank, alone, on a machine whose host's workers
- * move so many bytes together. */
+/* iz_plan_choose of the first rank on a machine whose host's workers move so
+ * many bytes together; others_refuse: another rank says no to all it asks. */
+extern bool others_refuse;
 void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s);
 /* iz_plan_print_forms there. */

@@ -68,6 +68,19 @@ static void shards_cover_every_unit(void **state)
     }
 }
 
+/* Of blocks that are nearly of one size. */
+static void a_slot_has_room_for_every_unit_of_its_ring(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    make(&p, &c, 2, &target2);
+    memset(p.ring, 0, (size_t)p.n_rings * sizeof(*p.ring));
+    p.unit[p.n_units - 2].padded -= 64;
+    assert_int_equal(iz_plan_rings(&p, &c), 0);
+    for (int u = 0; u < p.n_units; u++)
+        assert_true(p.ring[p.unit[u].ring].elems >=
+                    iz_plan_gathered(&p.unit[u]));
+}
+
 static void large_buffers_begin_with_a_huge_page(void **state)
 {
     const int64_t huge = 2 << 20,
@@ -465,6 +478,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_zero_papers_table_holds),
         cmocka_unit_test(shards_cover_every_unit),
+        cmocka_unit_test(a_slot_has_room_for_every_unit_of_its_ring),
         cmocka_unit_test(large_buffers_begin_with_a_huge_page),
         cmocka_unit_test(all_that_was_taken_is_locked_together),
         cmocka_unit_test(copies_live_where_parameters_do),

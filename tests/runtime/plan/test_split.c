@@ -271,6 +271,11 @@ static void a_step_is_cut_where_memory_is_short(void **state)
     open = c;
     choose(&open, 1, &cpu, l, 1e14);
     assert_int_equal(open.micro_batch, 64);
+    open = c;
+    others_refuse = true; /* a cut that is better on this rank alone */
+    choose(&open, 2, &gpu, l, 1e14);
+    others_refuse = false;
+    assert_int_equal(open.micro_batch, 64);
 }
 
 /* What shorter states save of a step that waits for the host, and no more. */
