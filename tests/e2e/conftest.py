@@ -110,10 +110,12 @@ def bf16_products(workplace, text):
 
 @pytest.fixture(scope="session")
 def known_gpu(workplace, text):
-    """StarPU has measured the bus of one GPU, with copies of its own."""
-    row = {**rows.PLAIN, "ranks": 1, "dtype": "fp32", "steps": 1, "device": "cuda"}
+    """StarPU has measured the bus of one GPU and of several, with copies of its own."""
+    row = {**rows.PLAIN, "dtype": "fp32", "steps": 0, "device": "cuda"}
     with place_for(workplace, text) as p:
-        p.good(1, rows.config_of(row, None), env=rows.environment(p, row))
+        for gpus in (1,) if rows.REAL else (1, 2, 3, 4):
+            p.good(1, rows.config_of(row, None),
+                   env=rows.environment(p, {**row, "ranks": gpus}))
 
 
 @pytest.fixture
@@ -130,10 +132,34 @@ def shared(workplace, text):
         yield p
 
 
+class References:
+    """What runs have given that others are compared with, by what was run: a file
+    each, so that processes that run tests side by side share them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def path(self, key):
+        return self.folder / hashlib.sha1(repr(key).encode()).hexdigest()
+
+    def __contains__(self, key):
+        return self.path(key).exists()
+
+    def __getitem__(self, key):
+        return pickle.loads(self.path(key).read_bytes())
+
+    def __setitem__(self, key, value):
+        new = self.path(key).with_suffix(f".{os.getpid()}")
+        new.write_bytes(pickle.dumps(value))
+        new.rename(self.path(key))
+
+
 @pytest.fixture(scope="session")
-def references():
-    """Runs that others are compared with."""
-    return {}
+def references(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+    several = os.environ.get("PYTEST_XDIST_WORKER")
+    return References((folder.parent if several else folder) / "references")
 
 
 @pytest.fixture(scope="session")

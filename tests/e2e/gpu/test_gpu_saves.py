@@ -61,43 +61,11 @@ def test_a_checkpoint_does_not_know_the_ratio(dtype, param, more, start, place):
 
 # ---- m and v in fewer bytes ----
 
-# stage, optimizer, param, ratio, type of the parameters
-CODED = [(0, "none", "none", 1, "fp32"), (1, "none", "none", 1, "fp16"),
-          (3, "none", "none", 1, "bf16"), (2, "cpu", "none", 0.5, "bf16"),
-          (3, "cpu", "none", 0, "fp32"), (3, "cpu", "cpu", 1, "fp32"),
-          (3, "cpu", "cpu", 0.5, "bf16"), (3, "cpu", "cpu", 0.5, "fp32"),
-          (3, "cpu", "cpu", 0, "bf16"), (3, "nvme", "cpu", 1, "fp32")]
-
-
 @standin
-@pytest.mark.parametrize("kind", ("bf16", "fp8"))
-@pytest.mark.parametrize("stage, optimizer, param, ratio, dtype", CODED)
-def test_coded_states_have_the_bits_of_the_cpu(stage, optimizer, param, ratio, dtype,
-                                                kind, start):
-    row = {**ROW, "dtype": dtype, "moments": kind, "steps": 4}
-    gpu = start({**row, "stage": stage, "optimizer": optimizer, "param": param,
-                 "ratio": ratio})
-    assert gpu.numbers == start({**row, "device": "cpu"}).numbers
-
-
-HALF = {**FAR, "ratio": 0.5, "ranks": 2, "delay_us": 300}
-
-
-@standin
-@pytest.mark.parametrize("comm", ("mpi", "nccl"))
-@pytest.mark.parametrize("kind", ("bf16", "fp8"))
-def test_coded_states_of_two_ranks(kind, comm, start):
-    """Sums that the host forms leave the GPU's chunks another way."""
-    row = {**ROW, **HALF, "comm": comm, "moments": kind}
-    gpu, cpu = start(row), start({**row, "ratio": 1, "device": "cpu"})
-    assert gpu.numbers == cpu.numbers
-
-
-@standin
-@pytest.mark.parametrize("kind", ("bf16", "fp8"))
-@pytest.mark.parametrize("param,dtype", [("cpu", "bf16"), ("none", "fp32")])
+@pytest.mark.parametrize("kind, param, dtype", [("fp8", "cpu", "bf16"),
+                                                ("bf16", "none", "fp32")])
 def test_a_checkpoint_of_coded_states_does_not_know_where_they_were(
-        param, dtype, kind, start, place):
+        kind, param, dtype, start, place):
     """On the GPU, on both sides, on the CPU: one file, and each goes on."""
     base = {**ROW, "stage": 3, "dtype": dtype, "moments": kind}
     some, most = ({**base, "optimizer": "cpu", "param": param, "ratio": ratio}

@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses between host and GPU, and what is there, is what the run says it
+planned and what arithmetic says; which task takes squares and adds sums.  By the
+counts of the stand-in."""
+import re
+
+import pytest
+
+import run
+from rows import standin
+from run import UNITS
+from test_gpu import BATCH, COPIES, FAR, QUANT, ROW, far_sums, quant_row
+
+pytestmark = [standin, pytest.mark.usefixtures("known_gpu")]
+
+
+def model(layers, width):
+    return {"model": {"layers": layers, "heads": 2, "width": width, "seq": 16,
+                      "vocab": 256}}
+
+
+def padded(n):
+    return -(-n // 64) * 64
+
+
+def unit_elems(model):
+    c = model["width"]
+    return [(model["vocab"] + model["seq"]) * c,
+            *[12 * c * c + 13 * c] * model["layers"], 2 * c]
+
+
+def on_gpu(model, ratio, chunk):
+    """Elements of each unit that the GPU updates, on one rank."""
+    want = have = 0
+    for n in map(padded, unit_elems(model)):
+        want += ratio * n
+        host = min((min(k * chunk, n) for k in range(-(-n // chunk) + 1)),
+                   key=lambda e: (abs(e - (want - have)), e))
+        have += host
+        yield n - host
+
+
+# ---- tasks ----
+
+# A single rank's GPU takes the squares of offloaded gradients, and the host adds
+# them.  With several ranks the host adds the last contribution, or its
+# collectives do.  Where squares are taken block by block, another task adds those.
+@pytest.mark.parametrize("ranks,comm,optimizer,micro,left", [
+    (1, "mpi", "none", 0, UNITS), (1, "mpi", "none", 8, UNITS),
+    (1, "mpi", "cpu", 0, UNITS), (1, "mpi", "cpu", 8, UNITS),
+    (2, "mpi", "none", 0, UNITS), (2, "mpi", "cpu", 0, set()),
+    (2, "mpi", "cpu", 6, {0}),
+    (2, "nccl", "none", 0, UNITS), (2, "nccl", "cpu", 0, UNITS - {0}),
+    (2, "nccl", "cpu", 6, {0})])
+def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro,
+                                                   left, start):
+    row = {**ROW, "ranks": ranks, "micro": micro, "stage": 3, "optimizer": optimizer,
+           "comm": comm}
+    r = start(row, {"run.task_log": True})
+    assert r.units("norm", 1 if optimizer == "none" else 2) == left
+
+
+@pytest.mark.parametrize("micro,left", [(0, UNITS - {0}), (8, {0})])
+def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start):
+    row = {**ROW, "micro": micro, "stage": 3, "optimizer": "cpu"}
+    r = far_sums(start, row, {"run.task_log": True})
+    assert r.units("norm", 2) == left and r.units("norm") == UNITS
+
+
+@pytest.mark.parametrize("ranks, comm, width", [(1, "mpi", 24), (1, "mpi", 64),
+                                                (2, "nccl", 64)])
+def test_the_hosts_sums_are_cut_for_all_workers(ranks, comm, width, start):
+    """Into at most 16 pieces of whole chunks.  The tied embedding has a sum of
+    micro-batches for each use; the task that adds them takes their squares."""
+    row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "micro": 4, "workers": 2}
+    more = {**model(2, width), "run.task_log": True}
+    r = far_sums(start, row, more) if ranks == 1 else start(row, more)
+
+    def pieces(n):
+        chunks = -(-padded(-(-n // ranks)) // ROW["chunk"])
+        return -(-chunks // -(-chunks // 16))
+
+    block = pieces(12 * width * width + 13 * width)
+    embed = pieces((256 + 16) * width)
+    times = BATCH // ranks // 4 - (ranks > 1)  # the first comes straight
+    assert min(block, embed) > 1
+    sums, squares = r.per_step("reduce"), r.per_step("norm")
+    assert [sums[u] for u in range(4)] == [
+        2 * times * embed, times * block, times * block, times], str(sums)
+    assert [squares[u] for u in range(4)] == [embed + 1, 1, 1, 1], str(squares)
+
+
+# ---- bytes ----
+
+@pytest.fixture
+def counted(start, place):
+    """Starts a row's run; all that its ranks' stand-ins have counted."""
+    def counted(row, changes=None):
+        stats = place.folder / f"stats{place.count}.json"
+        r = start(row, changes, env={"IZ_STANDIN_STATS": str(stats)})
+        ranks = run.read_lines(stats)
+        return r, {k: sum(rank[k] for rank in ranks) for k in ranks[0]}
+    return counted
+
+
+# Four units of a chunk each: a copy of each one's parameters, and of its masters.
+# StarPU may measure the bus by 64 more.
+@pytest.mark.parametrize("stage,optimizer,param,ratio,most", [
+    (0, "none", "none", 1, 8), (2, "cpu", "none", 1, 4), (3, "cpu", "none", 0.5, 6)])
+def test_initial_weights_go_to_a_gpu_by_the_chunk(stage, optimizer, param, ratio, most,
+                                                  counted):
+    row = {**ROW, "stage": stage, "optimizer": optimizer, "param": param,
+           "ratio": ratio, "steps": 0}
+    _, n = counted(row, {"model.width": 256, "model.heads": 4, "model.layers": 2,
+                         "zero_optimization.sub_group_size": 1e9})
+    assert n["h2d_copies"] <= most + 64
+    assert n["h2d_bytes"] > 3 * 2**20
+
+
+def planned(few, many, ranks):
+    """That of two more steps, on all ranks, in the words of the stand-in."""
+    return {way: ranks * (many.summary[key] - few.summary[key])
+            for way, key in (("h2d_bytes", "up_bytes"), ("d2h_bytes", "down_bytes"))}
+
+
+@pytest.fixture
+def traffic(counted, references):
+    """Bytes of two more steps, without those of start and end, which are the
+    planned ones; and the run that had four."""
+    def traffic(row, **changes):
+        key = "traffic", sorted(row.items()), changes
+        if key not in references:
+            few, at_first = counted({**row, "steps": 2}, changes)
+            many, later = counted({**row, "steps": 4}, changes)
+            real = {k: later[k] - at_first[k] for k in ("h2d_bytes", "d2h_bytes")}
+            assert real == planned(few, many, row["ranks"]), f"{many}\n{few}"
+            references[key] = real, many
+        return references[key]
+    return traffic
+
+
+# Two ranks' shards have the same length.
+@pytest.mark.parametrize("ranks,comm,stage,optimizer,micro,param,ratio,master", [
+    (1, "mpi", 0, "none", 0, "none", 1, "full"), (1, "mpi", 2, "cpu", 0, "none", 1, "remainder"),
+    (1, "mpi", 3, "nvme", 0, "nvme", 1, "remainder"), (1, "mpi", 3, "nvme", 0, "nvme", 1, "full"),
+    (1, "mpi", 1, "cpu", 0, "none", 0, "full"), (1, "mpi", 0, "none", 4, "none", 1, "remainder"),
+    (2, "nccl", 3, "cpu", 0, "cpu", 1, "full"), (2, "nccl", 3, "cpu", 0, "cpu", 0.4, "remainder"),
+    (2, "nccl", 3, "cpu", 4, "none", 0.4, "full"), (2, "nccl", 3, "cpu", 4, "cpu", 0, "remainder"),
+    (2, "nccl", 1, "none", 0, "none", 1, "remainder"),
+    (2, "mpi", 3, "cpu", 0, "cpu", 1, "remainder"), (2, "mpi", 3, "cpu", 4, "cpu", 0.4, "full"),
+    (2, "mpi", 3, "cpu", 4, "none", 0.4, "remainder"), (2, "mpi", 3, "none", 4, "none", 1, "full"),
+    (2, "mpi", 2, "cpu", 0, "none", 1, "full"), (2, "mpi", 1, "none", 0, "none", 1, "full"),
+    (2, "mpi", 0, "none", 4, "none", 1, "remainder")])
+def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, micro,
+                                                 param, ratio, master, traffic):
+    traffic({**ROW, "ranks": ranks, "comm": comm, "micro": micro, "stage": stage,
+             "optimizer": optimizer, "param": param, "ratio": ratio, "master": master})
+
+
+@pytest.mark.parametrize("comm, param", (("nccl", "cpu"), ("mpi", "none"), ("mpi", "cpu")))
+def test_bytes_of_copies_over_the_bus_are_the_planned_ones(comm, param, traffic):
+    traffic({**COPIES, "comm": comm, "optimizer": "cpu", "param": param})
+
+
+@pytest.mark.parametrize("case", QUANT[::2] + QUANT[-3:-1],
+                         ids=lambda case: "-".join(map(str, case)))
+def test_codes_cross_the_bus(case, traffic):
+    traffic(quant_row(*case))
+
+
+@pytest.mark.parametrize("micro", (2, 6))
+def test_experts_of_the_host_do_not_cross_the_bus(micro, traffic):
+    """Their parameters do not go up, their gradients do not come down."""
+    row = {**ROW, **FAR, "model": "units of experts", "micro": micro,
+           "boundaries": "host", "schedule": "breadth_first"}
+    every, _ = traffic(row)
+    some, _ = traffic(row, **{"run.cold_experts": "auto", "run.cold_expert_rows": 10**6})
+    assert some["h2d_bytes"] < every["h2d_bytes"]
+
+
+@pytest.mark.parametrize("form, group, param", (
+    ("nf4", 8192 + 256 + 8, "nvme"), ("int8", 16384 + 4 * 256, "cpu")))
+def test_a_quantised_unit_crosses_as_its_groups(form, group, param, traffic):
+    """Of 16384 weights or fewer, the end of a matrix; not as its weights."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "tuned": form}
+    c = 264
+    more = {"model.width": c, "model.layers": 2, "parameters": []}
+    bits, _ = traffic(row, **more)
+    whole, _ = traffic(row, **more, **{"model.base_dtype": None})
+    groups = sum(-(-k * c * c // 16384) for k in (3, 1, 4, 4))
+    unit = 2 * 12 * c * c - groups * group
+    less = whole["h2d_bytes"] - bits["h2d_bytes"]
+    # Two steps, two blocks, in the forward and mostly in the backward.
+    assert less % unit == 0 and 4 <= less // unit <= 8
+    assert whole["d2h_bytes"] == bits["d2h_bytes"]
+
+
+@pytest.mark.parametrize("comm, stage, schedule, ratio", [
+    ("nccl", 2, "depth_first", 1), ("mpi", 2, "breadth_first", 1),
+    ("nccl", 3, "breadth_first", 1), ("mpi", 1, "depth_first", 0.4),
+    ("nccl", 1, "depth_first", 0.4)])
+def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, traffic):
+    """Three micro-batches.  In bf16 whole to the host's collectives, or in fp32 a
+    shard of what NCCL has brought: as many bytes."""
+    c, shard = run.MODEL["width"], lambda n: padded(-(-n // 2))
+    grads = 2 * shard((256 + 16) * c) + shard(2 * c) + \
+        run.MODEL["layers"] * shard(12 * c * c + 13 * c)
+    row = {**ROW, "ranks": 2, "comm": comm, "micro": 4, "stage": stage,
+           "schedule": schedule, "optimizer": "cpu", "ratio": ratio}
+    (each, _), (once, _) = traffic(row), traffic({**row, "sums": "local_first"})
+    more = each["d2h_bytes"] - once["d2h_bytes"]
+    a_step = 2 * 2 * 4 * grads  # on both ranks, of two steps
+    assert more == 2 * a_step or ratio < 1 and comm == "nccl" and \
+        0.3 < more / (2 * a_step) < 0.5
+
+
+@pytest.mark.parametrize("param", ("none", "cpu"))
+def test_fetches_of_copies_stay_on_the_host(param, start):
+    """More of them do not send more to the other one.  (GPUs of one machine are not
+    on two hosts for NCCL, which sends as much.)"""
+    def sent(steps, ring, comm, **env):
+        r = start({**COPIES, "comm": comm, "optimizer": "cpu", "param": param,
+                   "steps": steps, "ring": ring}, {"run.sum_group": 4}, env=env)
+        return r.summary["far_bytes"], r.summary["sent_bytes"]
+    hosts = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
+    few, many, more = (sent(*x, "mpi", **hosts) for x in ((2, 0), (2, 1), (3, 1)))
+    assert few[0] == many[0] < more[0] and few[1] < many[1]
+    if param == "cpu":
+        assert sent(3, 1, "nccl")[1] - sent(2, 1, "nccl")[1] == more[1] - many[1]
+
+
+@pytest.mark.parametrize("param, ratio", (("none", 1), ("cpu", 0.4), ("none", 0.4), ("cpu", 0)))
+def test_upper_halves_come_to_the_lower_ones(param, ratio, traffic):
+    """Where masters are updated on one side and parameters live on the other, these
+    go both ways."""
+    row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "ratio": ratio}
+    more = {kept: traffic({**row, "master": kept})[0] for kept in ("full", "remainder")}
+    far = 1 - ratio if param == "cpu" else ratio
+    way = "h2d_bytes" if param == "cpu" else "d2h_bytes"
+    extra = {k: more["remainder"][k] - more["full"][k] for k in more["full"]}
+    both_steps = 2 * 2 * run.parameters(run.MODEL)
+    assert extra.pop(way) == pytest.approx(far * both_steps, rel=0.1)
+    assert extra == {k: 0 for k in extra}
+
+
+@pytest.mark.parametrize("dtype, micro, stage, param, ratio, schedule", [
+    ("bf16", 4, 3, "cpu", 1, "depth_first"), ("bf16", 4, 2, "none", 0.4, "breadth_first"),
+    ("fp16", 8, 1, "none", 1, "depth_first"), ("fp32", 8, 3, "cpu", 0.4, "depth_first"),
+    ("fp32", 8, 3, "cpu", 1, "breadth_first"), ("bf16", 0, 3, "cpu", 1, "breadth_first")])
+def test_a_single_gpu_sends_each_sum_once(dtype, micro, stage, param, ratio, schedule,
+                                          start, traffic):
+    """In the accumulators' type, of what the host updates, whatever the number of
+    micro-batches or uses.  Without room for that the host adds: the same bits."""
+    row = {**ROW, "dtype": dtype, "micro": micro, "stage": stage, "optimizer": "cpu",
+           "param": param, "ratio": ratio, "schedule": schedule}
+    size = 4 if dtype == "fp32" else 2
+    apart = sum(on_gpu(run.MODEL, ratio, ROW["chunk"])) if ratio < 1 else 0
+    host = sum(padded(n) for n in unit_elems(run.MODEL)) - apart
+    once, near = traffic(row)
+    assert once["d2h_bytes"] == 2 * (
+        (4 if micro else size) * host + (size * apart if param == "cpu" else 0))
+    row["steps"] = 4
+    far = far_sums(start, row, near=near)
+    cpu = start({**row, "device": "cpu", "ratio": 1})
+    words = "the GPU adds the micro-batches; their sums come down once a step"
+    assert (words in near.out) == (micro > 0) and words not in far.out
+    assert near.numbers == cpu.numbers and far.numbers == cpu.numbers
+
+
+def test_a_links_rate_is_that_of_its_own_copies(start):
+    """The updated parameters of a shard go up; what the host's collectives take
+    up and down beside that is not in the seconds of this copy."""
+    r = start({**ROW, "ranks": 2, "stage": 2, "optimizer": "cpu"})
+    up, down = (next(x.split() for x in r.out.splitlines()
+                     if x.split()[:1] == [link]) for link in ("up", "down"))
+    moved = float(up[4]) * r.last("links")["up"]["seconds"]
+    shard = 2 * run.parameters(run.MODEL) / 2 / run.MIB
+    assert 0.98 < moved / (len(r.steps) * shard) < 1.05, str(r)
+    assert float(up[1]) > 3 * moved and down[4] == "-"
+
+
+def test_offload_moves_what_the_arithmetic_says(traffic):
+    """Per step: a ring of 2 keeps what backward begins with, so that every
+    block but the last goes up twice; every gradient comes down once."""
+    c, layers = 16, 8
+    real, _ = traffic({**ROW, **FAR, "ring": 2}, **model(layers, c))
+    block = padded(12 * c * c + 13 * c) * 2
+    embed = padded((256 + 16) * c) * 2
+    head = padded(2 * c) * 2
+    # embedding and head have slots of their own; of two block slots the last
+    # two blocks are still there when backward begins
+    up = embed + head + block * (2 * layers - 2)
+    down = embed + head + block * layers
+    assert real == {"h2d_bytes": 2 * up, "d2h_bytes": 2 * down}
+
+
+def state_elems(r, tier, per_element):
+    return r.memory.get(("optimizer", tier), (0, 0))[1] // per_element
+
+
+@pytest.mark.parametrize("dtype, micro, param, ratio", [
+    ("bf16", 0, "cpu", 0.4), ("bf16", 8, "cpu", 0), ("bf16", 0, "none", 0),
+    ("fp32", 0, "cpu", 0), ("fp32", 8, "none", 0.4)])
+def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param, ratio,
+                                                          traffic):
+    """Of each element that the GPU updates no gradient comes down and none goes
+    up; the new parameter comes down if it lives on the host; if it does not,
+    none goes up that would have."""
+    chunk, size = ROW["chunk"], 2 if dtype == "bf16" else 4
+    row = {**ROW, "dtype": dtype, "micro": micro, "stage": 3, "ring": 2,
+           "optimizer": "cpu", "param": param}
+    whole, _ = traffic(row)
+    some, r = traffic({**row, "ratio": ratio})
+    apart = list(on_gpu(run.MODEL, ratio, chunk))
+    of_host, of_gpu = ((8, 12) if param == "cpu" else (12, 8)) \
+        if dtype == "fp32" else (12, 12)
+    host = state_elems(r, "cpu", of_host)
+    gpu = state_elems(r, "device", of_gpu)
+    assert gpu == sum(apart)
+    assert abs(host - ratio * (host + gpu)) <= chunk / 2
+    assert f"effective ratio {host / (host + gpu):.3f}" in r.out
+    uses = gpu + apart[0]  # the embedding's weight has two
+    wide = 4 if micro else size
+    saved_up, added_down = (0, gpu) if param == "cpu" else (gpu, 0)
+    assert whole["h2d_bytes"] - some["h2d_bytes"] == 2 * size * saved_up
+    assert whole["d2h_bytes"] - some["d2h_bytes"] == \
+        2 * (wide * gpu - size * added_down)
+    embed = padded((256 + 16) * run.MODEL["width"]) - apart[0]  # the host's
+    kept = 4 * (uses + host + embed) if micro else size * (gpu + embed)
+    assert r.memory[("gradients", "device")] == (kept, kept)
+
+
+def test_breadth_first_divides_the_way_up(traffic):
+    row = {**ROW, **FAR, "ring": 2, "micro": 3}
+    deep, _ = traffic(row, **model(8, 32))
+    wide, _ = traffic({**row, "schedule": "breadth_first"}, **model(8, 32))
+    assert 7 * wide["h2d_bytes"] < deep["h2d_bytes"]
+
+
+@pytest.mark.parametrize("schedule, micro, waves, tracks", [
+    ("depth_first", 0, 1, 1), ("depth_first", 8, 3, 1),
+    ("breadth_first", 8, 1, 3), ("breadth_first", 3, 1, 8)])
+def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
+                                                    tracks, traffic):
+    """All but those that the slots still hold when backward begins, which are
+    one for each micro-batch under way and two more.  From the host's memory to a
+    file and back they go in whole pages."""
+    c, layers, seq = 16, 8, 16
+    row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
+    near, _ = traffic(row, **model(layers, c))
+    far, _ = traffic({**row, "boundaries": "host"}, **model(layers, c))
+    boundary = (micro or BATCH) * seq * c * 4  # fp32 on the stand-in
+    times = waves * ((layers + 1) * tracks - (tracks + 2))
+    moved = times * boundary
+    assert far == {way: near[way] + 2 * moved for way in near}
+    filed, r = traffic({**row, "boundaries": "disk"}, **model(layers, c))
+    assert filed == far
+    disk, region = r.last("links")["disk"]["bytes"], -(-boundary // 8192) * 8192
+    assert disk == 2 * len(r.steps) * times * region
+    assert r.bytes_in("nvme") == tracks * layers * region
+
+
+def test_nothing_is_left_and_nothing_was_pageable(counted):
+    _, stats = counted({**ROW, **FAR})
+    assert stats["kernels"] > 0
+    assert stats["pageable"] == 0 and stats["leaked_bytes"] == 0
+
+
+# ---- memory ----
+
+@pytest.mark.parametrize("param, master", (("cpu", "remainder"), ("none", "full")))
+def test_buffers_of_chunks_do_not_change_bits(param, master, start):
+    """One for each chunk that the GPU updates, or eight for all."""
+    row = {**ROW, **FAR, "ranks": 2, "comm": "mpi", "param": param, "master": master,
+           "ratio": 0.3, "recompute": "full"}
+    many = start(row)
+    n = int(re.search(r"on the GPU through (\d+) buffers", many.out).group(1))
+    staging = many.memory["staging", "device"][1]
+    few = start(row, {"run.device_memory_limit_bytes":
+                      many.bytes_in("device") - staging * (n - 8) // n})
+    assert n > 8 and "through 8 buffers" in few.out
+    assert few.numbers == many.numbers
+
+
+# ---- memory ----
+
+def test_states_beyond_the_gpu_train_there(start):
+    """Four times as much as the GPU may hold, and the same losses."""
+    large, row = model(40, 64), {**ROW, "dtype": "fp32", "micro": 4, "steps": 2}
+    plain = start({**row, "device": "cpu"}, large)
+    r = far_sums(start, {**row, **FAR, "ring": 2}, large)
+    used = sum(have for (name, tier), (_, have) in r.memory.items()
+               if tier == "device" and name != "scratch")
+    assert 4 * used < 16 * run.parameters(large["model"])
+    assert r.numbers == plain.numbers
+
+
+@pytest.mark.parametrize("ranks, comm, c", ((1, "mpi", 16), (1, "mpi", 48),
+                                            (2, "nccl", 48)))
+def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
+    """One contribution comes straight down, but of the tied embedding there are
+    two, whether it is larger than a block or smaller; of two micro-batches
+    every unit has two.  Two buffers, in the type of the wire, or in fp32 where
+    ranks were added.  None if the GPU adds."""
+    row = {**ROW, **FAR, "ranks": ranks, "comm": comm}
+    embed = padded((256 + 16) * c)
+    block = padded(12 * c * c + 13 * c)
+    each = 2 * (2 if ranks == 1 else 4)
+    staged = {}
+    for micro in (0, 12 // ranks):
+        r = (far_sums(start, {**row, "micro": micro}, model(2, c)) if ranks == 1
+             else start({**row, "micro": micro}, model(2, c)))
+        staged[micro] = r.memory[("staging", "cpu")][1]
+    bounce = staged[0] - each * padded(embed // ranks)
+    assert staged[12 // ranks] == \
+        bounce + each * padded(max(embed, block) // ranks)
+    assert bounce == 32 * run.MIB
+
+
+@pytest.mark.parametrize("schedule, tracks", [("depth_first", 1),
+                                             ("breadth_first", 3)])
+def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
+    """Deep and thin, so that boundaries are most of it: a GPU that holds them
+    only as they pass.  Evaluation and text pass through the same slots."""
+    c, layers, seq, micro = 32, 60, 16, 8
+    row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
+    host = {**row, "boundaries": "host"}
+    small = {**model(layers, c), "run.eval_batches": 2, "run.eval_interval": 1,
+             "run.sample_tokens": 4, "run.sample_prompt": "In"}
+    near, far = start(row, small), start(host, small)
+    one = micro * seq * c * 4  # fp32 on the stand-in
+    for r, device, cpu in ((near, tracks * (layers + 2), 0),
+                           (far, 2 * tracks + 2, tracks * layers)):
+        held = {tier: have for (name, tier), (_, have) in r.memory.items()
+                if name == "boundaries" and have}
+        assert held == {t: n * one for t, n in (("device", device),
+                                                ("cpu", cpu)) if n}, str(r)
+    assert far.numbers == near.numbers
+    assert run.sampled(far) == run.sampled(near)
+    least = far_sums(start, host, small).bytes_in("device")
+    tight = {**small, "run.device_memory_limit_bytes": least}
+    start(host, tight)
+    r = start(row, tight, good=False)
+    run.refused(r, "MiB of the GPU's memory")
+    assert "cpu_checkpointing=true" in r.err
