@@ -41,10 +41,9 @@ static double norm2_scalar(const void *x, enum iz_dtype t, int64_t n)
 static void norm_is_exact_enough_and_fixed(void **state)
 {
     static const int64_t sizes[] = {
-        0,      1, 7, 31, 32, 1023, 1024, 1025, 40001, 1 << 20, (1 << 20) + 7,
-        3000001};
-    float *x = take(3000001 * 4);
-    for (int k = 0; k < 12 * 3; k++) {
+        0, 1, 7, 31, 32, 1023, 1024, 1025, 40001, 1 << 20, (1 << 20) + 7};
+    float *x = take(((1 << 20) + 7) * 4);
+    for (int k = 0; k < 11 * 3; k++) {
         enum iz_dtype t = fixture_types[k % 3];
         int64_t n = sizes[k / 3];
         long double sum = 0;
@@ -95,13 +94,13 @@ static void norm_of_pieces_is_that_of_the_whole(void **state)
 {
     enum { N = 3000001 };
     float *x = take((size_t)N * 4);
-    for (int k = 0; k < 3 * 3; k++) {
+    for (int k = 0; k < 3; k++) {
         static const int64_t sizes[] = {1 << 20, (1 << 20) + 7, N};
-        enum iz_dtype t = fixture_types[k % 3];
-        int64_t n = sizes[k / 3], piece;
+        enum iz_dtype t = fixture_types[k];
+        int64_t n = sizes[k], piece;
         struct iz_norm2 s = {0};
         flat_fill(x, t, n, 8.0);
-        check_blocks(x, t, n, n / 1024 * (k % 4) / 4);
+        check_blocks(x, t, n, n / 1024 * k / 3);
         for (int64_t i = 0; i < n; i += piece) {
             piece = 1024 * random_piece(300, n);
             piece = piece < n - i ? piece : n - i;
@@ -284,5 +283,5 @@ int main(void)
         cmocka_unit_test(hash_does_not_depend_on_pieces),
         cmocka_unit_test(hash_sees_bits_and_positions),
     };
-    return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]));
+    return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]), 0);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Normal random numbers at every SIMD level of the processor: one by one
- * against libm, and their distribution.  Everything is a function of the seeds,
- * so that what passes once passes always; bounds are five standard deviations
- * unless said. */
+ * against libm, by their bits, and at one level their distribution.  Everything
+ * is a function of the seeds, so that what passes once passes always; bounds
+ * are five standard deviations unless said. */
 #include <math.h>
 
 #include "codelets/base/mix.h"
@@ -220,5 +220,5 @@ int main(void)
         cmocka_unit_test(normal_has_normal_tails),
         cmocka_unit_test(normal_numbers_are_independent),
     };
-    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]));
+    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]), 4);
 }
