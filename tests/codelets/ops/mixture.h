@@ -15,7 +15,7 @@ struct mixture {
     struct scene s;
     int64_t m, e, k;
     int64_t first, here; /* experts */
-    int op; /* of those of experts */
+    int op;              /* of those of experts */
     bool normalise, back, adapted;
     float balance, z;
 };

@@ -130,14 +130,14 @@ static void routers_agree_with_central_differences(void **state)
 {
     static const int64_t size[][3] = {{1, 1, 1}, {1, 5, 5},    {7, 4, 1},
                                       {9, 8, 2}, {133, 16, 3}, {3, 130, 8}};
-    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
-        for (int how = 0; how < 4; how++) {
-            struct mixture a = mixture_new(size[i][0], size[i][1], size[i][2]);
-            a.normalise = how & 1;
-            a.balance = how & 2 ? 0.7f : 0;
-            a.z = how & 2 ? 0.3f : 0;
-            check_router(&a, backend.act(fixture_types[i % 3]));
-        }
+    for (int k = 0; k < 2 * COUNT(size); k++) {
+        const int64_t *n = size[k / 2];
+        struct mixture a = mixture_new(n[0], n[1], n[2]);
+        a.normalise = (k + k / 2) % 2;
+        a.balance = k % 2 ? 0.7f : 0;
+        a.z = k % 2 ? 0.3f : 0;
+        check_router(&a, backend.act(fixture_types[k % 3]));
+    }
 }
 
 /* Quarters, so that many logits are equal. */

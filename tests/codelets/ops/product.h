@@ -28,7 +28,8 @@ void product_free(struct product *p);
 
 /* Odd sizes, of which the last is larger. */
 extern const int64_t product_sizes[9][3];
-/* Calls check with products of every type, in both layouts, of n sizes. */
+/* Calls check with products of n sizes in both layouts, in fp32 and each in one
+ * of the other types. */
 void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
                   int n, bool wide_dw);
 

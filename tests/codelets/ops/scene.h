@@ -74,8 +74,12 @@ void scene_run(struct scene *s, const struct pass *p, const void *arg);
 void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
                     int n, const int (*pair)[2]);
 
-/* Calls check for every type that `of` takes (NULL: all), with every size; with
- * the last `large` of n sizes only where there is time for them. */
+/* The type of case k of a list: fp32, then by turns one of 16 bits, whose code
+ * is one but for the conversions. */
+enum iz_dtype scene_type(int k);
+/* Calls check with every size, in fp32 and in one of the others, of those types
+ * that `of` takes (NULL: all); with the last `large` of n sizes only where
+ * there is time for them. */
 void scene_each(bool (*of)(enum iz_dtype t), const int64_t (*size)[4], int n,
                 int large, void (*check)(enum iz_dtype t, const int64_t *size));
 
