@@ -17,13 +17,20 @@ static inline void *take(size_t bytes)
 }
 
 /* xorshift64: not the program's own generator. */
+static uint64_t random_state = 88172645463325252u;
+
 static inline uint64_t random_bits(void)
 {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state;
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+/* The same numbers again. */
+static inline void random_again(void)
+{
+    random_state = 88172645463325252u;
 }
 
 static inline float random_float(double scale)

@@ -72,27 +72,6 @@ static void normal_bits_are_known(void **state)
 
 /* ---- all of them ---- */
 
-/* Of z, z^2, z^3, z^4: 0, 1, 0, 3, whose variances are 1, 2, 15, 96. */
-static void normal_has_normal_moments(void **state)
-{
-    static const double mean[] = {0, 1, 0, 3}, variance[] = {1, 2, 15, 96};
-    for (uint64_t k = 0; k < 3; k++) {
-        float *x = numbers(k * 1234567, k, MANY);
-        double sum[4] = {0};
-        for (int i = 0; i < MANY; i++) {
-            double z = x[i], q = z * z;
-            sum[0] += z;
-            sum[1] += q;
-            sum[2] += z * q;
-            sum[3] += q * q;
-        }
-        for (int p = 0; p < 4; p++)
-            assert_true(fabs(sum[p] / MANY - mean[p]) <
-                        5 * sqrt(variance[p] / MANY));
-        free(x);
-    }
-}
-
 /* What share of a normal distribution is below z. */
 static double below(double z)
 {
@@ -133,29 +112,6 @@ static void normal_has_normal_distribution(void **state)
         assert_true(fabs(below(x[i]) - (i + 0.5) / SORTED) <
                     2.47 / sqrt(SORTED));
     free(x);
-}
-
-/* How many numbers are beyond z on either side. */
-static void normal_has_normal_tails(void **state)
-{
-    enum { PIECE = 1 << 16, PIECES = 4096 };
-    static const float z[] = {-3, 3, -4, 4, -5, 5};
-    static float x[PIECE];
-    int64_t beyond[6] = {0};
-    float most = 0;
-    for (int64_t p = 0; p < PIECES; p++) {
-        iz_flat_normal(x, PIECE, 99, 1, p * PIECE, 1.0f);
-        for (int k = 0; k < 6; k++)
-            for (int i = 0; i < PIECE; i++)
-                beyond[k] += z[k] < 0 ? x[i] < z[k] : x[i] > z[k];
-        for (int i = 0; i < PIECE; i++)
-            most = fmaxf(most, fabsf(x[i]));
-    }
-    for (int k = 0; k < 6; k++) {
-        double expected = below(-fabs(z[k])) * PIECE * PIECES;
-        assert_true(fabs((double)beyond[k] - expected) < 5 * sqrt(expected));
-    }
-    assert_true(most > 5.5f && most < 6.7f);
 }
 
 enum { SIDE = 16 }; /* cells of equal probability */
@@ -215,10 +171,8 @@ int main(void)
         cmocka_unit_test(normal_agrees_with_libm),
         cmocka_unit_test(normal_does_not_depend_on_pieces),
         cmocka_unit_test(normal_bits_are_known),
-        cmocka_unit_test(normal_has_normal_moments),
         cmocka_unit_test(normal_has_normal_distribution),
-        cmocka_unit_test(normal_has_normal_tails),
         cmocka_unit_test(normal_numbers_are_independent),
     };
-    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]), 4);
+    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]), 2);
 }

@@ -238,22 +238,20 @@ static void a_run_without_a_plan_ends(void **state)
     attention_free(&odd);
 }
 
+#define TEST(f) cmocka_unit_test_setup(f, reset_fake)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(forward_and_our_backward_agree_with_double,
-                               reset_fake),
-        cmocka_unit_test_setup(backward_agrees_with_double, reset_fake),
-        cmocka_unit_test_setup(a_backward_has_a_matrix_of_scores_for_each_head,
-                               reset_fake),
-        cmocka_unit_test_setup(a_backward_does_as_many_samples_as_scratch_holds,
-                               reset_fake),
-        cmocka_unit_test_setup(a_plan_is_made_once_per_shape, reset_fake),
-        cmocka_unit_test_setup(the_first_plan_that_will_do_is_taken,
-                               reset_fake),
-        cmocka_unit_test_setup(the_chosen_plan_is_run, reset_fake),
-        cmocka_unit_test_setup(what_cannot_be_is_refused, reset_fake),
-        cmocka_unit_test_setup(a_run_without_a_plan_ends, reset_fake),
+        TEST(forward_and_our_backward_agree_with_double),
+        TEST(backward_agrees_with_double),
+        TEST(a_backward_has_a_matrix_of_scores_for_each_head),
+        TEST(a_backward_does_as_many_samples_as_scratch_holds),
+        TEST(a_plan_is_made_once_per_shape),
+        TEST(the_first_plan_that_will_do_is_taken),
+        TEST(the_chosen_plan_is_run),
+        TEST(what_cannot_be_is_refused),
+        TEST(a_run_without_a_plan_ends),
     };
     if (backend_renew(NULL))
         return 1;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CPU alone has: exponentials, products of bf16, threads; and the
  * formulas of the references against central differences. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
@@ -272,57 +270,6 @@ static void formulas_agree_with_differences(void **state)
 
 /* ---- the library's kernels ---- */
 
-/* As OpenBLAS itself does for a processor that it does not know. */
-static bool take_kernels(const char *name)
-{
-    void (*quit)(void), (*init)(void);
-    *(void **)&quit = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_quit");
-    *(void **)&init = dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init");
-    if (!quit || !init)
-        return false;
-    if (name)
-        setenv("OPENBLAS_CORETYPE", name, 1);
-    quit();
-    init();
-    unsetenv("OPENBLAS_CORETYPE");
-    return true;
-}
-
-static bool offered(const char *name)
-{
-    for (int i = 0; i < IZ_BLAS_KERNELS; i++)
-        if (iz_blas_kernels(i) && strcmp(iz_blas_kernels(i), name) == 0)
-            return true;
-    return false;
-}
-
-static void slow_kernels_are_replaced(void **state)
-{
-    char name[128], usual[128];
-    iz_blas_open();
-    iz_blas_name(usual, sizeof(usual));
-    /* The last level of the list is what every processor has. */
-    if (iz_blas_is_users() || !iz_simd_levels[0].runs ||
-        !take_kernels("Prescott"))
-        skip();
-    iz_blas_open();
-    assert_string_equal(iz_blas_kernels(0), "Prescott");
-    iz_blas_take_best(256, 128, 512);
-    iz_blas_name(name, sizeof(name));
-    assert_null(strstr(name, "Prescott"));
-    assert_true(iz_blas_take("BLAS"));
-    iz_blas_name(name, sizeof(name));
-    assert_non_null(strstr(name, "Prescott"));
-    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
-    assert_true(iz_blas_is_users());
-    assert_false(offered("SkylakeX") || offered("Haswell"));
-    unsetenv("OPENBLAS_CORETYPE");
-    take_kernels(NULL);
-    iz_blas_open();
-    iz_blas_name(name, sizeof(name));
-    assert_string_equal(name, usual);
-}
-
 /* Near ones are not told apart, the library's own come first, and what is not
  * there or wrong is never taken. */
 static void the_first_of_the_best_is_taken(void **state)
@@ -404,7 +351,6 @@ int ops_cpu(void)
         SEEDED(bf16_products_are_for_bf16_weights_alone),
         SEEDED(matmul_gives_equal_bits_on_every_thread),
         SEEDED(formulas_agree_with_differences),
-        SEEDED(slow_kernels_are_replaced),
         SEEDED(the_first_of_the_best_is_taken),
         SEEDED(kernels_multiply_alike),
     };
