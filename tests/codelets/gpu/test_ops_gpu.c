@@ -14,7 +14,6 @@
 
 struct backend backend = {.x = {.backend = IZ_CUDA, .logits_bytes = 256 << 20},
                           .device = true,
-                          .large = true,
                           .piece = 128};
 
 /* Opens the GPU and its libraries; false with the reason printed. */
@@ -35,6 +34,7 @@ static bool gpu_open(void)
     backend.act = iz_cuda_act;
     /* the stand-in's table: the CPU's ops in its streams */
     backend.exact = !backend_acts(IZ_BF16);
+    backend.large = !backend.exact;
     backend.piece = backend.exact ? INT64_MAX : backend.piece;
     return x->stream && !backend_renew(NULL);
 }

@@ -115,6 +115,8 @@ static void check_backward(struct norm *n)
 
 static void check_norm(enum iz_dtype param, const int64_t *s)
 {
+    if (backend.become && s[0] > 500 && param == IZ_F32)
+        return; /* emulated, many rows take long: in one type */
     struct norm n = norm_new(param, s[0], s[1], 3);
     check_forward(&n);
     norm_run(&n, AGAIN);

@@ -478,10 +478,8 @@ static void classifier_agrees_in_chunks(void **state)
 {
     static const int64_t cpu[4] = {20, 1, 1 << 20}, gpu[4] = {1400, 3, 50257};
     static const int64_t emulated[4] = {33, 3, 2003};
-    const int64_t *size = backend.device                ? gpu
-                          : backend.x.backend == IZ_CPU ? cpu
-                                                        : emulated;
-    for (int t = backend.device ? 2 : 0; t < 3; t += backend.become ? 1 : 2)
+    const int64_t *size = backend.large ? gpu : backend.become ? emulated : cpu;
+    for (int t = backend.large ? 2 : 0; t < 3; t += backend.become ? 1 : 2)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2,
                          64 * (t == 1));
 }

@@ -11,10 +11,10 @@
 struct backend {
     struct iz_exec x; /* backend, capability, stream, handles of every call */
     enum iz_dtype (*act)(enum iz_dtype param); /* type of activations */
-    bool device;  /* tensors lie in device memory, tokens in pinned memory */
-    bool large;   /* also shapes of models: elsewhere they would take minutes */
-    bool exact;   /* every op has the bits of the CPU's */
-    bool refuses; /* what ends the job can be seen, in a child process */
+    bool device; /* tensors lie in device memory, tokens in pinned memory */
+    bool large; /* a GPU: also shapes of models, which take minutes elsewhere */
+    bool exact; /* every op has the bits of the CPU's */
+    bool refuses;  /* what ends the job can be seen, in a child process */
     int64_t piece; /* positions of a token whose gradients are added alone */
     /* The GPU gets another compute capability; NULL: it cannot. */
     void (*become)(int capability);
