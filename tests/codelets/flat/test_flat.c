@@ -196,25 +196,13 @@ static void sum_may_overwrite_an_input(void **state)
         assert_true(b[i] == (float)i + 0.5f && a[i] == (float)i);
 }
 
-static uint64_t hash_scalar(int64_t first, const float *x, int64_t n)
-{
-    volatile uint64_t sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        volatile uint64_t z = (uint64_t)(first + i) * 0x9e3779b97f4a7c15u;
-        z = z + iz_float_bits(x[i]) * 0xd1342543de82ef95u;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        sum = sum + (z ^ (z >> 31));
-    }
-    return sum;
-}
-
 static void hash_does_not_depend_on_pieces(void **state)
 {
     enum { N = 3001 };
     static float x[N];
     const int64_t first = ((int64_t)1 << 40) - 100;
     uint64_t sum = 0;
+    random_again();
     flat_fill(x, IZ_F32, N, 1.0);
     uint64_t whole = iz_flat_hash(first, x, N);
     for (int64_t at = N, k; at > 0; at -= k) {
@@ -222,7 +210,7 @@ static void hash_does_not_depend_on_pieces(void **state)
         sum += iz_flat_hash(first + at - k, x + at - k, k);
     }
     assert_true(sum == whole);
-    assert_true(whole == hash_scalar(first, x, N));
+    assert_true(whole == 0x5f17d0be04d724c5u); /* on every machine */
     assert_true(iz_flat_hash(5, x, 0) == 0);
 }
 

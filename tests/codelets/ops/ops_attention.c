@@ -10,7 +10,6 @@
 #include "codelets/flat/simd.h"
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/ops/attention_case.h"
-#include "tests/codelets/ops/reference.h"
 
 /* What attention.c does not refuse on this GPU; fp32 is computed always. */
 static bool possible(enum iz_dtype act, const struct shape *s)
@@ -373,50 +372,6 @@ static void other_documents_are_skipped(void **state)
     }
 }
 
-static double objective(void *arg)
-{
-    struct attention *t = arg;
-    const struct shape *s = &t->shape;
-    struct ref_attention r = {
-        .o = t->s.t[O].d,
-        .lse = t->s.t[LSE].d,
-        .qkv = t->s.t[QKV].d,
-        .samples = s->samples,
-        .seq = s->seq,
-        .heads = s->heads,
-        .kv_heads = s->kv_heads,
-        .c = s->heads * s->d,
-        .full = t->full,
-        .begins = t->apart ? t->begins : NULL,
-    };
-    ref_attention(&r);
-    return fixture_dot(t->s.t[O].d, t->s.t[DY].d, iz_view_len(t->s.t[O].v));
-}
-
-/* The gradient in double against differences of another reference. */
-static void double_agrees_with_differences(void **state)
-{
-    for (int kind = 0; kind < 3; kind++) {
-        struct attention t =
-            attention_new(IZ_F32, (struct shape){2, 7, 4, 5, 2}, 2);
-        struct tensor *v = t.s.t;
-        double *want = tensor_want(&v[QKV]);
-        t.full = kind == 1;
-        if (kind == 2)
-            attention_cut(&t, anywhere);
-        attention_double(&t);
-        ref_gradient(want, objective, &t, v[QKV].d, iz_view_len(v[QKV].v));
-        objective(&t);
-        for (int64_t i = 0; i < iz_view_len(v[QKV].v); i++)
-            assert_true(fabs(want[i] - t.dqkv[i].is) < 1e-8);
-        for (int64_t i = 0; i < iz_view_len(v[O].v); i++)
-            assert_true(fabs(v[O].d[i] - t.o[i].is) < 1e-13);
-        for (int64_t i = 0; i < iz_view_len(v[LSE].v); i++)
-            assert_true(fabs(v[LSE].d[i] - t.lse[i].is) < 1e-13);
-        attention_free(&t);
-    }
-}
-
 /* Heads of d columns on a GPU. */
 struct heads {
     enum iz_dtype type;
@@ -475,10 +430,7 @@ int ops_attention(void)
         SEEDED(neighbours_are_not_seen),
         SEEDED(other_documents_are_skipped),
     };
-    const struct CMUnitTest once[] = {
-        SEEDED(double_agrees_with_differences),
-        SEEDED(impossible_heads_are_refused),
-    };
+    const struct CMUnitTest once[] = {SEEDED(impossible_heads_are_refused)};
     const struct iz_simd_level *best = NULL;
     int failed = cmocka_run_group_tests_name("heads", once, NULL, NULL);
     if (backend.x.backend != IZ_CPU)

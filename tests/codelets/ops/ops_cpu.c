@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the CPU alone has: exponentials, products of bf16, threads; and the
- * formulas of the references against central differences. */
+/* What the CPU alone has: exponentials, products of bf16, threads. */
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
@@ -12,7 +11,6 @@
 #include "codelets/ops/gemm16.h"
 #include "codelets/ops/row_math.h"
 #include "tests/codelets/ops/product.h"
-#include "tests/codelets/ops/reference.h"
 #include "tests/codelets/ops/scene.h"
 
 /* ---- exponentials ------------------------------------------------------- */
@@ -178,96 +176,6 @@ static void matmul_gives_equal_bits_on_every_thread(void **state)
         check_threads(IZ_BF16);
 }
 
-/* ---- the formulas of the references ------------------------------------- */
-
-enum { C = 7, ROWS = 4 };
-
-/* The arguments of all formulas, and what they give. */
-struct formula {
-    double (*value)(struct formula *f);
-    double in[2 * C], w[3 * C], b[C], dy[ROWS * C], y[ROWS * C];
-    bool centred;
-};
-
-static double norm_value(struct formula *f)
-{
-    ref_norm(f->y, f->in, f->w, f->centred ? f->b : NULL, 1, C, 1e-5);
-    return fixture_dot(f->y, f->dy, C);
-}
-
-static double swiglu_value(struct formula *f)
-{
-    return ref_swiglu(f->in[0], f->in[1]);
-}
-
-static double gelu_value(struct formula *f)
-{
-    return ref_gelu(f->in[0]);
-}
-
-static struct ref_table table_of(struct formula *f)
-{
-    static const int32_t row[ROWS] = {7, 5, 4, 7};
-    return (struct ref_table){f->y, f->w, NULL, row, ROWS, C, 3, 5};
-}
-
-static double table_value(struct formula *f)
-{
-    struct ref_table t = table_of(f);
-    ref_table(&t);
-    return fixture_dot(f->y, f->dy, ROWS * C);
-}
-
-static double value_of(void *arg)
-{
-    struct formula *f = arg;
-    return f->value(f);
-}
-
-/* got: the gradient of n of its numbers. */
-static void check_differences(struct formula *f, double *in, const double *got,
-                              int n)
-{
-    double want[3 * C];
-    ref_gradient(want, value_of, f, in, n);
-    for (int i = 0; i < n; i++)
-        assert_true(fabs(got[i] - want[i]) < 1e-8);
-}
-
-static void formulas_agree_with_differences(void **state)
-{
-    struct formula f = {.value = norm_value};
-    struct ref_table t = table_of(&f);
-    double got[3 * C] = {0};
-    for (int i = 0; i < ROWS * C; i++) {
-        f.in[i % (2 * C)] = fixture_uniform();
-        f.w[i % (3 * C)] = fixture_uniform();
-        f.b[i % C] = fixture_uniform();
-        f.dy[i] = fixture_uniform();
-    }
-    for (int centred = 0; centred < 2; centred++) {
-        double dx[C], dw[C] = {0}, db[C] = {0};
-        f.centred = centred;
-        ref_norm_gradient(dx, dw, centred ? db : NULL, f.in, f.dy, f.w, C);
-        check_differences(&f, f.in, dx, C);
-        check_differences(&f, f.w, dw, C);
-        check_differences(&f, f.b, db, C);
-    }
-    for (double a = -12; a < 12; a += 0.37) {
-        f.in[0] = a;
-        f.value = gelu_value;
-        got[0] = ref_gelu_gradient(a);
-        check_differences(&f, f.in, got, 1);
-        f.value = swiglu_value;
-        ref_swiglu_gradient(&got[0], &got[1], a, f.in[1], 1);
-        check_differences(&f, f.in, got, 2);
-    }
-    f.value = table_value;
-    got[0] = got[1] = 0;
-    ref_table_gradient(&t, got, f.dy);
-    check_differences(&f, f.w, got, 3 * C);
-}
-
 /* ---- the library's kernels ---- */
 
 /* Near ones are not told apart, the library's own come first, and what is not
@@ -350,7 +258,6 @@ int ops_cpu(void)
         SEEDED(bf16_products_round_one_operand),
         SEEDED(bf16_products_are_for_bf16_weights_alone),
         SEEDED(matmul_gives_equal_bits_on_every_thread),
-        SEEDED(formulas_agree_with_differences),
         SEEDED(the_first_of_the_best_is_taken),
         SEEDED(kernels_multiply_alike),
     };

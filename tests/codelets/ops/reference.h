@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision.  Gradients are central
- * differences, or formulas that ops_cpu.c holds against these. */
+ * differences, or formulas; those of ops that agree with these are held against
+ * differences in the gradients of whole models (tests/models). */
 #pragma once
 
 #include <stdbool.h>
