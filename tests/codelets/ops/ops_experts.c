@@ -352,7 +352,7 @@ static void experts_agree_with_reference(void **state)
         {11, 4, 2, 17, 9, 0, 2},   {11, 4, 2, 17, 9, 3, 1},
         {190, 5, 3, 24, 16, 0, 5}, {190, 5, 3, 24, 16, 1, 3},
         {4, 64, 8, 5, 6, 0, 64},   {4, 64, 8, 5, 6, 30, 20}};
-    for (int i = 0; i < 4 * COUNT(size); i++) {
+    for (int i = 0; i < 4 * COUNT(size); i += scene_step()) {
         const struct size *n = &size[i / 4];
         bool skewed = i / 2 % 2;
         backend_renew(state);
@@ -402,11 +402,48 @@ static void sums_do_not_depend_on_how_experts_are_cut(void **state)
     scene_free(&a.s);
 }
 
+/* Two choices in one memory, the second by what DS has in place of P. */
+static void choose_again(struct iz_exec *x, const struct iz_view *v,
+                         const void *arg)
+{
+    struct iz_routes r = mixture_routes(arg, v);
+    struct iz_linear l = {.w = v[W], .out_in = true};
+    iz_route_fwd(x, &r);
+    iz_experts_fwd(x, v[DG], v[BY], &l, &r);
+    r.p = v[DS];
+    iz_route_fwd(x, &r);
+    iz_experts_fwd(x, v[G], v[BY], &l, &r);
+}
+
+/* On a GPU the host remembers how many rows an expert has. */
+static void a_new_choice_is_seen(void **state)
+{
+    static const struct size n = {19, 5, 2, 7, 9, 0, 5};
+    struct mixture a = experts_new(IZ_F32, &n);
+    struct tensor *t = a.s.t;
+    unsigned reads = BIT(P) | BIT(DS) | BIT(BY) | BIT(W);
+    tensor_free(&t[DS]);
+    t[DS] = tensor_new(IZ_F32, n.m, n.e, 2);
+    memcpy(t[P].d, t[DS].d, (size_t)(n.m * n.e) * sizeof(double));
+    scene_run(&a.s,
+              &(struct pass){choose_again, reads,
+                             ROUTES | BIT(DS) | BIT(DG) | BIT(G)},
+              &a);
+    struct tensor got = tensor_copy(&t[G]);
+    tensor_store(&t[P]);
+    mixture_route(&a);
+    run(&a, FWD, BIT(BY) | BIT(W), BIT(G));
+    fixture_same_bits("y of the second choice", got.v, t[G].v);
+    tensor_free(&got);
+    scene_free(&a.s);
+}
+
 int ops_experts(void)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(experts_agree_with_reference),
         SEEDED(sums_do_not_depend_on_how_experts_are_cut),
+        SEEDED(a_new_choice_is_seen),
     };
     return cmocka_run_group_tests_name("experts", tests, backend_renew, NULL);
 }

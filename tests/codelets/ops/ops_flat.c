@@ -102,7 +102,7 @@ static void check_sum(struct sum k)
 static void sum_has_the_bits_of_the_cpu(void **state)
 {
     static const int64_t n[] = {0, 1, 7, 8, 2048, 4099};
-    for (uint64_t k = 0; k < 300; k++)
+    for (uint64_t k = 0; k < 300; k += (uint64_t)scene_step())
         check_sum((struct sum){n[k % 6], fixture_types[chosen(k, 0) % 3],
                                fixture_types[chosen(k, 1) % 3],
                                1 + chosen(k, 2) % 4, chosen(k, 3) % 2,
@@ -189,9 +189,9 @@ static void norm_has_the_bits_of_the_cpu(void **state)
                                 1025,    4099, 40001, 1 << 20, (1 << 20) + 7,
                                 1048583, MOST};
     static const int64_t m[] = {0, 1, 33, 1024, 1025, 40001, 70001, MOST};
-    for (int k = 0; k < 2 * COUNT(n); k++)
+    for (int k = 0; k < 2 * COUNT(n); k += scene_step())
         check_norm(norm2, fixture_types[k % 3], n[k / 2], k % 2, 1);
-    for (int k = 0; k < 2 * COUNT(m); k++)
+    for (int k = 0; k < 2 * COUNT(m); k += scene_step())
         check_norm(squares, fixture_types[k % 3], m[k / 2], k % 2,
                    iz_norm_blocks(m[k / 2]));
 }
@@ -405,7 +405,7 @@ static struct update chosen_update(uint64_t k)
 
 static void updates_have_the_bits_of_the_cpu(void **state)
 {
-    for (uint64_t k = 0; k < 300; k++)
+    for (uint64_t k = 0; k < 300; k += (uint64_t)scene_step())
         check_update(chosen_update(k));
     for (int c = 0; c < 3; c++)
         check_update((struct update){.type = (enum iz_moment_type)c,

@@ -40,7 +40,7 @@ void product_free(struct product *p)
 void product_each(void (*check)(struct product *p), const int64_t (*size)[3],
                   int n, bool wide_dw)
 {
-    for (int k = 0; k < 2 * 2 * n; k++) {
+    for (int k = 0; k < 2 * 2 * n; k += scene_step()) {
         enum iz_dtype param = scene_type(k + k / 4 * 2);
         struct product p = product_new(param, wide_dw ? IZ_F32 : param,
                                        size[k / 4], k / 2 % 2);

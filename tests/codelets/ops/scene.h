@@ -13,7 +13,7 @@ struct backend {
     enum iz_dtype (*act)(enum iz_dtype param); /* type of activations */
     bool device; /* tensors lie in device memory, tokens in pinned memory */
     bool large; /* a GPU: also shapes of models, which take minutes elsewhere */
-    bool exact; /* every op has the bits of the CPU's */
+    bool exact; /* every op is the CPU's: some sizes show that it is called */
     bool refuses;  /* what ends the job can be seen, in a child process */
     int64_t piece; /* positions of a token whose gradients are added alone */
     /* The GPU gets another compute capability; NULL: it cannot. */
@@ -74,6 +74,8 @@ void scene_run(struct scene *s, const struct pass *p, const void *arg);
 void scene_in_place(struct scene *s, const struct pass *p, const void *arg,
                     int n, const int (*pair)[2]);
 
+/* Of n cases those that are to be tried: every such one. */
+int scene_step(void);
 /* The type of case k of a list: fp32, then by turns one of 16 bits, whose code
  * is one but for the conversions. */
 enum iz_dtype scene_type(int k);
