@@ -226,7 +226,7 @@ static void test_copy_there_and_back(void **state)
 {
     char *from = pinned_take(BYTES), *to = pinned_take(BYTES);
     char *a = device_take(BYTES), *b = device_take(BYTES);
-    int64_t before = iz_standin_stats()->bytes[IZ_STANDIN_D2D];
+    int64_t before = iz_standin_count[IZ_STANDIN_D2D];
     cudaStream_t s = stream_take();
     for (int i = 0; i < BYTES; i++)
         from[i] = (char)(i * 7);
@@ -235,7 +235,7 @@ static void test_copy_there_and_back(void **state)
     cudaMemcpyAsync(to, b, BYTES, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     assert_memory_equal(from, to, BYTES);
-    assert_int_equal(iz_standin_stats()->bytes[IZ_STANDIN_D2D], before + BYTES);
+    assert_int_equal(iz_standin_count[IZ_STANDIN_D2D], before + BYTES);
     assert_int_equal(cudaMemcpyAsync(a, from, 8, cudaMemcpyDeviceToHost, s),
                      cudaErrorInvalidValue);
     cudaStreamDestroy(s);
@@ -250,12 +250,12 @@ static void test_copy_there_and_back(void **state)
 static void test_pageable_copy_is_counted(void **state)
 {
     char own[64] = {0}, *p = device_take(64);
-    int64_t before = iz_standin_stats()->pageable;
+    int64_t before = iz_standin_count[IZ_STANDIN_PAGEABLE];
     cudaStream_t s = stream_take();
     cudaMemsetAsync(p, 9, 64, s);
     cudaMemcpyAsync(own, p, 64, cudaMemcpyDeviceToHost, s);
     assert_true(all_are(own, 64, 9));
-    assert_int_equal(iz_standin_stats()->pageable, before + 1);
+    assert_int_equal(iz_standin_count[IZ_STANDIN_PAGEABLE], before + 1);
     cudaStreamDestroy(s);
     cudaFree(p);
 }
@@ -407,9 +407,8 @@ static void test_mistakes_end_the_program(void **state)
 static void test_statistics_are_written(void **state)
 {
     static const char *const parts[] = {
-        "\"h2d_bytes\": 512, \"h2d_copies\": 1", "\"mallocs\": 2",
-        "\"leaked_bytes\": 512", "\"leaked_pinned\": 1",
-        "\"peak_bytes\": 1536"};
+        "\"h2d_bytes\": 512,", "\"h2d_copies\": 1,", "\"leaked_bytes\": 512,",
+        "\"leaked_pinned\": 1}"};
     char path[] = "/tmp/iz-standin-XXXXXX", text[1024] = "";
     int fd = mkstemp(path);
     assert_true(fd >= 0);

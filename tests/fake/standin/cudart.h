@@ -6,7 +6,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "codelets/base/build.h"
 #include "tests/fake/standin/standin.h"
 
 #define IZ_STANDIN_MAX_DEVICES 16
@@ -14,13 +13,11 @@
 /* Guards memory, streams and events. */
 extern pthread_mutex_t iz_standin_lock;
 
-extern struct iz_standin_stats iz_standin_counts;
-
 /* Settings of the environment, fixed at the first call of CUDA. */
 struct iz_standin_settings {
     int devices, capability;
     int busy; /* a device that others have filled; the most: none */
-    int64_t mem_bytes, jitter_us, seed;
+    int64_t mem_bytes, jitter_us;
     bool abort_pageable, no_pinning;
     const char *stats_path;
 };
@@ -44,19 +41,9 @@ int iz_standin_device_of(const void *p);
 /* Remembers an error for cudaGetLastError; returns it. */
 cudaError_t iz_standin_error(cudaError_t e);
 
-IZ_NORETURN void iz_standin_die(const char *fmt, ...) IZ_PRINTF(1, 2);
-
 /* Lets the stream call run(arg), after what is in it. */
 cudaError_t iz_standin_push(cudaStream_t s, void (*run)(void *), void *arg);
-
-/* Destroys what a device has: memory, streams; and, of all devices, what is
- * pinned. */
-void iz_standin_reset_memory(int device);
-void iz_standin_reset_streams(int device);
 
 /* Waits for all that is in a stream, or in all streams of a device. */
 void iz_standin_drain(cudaStream_t s);
 void iz_standin_drain_device(int device);
-
-/* A copy of n bytes that the caller owns. */
-void *iz_standin_dup(const void *p, size_t n);

@@ -19,7 +19,7 @@ struct fill {
     size_t n;
 };
 
-static enum iz_standin_way way_of(const void *dst, const void *src)
+static enum iz_standin_count way_of(const void *dst, const void *src)
 {
     bool to = iz_standin_device_of(dst) >= 0;
     bool from = iz_standin_device_of(src) >= 0;
@@ -29,9 +29,9 @@ static enum iz_standin_way way_of(const void *dst, const void *src)
                       : IZ_STANDIN_H2H;
 }
 
-static bool kind_fits(enum cudaMemcpyKind kind, enum iz_standin_way way)
+static bool kind_fits(enum cudaMemcpyKind kind, enum iz_standin_count way)
 {
-    static const enum iz_standin_way ways[] = {
+    static const enum iz_standin_count ways[] = {
         [cudaMemcpyHostToHost] = IZ_STANDIN_H2H,
         [cudaMemcpyHostToDevice] = IZ_STANDIN_H2D,
         [cudaMemcpyDeviceToHost] = IZ_STANDIN_D2H,
@@ -50,10 +50,10 @@ static void *side(const void *p, size_t n)
 static void run_copy(void *arg)
 {
     struct copy *c = arg;
-    enum iz_standin_way way = way_of(c->dst, c->src);
+    enum iz_standin_count way = way_of(c->dst, c->src);
     memcpy(side(c->dst, c->n), side(c->src, c->n), c->n);
-    iz_standin_counts.bytes[way] += (int64_t)c->n;
-    iz_standin_counts.copies[way]++;
+    iz_standin_count[way] += (int64_t)c->n;
+    iz_standin_count[IZ_STANDIN_COPIES + way]++;
     free(c);
 }
 
@@ -73,7 +73,7 @@ static cudaError_t copy(struct copy c, enum cudaMemcpyKind kind, cudaStream_t s,
     if (!kind_fits(kind, way_of(c.dst, c.src)))
         return iz_standin_error(cudaErrorInvalidValue);
     if (async && !(side_async(c.dst, c.n) && side_async(c.src, c.n))) {
-        iz_standin_counts.pageable++;
+        iz_standin_count[IZ_STANDIN_PAGEABLE]++;
         if (iz_standin_settings.abort_pageable)
             iz_standin_die("asynchronous copy of %zu bytes from %p to %p, "
                            "where host memory is not pinned",

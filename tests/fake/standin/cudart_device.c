@@ -11,7 +11,7 @@
 #include <string.h>
 
 pthread_mutex_t iz_standin_lock = PTHREAD_MUTEX_INITIALIZER;
-struct iz_standin_stats iz_standin_counts;
+_Atomic int64_t iz_standin_count[IZ_STANDIN_COUNTS];
 struct iz_standin_settings iz_standin_settings;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -55,27 +55,19 @@ static int64_t setting(const char *name, int64_t usual, int64_t most)
 
 static void print_stats(void)
 {
-    const struct iz_standin_stats *c = &iz_standin_counts;
-    static const char *const way[] = {[IZ_STANDIN_H2D] = "h2d",
-                                      [IZ_STANDIN_D2H] = "d2h",
-                                      [IZ_STANDIN_D2D] = "d2d",
-                                      [IZ_STANDIN_H2H] = "h2h"};
+    static const char *const name[] = {
+        "h2d_bytes",  "d2h_bytes",  "d2d_bytes",    "h2h_bytes",
+        "h2d_copies", "d2h_copies", "d2d_copies",   "h2h_copies",
+        "kernels",    "pageable",   "leaked_bytes", "leaked_pinned"};
     FILE *f = fopen(iz_standin_settings.stats_path, "a");
     if (!f) {
         perror(iz_standin_settings.stats_path);
         return;
     }
-    fputc('{', f);
-    for (int w = 0; w < IZ_STANDIN_WAYS; w++)
-        fprintf(f, "\"%s_bytes\": %" PRId64 ", \"%s_copies\": %" PRId64 ", ",
-                way[w], c->bytes[w], way[w], c->copies[w]);
-    fprintf(f,
-            "\"kernels\": %" PRId64 ", \"pageable\": %" PRId64
-            ", \"mallocs\": %" PRId64 ", \"ooms\": %" PRId64
-            ", \"leaked_bytes\": %" PRId64 ", \"leaked_pinned\": %" PRId64
-            ", \"peak_bytes\": %" PRId64 "}\n",
-            c->kernels, c->pageable, c->mallocs, c->ooms, c->used_bytes,
-            c->pinned_ranges, c->peak_bytes);
+    for (int i = 0; i < IZ_STANDIN_COUNTS; i++)
+        fprintf(f, "%s\"%s\": %" PRId64, i ? ", " : "{", name[i],
+                iz_standin_count[i]);
+    fputs("}\n", f);
     fclose(f);
 }
 
@@ -89,7 +81,6 @@ static void open_once(void)
     s->mem_bytes = setting("IZ_STANDIN_MEM_MB", 512, 1 << 24) << 20;
     s->capability = (int)setting("IZ_STANDIN_CAPABILITY", 90, 999);
     s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0, 60 * 1000 * 1000);
-    s->seed = setting("IZ_STANDIN_SEED", 1, INT64_MAX);
     s->no_pinning = setting("IZ_STANDIN_NO_PINNING", 0, 1);
     s->abort_pageable = pageable && strcmp(pageable, "abort") == 0;
     s->stats_path = getenv("IZ_STANDIN_STATS");
@@ -101,11 +92,6 @@ static void open_once(void)
 void iz_standin_open(void)
 {
     pthread_once(&once, open_once);
-}
-
-const struct iz_standin_stats *iz_standin_stats(void)
-{
-    return &iz_standin_counts;
 }
 
 /* ---- calls -------------------------------------------------------------- */
@@ -138,25 +124,9 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorString(cudaError_t e)
 {
-    static const struct {
-        cudaError_t e;
-        const char *text;
-    } texts[] = {
-        {cudaSuccess, "cudaSuccess"},
-        {cudaErrorInvalidValue, "cudaErrorInvalidValue"},
-        {cudaErrorMemoryAllocation, "out of memory"},
-        {cudaErrorNoDevice, "cudaErrorNoDevice"},
-        {cudaErrorInvalidDevice, "cudaErrorInvalidDevice"},
-        {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle"},
-        {cudaErrorNotReady, "cudaErrorNotReady"},
-        {cudaErrorHostMemoryAlreadyRegistered,
-         "cudaErrorHostMemoryAlreadyRegistered"},
-        {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered"},
-        {cudaErrorUnknown, "cudaErrorUnknown"}};
-    int i = 0;
-    while (texts[i].e != e && texts[i].e != cudaErrorUnknown)
-        i++;
-    return texts[i].text;
+    static _Thread_local char text[32];
+    snprintf(text, sizeof(text), "error %d", (int)e);
+    return e == cudaErrorMemoryAllocation ? "out of memory" : text;
 }
 
 /* ---- devices ------------------------------------------------------------ */
@@ -194,19 +164,17 @@ cudaError_t cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceReset(void)
-{
-    cudaError_t e = cudaDeviceSynchronize();
-    iz_standin_reset_streams(current);
-    iz_standin_reset_memory(current);
-    return e;
-}
-
 cudaError_t cudaDeviceSynchronize(void)
 {
     iz_standin_enter();
     iz_standin_drain_device(current);
     return cudaSuccess;
+}
+
+/* StarPU calls it when it has measured copies and freed their buffers. */
+cudaError_t cudaDeviceReset(void)
+{
+    return cudaDeviceSynchronize();
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)

@@ -86,11 +86,8 @@ void *iz_standin_host(const void *p)
 
 static void count_used(struct device *d, int64_t bytes)
 {
-    struct iz_standin_stats *c = &iz_standin_counts;
     d->used += bytes;
-    c->used_bytes += bytes;
-    if (c->used_bytes > c->peak_bytes)
-        c->peak_bytes = c->used_bytes;
+    iz_standin_count[IZ_STANDIN_BYTES] += bytes;
 }
 
 cudaError_t cudaMalloc(void **p, size_t n)
@@ -114,24 +111,11 @@ cudaError_t cudaMalloc(void **p, size_t n)
         new.next = *b;
         *b = iz_standin_dup(&new, sizeof(new));
         count_used(d, bytes);
-        iz_standin_counts.mallocs++;
         memset(d->host + new.at, POISON, (size_t)bytes);
         *p = d->address + new.at;
-    } else {
-        iz_standin_counts.ooms++;
     }
     pthread_mutex_unlock(&iz_standin_lock);
     return iz_standin_error(*p ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-/* Under the lock. */
-static void release(struct device *d, struct block **b)
-{
-    struct block *gone = *b;
-    memset(d->host + gone->at, POISON, (size_t)gone->bytes);
-    count_used(d, -gone->bytes);
-    *b = gone->next;
-    free(gone);
 }
 
 /* Waits for the device, as CUDA does. */
@@ -148,11 +132,15 @@ cudaError_t cudaFree(void *p)
     struct block **b = &devices[i].blocks;
     while (*b && devices[i].address + (*b)->at != p)
         b = &(*b)->next;
-    bool found = *b;
-    if (found)
-        release(&devices[i], b);
+    struct block *gone = *b;
+    if (gone) {
+        memset(devices[i].host + gone->at, POISON, (size_t)gone->bytes);
+        count_used(&devices[i], -gone->bytes);
+        *b = gone->next;
+    }
     pthread_mutex_unlock(&iz_standin_lock);
-    return iz_standin_error(found ? cudaSuccess : cudaErrorInvalidValue);
+    free(gone);
+    return iz_standin_error(gone ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
@@ -200,20 +188,11 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
     if (!clash) {
         q.next = pins;
         pins = iz_standin_dup(&q, sizeof(q));
-        iz_standin_counts.pinned_ranges++;
+        iz_standin_count[IZ_STANDIN_PINNED]++;
     }
     pthread_mutex_unlock(&iz_standin_lock);
     return iz_standin_error(clash ? cudaErrorHostMemoryAlreadyRegistered
                                   : cudaSuccess);
-}
-
-/* Under the lock. */
-static void pin_remove(struct pin **at)
-{
-    struct pin *gone = *at;
-    *at = gone->next;
-    free(gone);
-    iz_standin_counts.pinned_ranges--;
 }
 
 cudaError_t cudaHostUnregister(void *p)
@@ -223,23 +202,15 @@ cudaError_t cudaHostUnregister(void *p)
     pthread_mutex_lock(&iz_standin_lock);
     while (*at && (*at)->p != p)
         at = &(*at)->next;
-    bool found = *at;
-    if (found)
-        pin_remove(at);
+    struct pin *gone = *at;
+    if (gone) {
+        *at = gone->next;
+        iz_standin_count[IZ_STANDIN_PINNED]--;
+    }
     pthread_mutex_unlock(&iz_standin_lock);
-    return iz_standin_error(found ? cudaSuccess
-                                  : cudaErrorHostMemoryNotRegistered);
-}
-
-void iz_standin_reset_memory(int device)
-{
-    struct device *d = &devices[device];
-    pthread_mutex_lock(&iz_standin_lock);
-    while (d->blocks)
-        release(d, &d->blocks);
-    while (pins)
-        pin_remove(&pins);
-    pthread_mutex_unlock(&iz_standin_lock);
+    free(gone);
+    return iz_standin_error(gone ? cudaSuccess
+                                 : cudaErrorHostMemoryNotRegistered);
 }
 
 /* ---- kernels ------------------------------------------------------------ */

@@ -103,8 +103,7 @@ static struct CUstream_st *stream_make(int device)
         iz_standin_die("no memory");
     s->device = device;
     s->end = &s->first;
-    s->random = ((uint64_t)iz_standin_settings.seed + 1) * 0x9e3779b97f4a7c15 +
-                (uint64_t)++streams_made * 0xd1342543de82ef95;
+    s->random = (uint64_t)++streams_made * 0xd1342543de82ef95;
     pthread_cond_init(&s->filled, NULL);
     s->next = streams[device];
     streams[device] = s;
@@ -165,13 +164,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
     pthread_cond_destroy(&s->filled);
     free(s);
     return cudaSuccess;
-}
-
-void iz_standin_reset_streams(int device)
-{
-    while (streams[device])
-        cudaStreamDestroy(streams[device]);
-    null_stream[device] = NULL;
 }
 
 /* Also records an event where there is one. */
@@ -270,7 +262,7 @@ static void run_call(void *arg)
 {
     struct call *c = arg;
     c->f(c->arg);
-    iz_standin_counts.kernels++;
+    iz_standin_count[IZ_STANDIN_KERNELS]++;
     free(c);
 }
 

@@ -1,35 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stand-in for NCCL between processes of one machine: calls run in order in
- * the thread of their stream.  Ranks that do not call the same in the same
- * order end with a message that names both calls.  Messages of a group move
- * side by side; the collectives of a group come before them. */
+/* Stand-in for NCCL between processes of one machine.  Every call is messages,
+ * also a collective, which run in the thread of the call's stream; those of a
+ * group move side by side.  They travel through boxes in memory that the ranks
+ * share.  A rank that finds another call there than it has made itself ends
+ * with a message that names both. */
 #define _GNU_SOURCE
 #include <nccl.h>
 
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/fake/standin/nccl_board.h"
 #include "tests/fake/standin/standin.h"
 
-struct call {
-    struct call *next;
-    struct ncclComm *comm;
-    cudaStream_t stream;
-    struct iz_signature sig; /* root is the other rank in a message */
-    const void *src;
-    void *dst;
-    int64_t bytes;      /* of this rank */
-    int64_t at, pieces; /* of a message that has left or arrived so far */
-    bool done;
+enum { RANKS = 16, PIECE = 64 << 10, TIMEOUT_S = 200 };
+
+enum verb { ALL_GATHER, SEND, RECV };
+static const char *const verbs[] = {"ncclAllGather", "ncclSend", "ncclRecv"};
+
+/* What both sides must agree on, but that one sends what the other receives. */
+struct signature {
+    enum verb verb;
+    int type;
+    int64_t count, number; /* elements; messages there before it */
+};
+
+/* One piece of a message from one rank to another. */
+struct box {
+    atomic_int full;
+    struct signature now;
+    char data[PIECE];
+};
+
+struct board {
+    atomic_int arrived;
+    struct {
+        atomic_int pid, left, device;
+    } seat[RANKS];
+    struct box box[RANKS][RANKS]; /* [from][to] */
+};
+
+struct ncclComm {
+    struct board *board;
+    int rank, ranks, device;
+    int64_t sent[RANKS], received[RANKS];
+    _Atomic int64_t issued, done; /* groups of calls, which run in order */
+};
+
+struct message {
+    struct message *next;
+    struct signature sig;
+    int peer;
+    bool leaves, begun, done;
+    const void *p; /* of a device */
+    int64_t bytes, at;
 };
 
 /* What one ncclGroupEnd, or one call outside of a group, gives to a stream. */
 struct group {
-    struct call *first, **end;
+    struct ncclComm *comm;
+    cudaStream_t stream;
+    struct message *first, **end;
     int64_t number;
 };
 
@@ -38,150 +77,142 @@ static _Thread_local struct {
     struct group *group;
 } open_group;
 
-static int64_t least(int64_t a, int64_t b)
+/* ---- waiting ------------------------------------------------------------ */
+
+/* For something that others will change. */
+struct wait {
+    const struct ncclComm *c;
+    const char *what;
+    double since_s;
+};
+
+static double now_s(void)
 {
-    return a < b ? a : b;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void *device(const void *p, int64_t n)
+static struct wait wait_begin(const struct ncclComm *c, const char *what)
 {
-    return n ? iz_standin_kernel(p, (size_t)n) : NULL;
+    return (struct wait){c, what, now_s()};
 }
 
-static bool is_message(const struct call *k)
+/* Leaves the processor, because there are more ranks than processors: for a
+ * sixteenth of the wait so far. */
+static void look_away(double waited_s)
 {
-    return k->sig.verb != IZ_ALL_GATHER;
+    double ns = waited_s * 1e9 / 16;
+    ns = ns < 50e3 ? 50e3 : ns > 1e6 ? 1e6 : ns;
+    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
-/* ---- collectives -------------------------------------------------------- */
-
-/* Says what this rank begins, and holds it against what the others have said.
- */
-static bool agree(const struct call *k)
+/* Between two looks. */
+static void wait_more(const struct wait *w)
 {
-    struct ncclComm *c = k->comm;
-    struct iz_seat *mine = &c->board->seat[c->rank];
-    mine->now = k->sig;
-    mine->now.number = mine->begun;
-    mine->begun++;
-    if (!iz_board_barrier(c, "ncclAllGather"))
-        return false;
-    for (int r = 0; r < c->ranks; r++) {
-        const struct iz_signature *theirs = &c->board->seat[r].now;
-        if (!iz_signature_same(&mine->now, theirs))
-            iz_board_mismatch(c, &mine->now, r, theirs);
-    }
-    return true;
+    const char *most = getenv("IZ_STANDIN_TIMEOUT_S");
+    double waited = now_s() - w->since_s;
+    if (waited > (most && *most ? atof(most) : TIMEOUT_S))
+        iz_standin_die("rank %d of %d waits in %s for too long", w->c->rank,
+                       w->c->ranks, w->what);
+    look_away(waited);
 }
 
-/* An overlap of source and destination is the rank's own place or a mistake.
- */
-static void check_in_place(const struct call *k, const char *src,
-                           const char *dst)
+/* ---- what goes wrong on purpose; see standin.h -------------------------- */
+
+static void fault(const struct ncclComm *c, int64_t group)
 {
-    int64_t n = k->bytes, ranks = k->comm->ranks;
-    if (src != dst + k->comm->rank * n && src < dst + ranks * n &&
-        dst < src + n) {
-        fprintf(stderr, "stand-in: ncclAllGather overlaps but not in place\n");
-        abort();
-    }
+    const char *s = getenv("IZ_STANDIN_FAULT");
+    int rank, number;
+    int64_t at;
+    if (s && sscanf(s, "%d:%" SCNd64 ":%d", &rank, &at, &number) == 3 &&
+        rank == c->rank && at == group)
+        kill(getpid(), number);
 }
 
-static bool all_gather(const struct call *k)
+static void block(const char *function)
 {
-    struct ncclComm *c = k->comm;
-    const char *src = device(k->src, k->bytes);
-    char *dst = device(k->dst, k->bytes * c->ranks);
-    check_in_place(k, src, dst);
-    for (int64_t at = 0; at < k->bytes; at += IZ_BOARD_CHUNK) {
-        size_t n = (size_t)least(k->bytes - at, IZ_BOARD_CHUNK);
-        memcpy(c->board->seat[c->rank].data, src + at, n);
-        if (!iz_board_barrier(c, "ncclAllGather"))
-            return false;
-        for (int r = 0; r < c->ranks; r++)
-            memcpy(dst + r * k->bytes + at, c->board->seat[r].data, n);
-        if (!iz_board_barrier(c, "ncclAllGather"))
-            return false;
-    }
-    return true;
+    const char *s = getenv("IZ_STANDIN_BLOCKS");
+    while (s && strcmp(s, function) == 0)
+        pause();
 }
 
 /* ---- messages ----------------------------------------------------------- */
 
-/* One piece leaves when the one before it has been taken; the message is sent
- * when the last one has been. */
-static bool send_piece(struct call *k, const char *src, struct iz_mail *m)
+static void print_signature(int rank, const struct signature *s)
 {
-    int64_t n = least(k->bytes - k->at, IZ_BOARD_MAIL);
-    if (m->full)
+    fprintf(stderr,
+            "  rank %d: %s number %" PRId64 ", %" PRId64
+            " elements of type %d\n",
+            rank, verbs[s->verb], s->number, s->count, s->type);
+}
+
+static void check(const struct ncclComm *c, const struct message *m,
+                  const struct signature *theirs)
+{
+    const struct signature *s = &m->sig;
+    if (theirs->verb == (s->verb == RECV ? SEND : s->verb) &&
+        theirs->type == s->type && theirs->count == s->count &&
+        theirs->number == s->number)
+        return;
+    print_signature(c->rank, s);
+    print_signature(m->peer, theirs);
+    iz_standin_die("mismatch of NCCL calls");
+}
+
+/* Where the next piece of a message is; n: its bytes. */
+static char *piece(const struct message *m, size_t *n)
+{
+    int64_t left = m->bytes - m->at;
+    *n = (size_t)(left < PIECE ? left : PIECE);
+    return m->bytes ? (char *)iz_standin_kernel(m->p, (size_t)m->bytes) + m->at
+                    : NULL;
+}
+
+/* One piece leaves when the one before it has been taken; the message has left
+ * when the last one was. */
+static bool send_piece(const struct ncclComm *c, struct message *m)
+{
+    struct box *b = &c->board->box[c->rank][m->peer];
+    size_t n;
+    const char *from = piece(m, &n);
+    if (b->full)
         return false;
-    if (k->pieces && !n) {
-        k->done = true;
+    m->done = m->begun && !n;
+    if (m->done)
         return true;
-    }
     if (n)
-        memcpy(m->data, src + k->at, (size_t)n);
-    m->now = k->sig;
-    k->at += n;
-    k->pieces++;
-    m->full = 1;
+        memcpy(b->data, from, n);
+    b->now = m->sig;
+    m->at += (int64_t)n;
+    m->begun = true;
+    b->full = 1;
     return true;
 }
 
-static bool recv_piece(struct call *k, char *dst, struct iz_mail *m)
+static bool recv_piece(const struct ncclComm *c, struct message *m)
 {
-    struct iz_signature expected = k->sig;
-    int64_t n = least(k->bytes - k->at, IZ_BOARD_MAIL);
-    if (!m->full)
+    struct box *b = &c->board->box[m->peer][c->rank];
+    size_t n;
+    char *to = piece(m, &n);
+    if (!b->full)
         return false;
-    expected.verb = IZ_SEND;
-    expected.root = k->comm->rank;
-    if (!iz_signature_same(&expected, &m->now))
-        iz_board_mismatch(k->comm, &k->sig, k->sig.root, &m->now);
+    check(c, m, &b->now);
     if (n)
-        memcpy(dst + k->at, m->data, (size_t)n);
-    k->at += n;
-    m->full = 0;
-    k->done = k->at == k->bytes;
+        memcpy(to, b->data, n);
+    m->at += (int64_t)n;
+    m->done = m->at == m->bytes;
+    b->full = 0;
     return true;
 }
 
-static struct iz_mail *mail_of(const struct call *k)
+/* Messages from one rank to another go one after the other. */
+static bool has_turn(const struct group *g, const struct message *m)
 {
-    const struct ncclComm *c = k->comm;
-    int peer = k->sig.root;
-    return k->sig.verb == IZ_SEND ? &c->board->mail[c->rank][peer]
-                                  : &c->board->mail[peer][c->rank];
-}
-
-/* Messages between two ranks go one after the other. */
-static bool has_turn(const struct group *g, const struct call *k)
-{
-    for (const struct call *j = g->first; j != k; j = j->next)
-        if (!j->done && j->sig.verb == k->sig.verb &&
-            j->sig.root == k->sig.root)
+    for (const struct message *j = g->first; j != m; j = j->next)
+        if (!j->done && j->leaves == m->leaves && j->peer == m->peer)
             return false;
     return true;
-}
-
-static bool move(const struct group *g, struct call *k)
-{
-    if (!has_turn(g, k))
-        return false;
-    return k->sig.verb == IZ_SEND
-               ? send_piece(k, device(k->src, k->bytes), mail_of(k))
-               : recv_piece(k, device(k->dst, k->bytes), mail_of(k));
-}
-
-/* A peer that has begun a collective which this rank has not will neither send
- * nor receive before it is over. */
-static void check_peer(const struct call *k)
-{
-    const struct ncclComm *c = k->comm;
-    const struct iz_seat *peer = &c->board->seat[k->sig.root];
-    bool ahead = peer->begun > c->board->seat[c->rank].begun;
-    if (ahead && mail_of(k)->full == (k->sig.verb == IZ_SEND))
-        iz_board_mismatch(c, &k->sig, k->sig.root, &peer->now);
 }
 
 /* One round over the messages of a group: how many are left, whether one has
@@ -189,27 +220,26 @@ static void check_peer(const struct call *k)
 static int round_of(const struct group *g, bool *moved)
 {
     int left = 0;
-    for (struct call *k = g->first; k; k = k->next) {
-        if (!is_message(k) || k->done)
+    for (struct message *m = g->first; m; m = m->next) {
+        if (m->done)
             continue;
-        if (move(g, k))
-            *moved = true;
-        else if (has_turn(g, k))
-            check_peer(k);
-        left += !k->done;
+        if (has_turn(g, m))
+            *moved |=
+                m->leaves ? send_piece(g->comm, m) : recv_piece(g->comm, m);
+        left += !m->done;
     }
     return left;
 }
 
 static void run_messages(const struct group *g)
 {
-    struct iz_wait w = iz_wait_begin(g->first->comm, "messages");
+    struct wait w = wait_begin(g->comm, verbs[g->first->sig.verb]);
     bool moved = false;
     while (round_of(g, &moved)) {
         if (moved)
-            w = iz_wait_begin(w.c, w.what);
-        else if (!iz_wait_more(&w))
-            return;
+            w = wait_begin(w.c, w.what);
+        else
+            wait_more(&w);
         moved = false;
     }
 }
@@ -218,10 +248,10 @@ static void run_messages(const struct group *g)
 
 static void group_free(struct group *g)
 {
-    struct call *next;
-    for (struct call *k = g->first; k; k = next) {
-        next = k->next;
-        free(k);
+    struct message *next;
+    for (struct message *m = g->first; m; m = next) {
+        next = m->next;
+        free(m);
     }
     free(g);
 }
@@ -231,123 +261,115 @@ static void group_free(struct group *g)
 static void run_group(void *arg)
 {
     struct group *g = arg;
-    struct ncclComm *c = g->first->comm;
-    struct iz_wait w = iz_wait_begin(c, "an earlier group of calls");
-    while (c->done != g->number && iz_wait_more(&w))
-        continue;
-    iz_fault(c, g->number);
-    for (const struct call *k = g->first; k && !c->aborted; k = k->next)
-        if (!is_message(k) && !(agree(k) && all_gather(k)))
-            break;
-    if (!c->aborted)
-        run_messages(g);
+    struct ncclComm *c = g->comm;
+    struct wait w = wait_begin(c, "an earlier group of calls");
+    while (c->done != g->number)
+        wait_more(&w);
+    fault(c, g->number);
+    run_messages(g);
     group_free(g);
     c->done++;
 }
 
 static ncclResult_t group_submit(struct group *g)
 {
-    struct call *first = g->first;
-    bool one = true;
-    if (!first) {
+    if (!g->first) {
         group_free(g);
         return ncclSuccess;
     }
-    for (struct call *k = first; k; k = k->next)
-        one = one && k->comm == first->comm && k->stream == first->stream;
-    if (!one) {
-        fprintf(stderr, "stand-in: a group of NCCL calls has more than one "
-                        "communicator or stream\n");
-        group_free(g);
-        return ncclInvalidUsage;
-    }
-    g->number = first->comm->issued++;
-    return cudaLaunchHostFunc(first->stream, run_group, g)
-               ? ncclUnhandledCudaError
-               : ncclSuccess;
+    g->number = g->comm->issued++;
+    return cudaLaunchHostFunc(g->stream, run_group, g) ? ncclUnhandledCudaError
+                                                       : ncclSuccess;
 }
 
 static struct group *group_make(void)
 {
-    struct group *g = calloc(1, sizeof(*g));
-    if (g)
-        g->end = &g->first;
+    struct group *g = iz_standin_dup(&(struct group){0}, sizeof(*g));
+    g->end = &g->first;
     return g;
 }
 
 ncclResult_t ncclGroupStart(void)
 {
-    if (open_group.depth++)
-        return ncclSuccess;
-    open_group.group = group_make();
-    return open_group.group ? ncclSuccess : ncclSystemError;
+    if (!open_group.depth++)
+        open_group.group = group_make();
+    return ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd(void)
 {
-    struct group *g = open_group.group;
-    iz_blocks("ncclGroupEnd");
+    block("ncclGroupEnd");
     if (!open_group.depth)
         return ncclInvalidUsage;
-    if (--open_group.depth)
-        return ncclSuccess;
-    open_group.group = NULL;
-    return group_submit(g);
-}
-
-static ncclResult_t add(struct call k)
-{
-    struct group *g = open_group.depth ? open_group.group : group_make();
-    struct call *copy = malloc(sizeof(*copy));
-    if (!g || !copy)
-        return ncclSystemError;
-    *copy = k;
-    *g->end = copy;
-    g->end = &copy->next;
-    return open_group.depth ? ncclSuccess : group_submit(g);
+    return --open_group.depth ? ncclSuccess : group_submit(open_group.group);
 }
 
 /* ---- calls -------------------------------------------------------------- */
 
-static ncclResult_t submit(enum iz_verb verb, const void *src, void *dst,
-                           size_t count, ncclDataType_t type, int root,
-                           ncclComm_t c, cudaStream_t s)
+static void add(struct group *g, struct message m)
 {
-    static const int64_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-    struct call k = {.comm = c,
-                     .stream = s,
-                     .sig = {.verb = verb,
-                             .type = (int)type,
-                             .root = root,
-                             .count = (int64_t)count},
-                     .src = src,
-                     .dst = dst};
-    if (!c || type > ncclBfloat16 || root < 0 || root >= c->ranks)
-        return ncclInvalidArgument;
-    k.bytes = k.sig.count * type_bytes[type];
-    if (verb == IZ_SEND)
-        k.sig.number = c->sent[root]++;
-    if (verb == IZ_RECV)
-        k.sig.number = c->received[root]++;
-    return add(k);
+    struct ncclComm *c = g->comm;
+    m.sig.number = m.leaves ? c->sent[m.peer]++ : c->received[m.peer]++;
+    *g->end = iz_standin_dup(&m, sizeof(m));
+    g->end = &(*g->end)->next;
 }
 
+static int64_t bytes_of(size_t count, ncclDataType_t type)
+{
+    static const int64_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    return (int64_t)count * type_bytes[type];
+}
+
+/* Between this rank and each from `peer` to `last`; of what it receives each
+ * has a row. */
+static ncclResult_t submit(enum verb verb, const void *src, void *dst,
+                           size_t count, ncclDataType_t type, int peer,
+                           int last, ncclComm_t c, cudaStream_t s)
+{
+    if (!c || type > ncclBfloat16 || peer < 0 || last >= c->ranks)
+        return ncclInvalidArgument;
+    struct group *g = open_group.depth ? open_group.group : group_make();
+    struct message m = {.sig = {verb, (int)type, (int64_t)count, 0},
+                        .bytes = bytes_of(count, type)};
+    if (g->first && (g->comm != c || g->stream != s))
+        iz_standin_die("a group of NCCL calls has more than one communicator "
+                       "or stream");
+    g->comm = c;
+    g->stream = s;
+    for (m.peer = peer; m.peer <= last; m.peer++) {
+        m.leaves = true;
+        m.p = src;
+        if (verb != RECV)
+            add(g, m);
+        m.leaves = false;
+        m.p = (char *)dst + (m.peer - peer) * m.bytes;
+        if (verb != SEND)
+            add(g, m);
+    }
+    return open_group.depth ? ncclSuccess : group_submit(g);
+}
+
+/* An overlap of source and destination is the rank's own place or a mistake. */
 ncclResult_t ncclAllGather(const void *src, void *dst, size_t count,
                            ncclDataType_t type, ncclComm_t c, cudaStream_t s)
 {
-    return submit(IZ_ALL_GATHER, src, dst, count, type, 0, c, s);
+    const char *from = src, *to = dst;
+    int64_t n = bytes_of(count, type);
+    if (from != to + c->rank * n && from < to + c->ranks * n && to < from + n)
+        iz_standin_die("ncclAllGather overlaps but not in place");
+    return submit(ALL_GATHER, src, dst, count, type, 0, c->ranks - 1, c, s);
 }
 
 ncclResult_t ncclSend(const void *src, size_t count, ncclDataType_t type,
                       int peer, ncclComm_t c, cudaStream_t s)
 {
-    return submit(IZ_SEND, src, NULL, count, type, peer, c, s);
+    return submit(SEND, src, NULL, count, type, peer, peer, c, s);
 }
 
 ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t c, cudaStream_t s)
 {
-    return submit(IZ_RECV, NULL, dst, count, type, peer, c, s);
+    return submit(RECV, NULL, dst, count, type, peer, peer, c, s);
 }
 
 /* ---- communicators ------------------------------------------------------ */
@@ -363,54 +385,81 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+static struct board *board_map(const char *name)
+{
+    int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
+    void *p = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, sizeof(struct board)) == 0)
+        p = mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED,
+                 fd, 0);
+    if (p == MAP_FAILED)
+        iz_standin_die("no memory that ranks share");
+    close(fd);
+    return p;
+}
+
+/* As NCCL, which says "Duplicate GPU detected". */
+static bool has_twin(const struct ncclComm *c)
+{
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank && c->board->seat[r].device == c->device)
+            return true;
+    return false;
+}
+
+/* Returns when all ranks have come. */
 ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
                               int rank)
 {
-    iz_blocks("ncclCommInitRank");
+    block("ncclCommInitRank");
     *out = NULL;
-    if (ranks < 1 || ranks > IZ_BOARD_RANKS || rank < 0 || rank >= ranks)
+    if (ranks < 1 || ranks > RANKS || rank < 0 || rank >= ranks)
         return ncclInvalidArgument;
     struct ncclComm *c = calloc(1, sizeof(*c));
     if (!c)
         return ncclSystemError;
+    struct wait w = wait_begin(c, "ncclCommInitRank");
     c->rank = rank;
     c->ranks = ranks;
-    ncclResult_t r = cudaGetDevice(&c->device) ? ncclSystemError
-                                               : iz_board_open(c, id.internal);
-    if (r == ncclSuccess)
-        *out = c;
-    else
-        free(c);
-    return r;
+    cudaGetDevice(&c->device);
+    struct board *b = c->board = board_map(id.internal);
+    b->seat[rank].device = c->device;
+    b->seat[rank].pid = getpid();
+    b->arrived++;
+    while (b->arrived < ranks)
+        wait_more(&w);
+    if (rank == 0)
+        shm_unlink(id.internal);
+    if (has_twin(c))
+        return ncclInvalidUsage;
+    *out = c;
+    return ncclSuccess;
 }
 
 /* Waits for the calls that streams still hold. */
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
-    struct iz_wait w = iz_wait_begin(c, "ncclCommDestroy");
-    iz_blocks("ncclCommDestroy");
+    struct wait w = wait_begin(c, "ncclCommDestroy");
+    block("ncclCommDestroy");
     if (!c)
         return ncclSuccess;
     while (c->done != c->issued)
-        if (!iz_wait_more(&w)) /* aborted */
-            usleep(50);
-    iz_board_close(c);
+        wait_more(&w);
+    c->board->seat[c->rank].left = 1;
+    munmap(c->board, sizeof(*c->board));
     free(c);
     return ncclSuccess;
 }
 
-/* Calls that wait for other ranks give up; what they were to write is
- * undefined. */
-ncclResult_t ncclCommAbort(ncclComm_t c)
+/* Of a rank that has not left the board but no longer exists. */
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *result)
 {
-    if (c)
-        c->aborted = true;
-    return ncclCommDestroy(c);
-}
-
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
-{
-    *r = iz_board_lost(c) ? ncclRemoteError : ncclSuccess;
+    const char *silent = getenv("IZ_STANDIN_SILENT");
+    *result = ncclSuccess;
+    for (int r = 0; r < c->ranks && !(silent && atoi(silent)); r++)
+        if (!c->board->seat[r].left && kill(c->board->seat[r].pid, 0) &&
+            errno == ESRCH)
+            *result = ncclRemoteError;
     return ncclSuccess;
 }
 
@@ -419,13 +468,10 @@ const char *ncclGetErrorString(ncclResult_t r)
     static const char *const texts[] = {
         [ncclSuccess] = "no error",
         [ncclUnhandledCudaError] = "unhandled cuda error",
-        [ncclSystemError] = "unhandled system error",
-        [ncclInternalError] = "internal error",
         [ncclInvalidArgument] = "invalid argument",
         [ncclInvalidUsage] = "invalid usage",
         [ncclRemoteError] =
-            "remote process exited or there was a network error",
-        [ncclInProgress] = "NCCL operation in progress"};
+            "remote process exited or there was a network error"};
     return texts[r];
 }
 

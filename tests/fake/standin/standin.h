@@ -5,9 +5,9 @@
  *
  * Its environment: IZ_STANDIN_DEVICES (1), IZ_STANDIN_MEM_MB per device (512),
  * IZ_STANDIN_CAPABILITY (90) of the devices, IZ_STANDIN_JITTER_US (0): each
- * operation of a stream first waits a random time up to this, IZ_STANDIN_SEED
- * (1) of that, IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory
- * that is not pinned end the program instead of being counted,
+ * operation of a stream first waits a random time up to this,
+ * IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory that is not
+ * pinned end the program instead of being counted,
  * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit,
  * IZ_STANDIN_TIMEOUT_S (200): how long a rank waits for others in the stand-in
  * for NCCL.  What goes wrong there on purpose:
@@ -25,27 +25,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "codelets/base/build.h"
+
 #pragma GCC visibility push(default)
 
-enum iz_standin_way {
-    IZ_STANDIN_H2D,
+/* Counters of this process, which change as streams work. */
+enum iz_standin_count {
+    IZ_STANDIN_H2D, /* bytes of copies */
     IZ_STANDIN_D2H,
     IZ_STANDIN_D2D,
     IZ_STANDIN_H2H,
-    IZ_STANDIN_WAYS
+    IZ_STANDIN_COPIES,      /* so many, of the first way; the others behind */
+    IZ_STANDIN_KERNELS = 8, /* functions that streams have called */
+    IZ_STANDIN_PAGEABLE,    /* asynchronous copies that were not */
+    IZ_STANDIN_BYTES,       /* of device memory, now */
+    IZ_STANDIN_PINNED,      /* ranges, now */
+    IZ_STANDIN_COUNTS
 };
-
-struct iz_standin_stats {
-    _Atomic int64_t bytes[IZ_STANDIN_WAYS], copies[IZ_STANDIN_WAYS];
-    _Atomic int64_t kernels;       /* functions that streams have called */
-    _Atomic int64_t pageable;      /* asynchronous copies that were not */
-    _Atomic int64_t mallocs, ooms; /* of device memory */
-    _Atomic int64_t used_bytes, peak_bytes;
-    _Atomic int64_t pinned_ranges; /* now */
-};
-
-/* Counters of this process; they change as streams work. */
-const struct iz_standin_stats *iz_standin_stats(void);
+extern _Atomic int64_t iz_standin_count[IZ_STANDIN_COUNTS];
 
 /* Where the byte at a device address can be reached; any other address is
  * returned unchanged. */
@@ -58,5 +55,10 @@ void *iz_standin_kernel(const void *p, size_t n);
 
 /* Whether n bytes of host memory are pinned. */
 bool iz_standin_pinned(const void *p, size_t n);
+
+/* A copy of n bytes that the caller owns. */
+void *iz_standin_dup(const void *p, size_t n);
+
+IZ_NORETURN void iz_standin_die(const char *fmt, ...) IZ_PRINTF(1, 2);
 
 #pragma GCC visibility pop
