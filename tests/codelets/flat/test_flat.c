@@ -116,7 +116,7 @@ static void check_squares(void *out, enum iz_dtype type, bool accumulate,
                           const void *const *in, int n_in,
                           enum iz_dtype in_type, int64_t n, const void *want)
 {
-    size_t bytes = (size_t)iz_norm_blocks(n) * sizeof(double);
+    size_t bytes = (size_t)iz_norm2_blocks(n) * sizeof(double);
     double *squares = take(bytes), *sum = take(bytes);
     iz_flat_squares(squares, want, type, n);
     iz_flat_add_squares(sum, out, type, accumulate, in, n_in, in_type, n);

@@ -300,7 +300,7 @@ static void check_pieces(struct arrays a, int64_t most, int steps, bool halves)
     struct iz_step s = step_of(a.kind, 1);
     if (halves) {
         b.lower = take((size_t)b.n * 2);
-        iz_split(b.out, b.lower, b.p, b.n);
+        iz_cast_split(b.out, b.lower, b.p, b.n);
     }
     for (s.t = 1; s.t <= steps; s.t++) {
         new_gradients(&a, 1 / s.grad_scale);
@@ -313,7 +313,7 @@ static void check_pieces(struct arrays a, int64_t most, int steps, bool halves)
         }
     }
     if (halves) {
-        iz_join_halves(b.p, b.out, b.lower, b.n);
+        iz_cast_join(b.p, b.out, b.lower, b.n);
         free(b.lower);
     }
     arrays_equal(&a, &b);

@@ -80,11 +80,12 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
         l.w.adapter = &f;
     switch ((enum op)a->op) {
     case DISPATCH:
-        iz_dispatch(x, v[BY], v[A], &r);
+        iz_experts_dispatch(x, v[BY], v[A], &r);
         break;
     case COMBINE:
     case SET:
-        iz_combine(x, v[A], a->op == SET ? IZ_NONE : v[A], v[BY], &r, a->back);
+        iz_experts_combine(x, v[A], a->op == SET ? IZ_NONE : v[A], v[BY], &r,
+                           a->back);
         break;
     case FWD:
         iz_experts_fwd(x, v[G], v[BY], &l, &r);
@@ -96,10 +97,10 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
         iz_experts_dw(x, v[G], v[BY], &l, &r);
         break;
     case WEIGH:
-        iz_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
+        iz_experts_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
         break;
     case COPY:
-        iz_weights_copy(x, v[DS], v[WEIGHT], &r);
+        iz_experts_weights_copy(x, v[DS], v[WEIGHT], &r);
         break;
     case GATE:
         iz_experts_swiglu_fwd(x, v[G], v[DU], &r);

@@ -193,7 +193,7 @@ static void norm_has_the_bits_of_the_cpu(void **state)
         check_norm(norm2, fixture_types[k % 3], n[k / 2], k % 2, 1);
     for (int k = 0; k < 2 * COUNT(m); k += scene_step())
         check_norm(squares, fixture_types[k % 3], m[k / 2], k % 2,
-                   iz_norm_blocks(m[k / 2]));
+                   iz_norm2_blocks(m[k / 2]));
 }
 
 /* Scratch is what the sums of the blocks need and no more. */
