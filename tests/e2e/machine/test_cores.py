@@ -19,8 +19,8 @@ def launch(place, before, options=()):
 
 def hosts(place, *allowed):
     """As if of 8 cores each rank might use these."""
-    return [["env", "HWLOC_XMLFILE=" + topology(place.folder / f"host{i}.xml", 2, 4,
-                                               cores)]
+    return [["env", "-u", "HWLOC_COMPONENTS", "HWLOC_XMLFILE=" +
+             topology(place.folder / f"host{i}.xml", 2, 4, cores)]
             for i, cores in enumerate(allowed)]
 
 
