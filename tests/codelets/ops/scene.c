@@ -49,38 +49,19 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Pinned memory that copies of a device go through, without a wait for each:
- * a wait takes longer than most of them. */
-static struct {
-    char *p;
-    int64_t used;
-    int n; /* copies that are to go on when they are here */
-    struct {
-        char *to, *from;
-        int64_t bytes;
-    } on[4 * SCENE_MOST];
-} staging;
-
-/* All copies have ended. */
-static void copies_wait(void)
+/* Pinned memory that copies of a device go through. */
+static char *staging(void)
 {
-    if (backend.device)
-        iz_device_wait(backend.x.stream);
-    for (int i = 0; i < staging.n; i++)
-        memcpy(staging.on[i].to, staging.on[i].from,
-               (size_t)staging.on[i].bytes);
-    staging.used = staging.n = 0;
+    static char *p;
+    if (!p)
+        p = pinned_take(STAGING);
+    return p;
 }
 
-static char *staging_take(int64_t bytes)
+static void copy(char *dst, char *src, int64_t bytes)
 {
-    if (!staging.p)
-        staging.p = pinned_take(STAGING);
-    if (staging.used + bytes > STAGING || staging.n == COUNT(staging.on))
-        copies_wait();
-    char *p = staging.p + staging.used;
-    staging.used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return p;
+    iz_device_copy(backend.x.stream, dst, src, bytes);
+    iz_device_wait(backend.x.stream);
 }
 
 /* src NULL: every byte is `byte`. */
@@ -89,30 +70,24 @@ static void copy_up(char *dst, const char *src, int byte, int64_t bytes)
     int64_t piece = backend.device ? STAGING : bytes + 1;
     for (int64_t at = 0; at < bytes; at += piece) {
         int64_t n = least(bytes - at, piece);
-        char *to = backend.device ? staging_take(n) : dst;
+        char *to = backend.device ? staging() : dst;
         if (src)
             memcpy(to, src + at, (size_t)n);
         else
             memset(to, byte, (size_t)n);
         if (backend.device)
-            iz_device_copy(backend.x.stream, dst + at, to, n);
+            copy(dst + at, to, n);
     }
 }
 
-/* dst has it after copies_wait. */
 static void copy_down(char *dst, char *src, int64_t bytes)
 {
-    if (!backend.device) {
-        memcpy(dst, src, (size_t)bytes);
-        return;
-    }
-    for (int64_t at = 0; at < bytes; at += STAGING) {
-        int64_t n = least(bytes - at, STAGING);
-        char *to = staging_take(n);
-        iz_device_copy(backend.x.stream, to, src + at, n);
-        staging.on[staging.n].to = dst + at;
-        staging.on[staging.n].from = to;
-        staging.on[staging.n++].bytes = n;
+    int64_t piece = backend.device ? STAGING : bytes + 1;
+    for (int64_t at = 0; at < bytes; at += piece) {
+        int64_t n = least(bytes - at, piece);
+        if (backend.device)
+            copy(staging(), src + at, n);
+        memcpy(dst + at, backend.device ? staging() : src, (size_t)n);
     }
 }
 
@@ -122,14 +97,13 @@ struct strips {
     char *all, *p;
     int64_t bytes;
     bool pinned;
-    char after[2 * STRIP]; /* the strips, read from there */
 };
 
 static struct strips strips_take(int64_t bytes, int turn, bool pinned)
 {
     char *all =
         memory_take(bytes + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
-    struct strips s = {all, all + STRIP, bytes, pinned, {0}};
+    struct strips s = {all, all + STRIP, bytes, pinned};
     if (!backend.device)
         s.p += -(uintptr_t)s.p % ALIGN + (size_t)turn % 4 * 64;
     copy_up(s.p - STRIP, NULL, STRIP_BYTE, STRIP);
@@ -137,21 +111,15 @@ static struct strips strips_take(int64_t bytes, int turn, bool pinned)
     return s;
 }
 
-static void strips_read(struct strips *s)
-{
-    if (!s->all)
-        return;
-    copy_down(s->after, s->p - STRIP, STRIP);
-    copy_down(s->after + STRIP, s->p + s->bytes, STRIP);
-}
-
-/* After strips_read and copies_wait. */
 static void strips_give(struct strips *s)
 {
+    char strip[2 * STRIP];
     if (!s->all)
         return;
+    copy_down(strip, s->p - STRIP, STRIP);
+    copy_down(strip + STRIP, s->p + s->bytes, STRIP);
     for (int i = 0; i < 2 * STRIP; i++)
-        if (s->after[i] != STRIP_BYTE)
+        if (strip[i] != STRIP_BYTE)
             fail_msg("memory beside a tensor was written");
     memory_give(s->all, s->pinned);
 }
@@ -202,10 +170,7 @@ static void views_down(struct iz_view *host, struct strips *at,
         host[i].p = from ? fixture_take(bytes) : NULL;
         if (from)
             copy_down(host[i].p, from, bytes);
-        strips_read(&at[i]);
     }
-    strips_read(work);
-    copies_wait();
     for (int i = 0; i < s->n; i++)
         strips_give(&at[i]);
     strips_give(work);
