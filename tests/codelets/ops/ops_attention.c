@@ -261,7 +261,8 @@ static void documents_agree_with_double(void **state)
     for (int i = 0; i < COUNT(shape) * COUNT(starts); i += scene_step()) {
         const struct shape *s = &shape[i % COUNT(shape)];
         int start = i / COUNT(shape);
-        enum iz_dtype act = backend.act(fixture_types[(i + start) % 3]);
+        enum iz_dtype act =
+            backend.act(fixture_types[(i % COUNT(shape) + start) % 3]);
         if (!possible(act, s))
             act = IZ_F32;
         struct attention t = attention_new(act, *s, 2);
