@@ -229,13 +229,6 @@ def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
     assert content(place.folder / "export0") == content(place.folder / "export1")
 
 
-def test_a_sequence_longer_than_the_model_names_both_numbers(place):
-    """1024 is what model.seq is if nobody says it."""
-    c = model(written(place, "llama"))
-    del c["model"]["seq"]
-    run.refused(place.launch(1, c), "model.seq: 1024", "model.context, 64")
-
-
 # ---- what a run keeps of an import ----
 
 def content(folder):
@@ -425,6 +418,7 @@ CONFIGS = [
         "rope_type": "yarn", "factor": 2.0}}, {}, ["yarn"]),
     ("llama", {"model_type": "gemma"}, {}, ["model_type"]),
     ("llama", {"max_position_embeddings": 15}, {}, ["context"]),
+    ("llama", {}, {"model.seq": 1024}, ["model.seq: 1024", "model.context, 64"]),
     ("qwen3", {"head_dim": 5}, {}, ["head_dim"]),
     ("llama", {"hidden_size": None}, {}, ["in/config.json: hidden_size"])]
 
@@ -488,13 +482,3 @@ def test_what_a_crash_left_of_an_export_is_replaced(place):
     place.good(1, {"run.export": str(out)})
     assert len(hf.read(out)) == 4 + 12 * run.MODEL["layers"]
     assert not left.exists() and not (out / "izar-unfinished").exists()
-
-
-def test_a_shape_that_nobody_publishes_is_not_exported(place):
-    place.use(run.built("models/llama"))
-    out = place.folder / "out"
-    r = place.launch(1, {"model": {
-        "layers": 1, "heads": 2, "width": 8, "ffn": 8, "seq": 16, "vocab": 256,
-        "qkv_bias": True, "qk_norm": True}, "run.export": str(out)})
-    run.refused(r, "run.export", "no published type")
-    assert not r.steps and not out.exists()

@@ -4,7 +4,6 @@ they are taken as they are."""
 import json
 import struct
 
-
 import run
 from run import hf
 

@@ -142,6 +142,8 @@ def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, perc
 @pytest.mark.parametrize("model, settings, words", [
     *(("llama", {f"model.{key}": n}, [key]) for key, n in (
         ("kv_heads", 4), ("head_dim", 5), ("head_dim", 0), ("ffn", 0))),
+    ("all of llama", {"model.tie_embeddings": False, "run.export": "/tmp/none"},
+     ["run.export", "no published type"]),
     ("vit", {"model.patch": 3}, ["image 10 is not divisible by patch = 3"]),
     ("vit", {"model.classes": 6}, ["label is not below model.classes"]),
     ("vit", {"model.image": 12}, ["no multiple of the 433 of a record of vit"]),

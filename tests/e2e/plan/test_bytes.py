@@ -28,31 +28,32 @@ def big(**more):
             "run.memory_limit_bytes": 10**11, **more}
 
 
+def planned_of(place, ranks, config, names=STATES):
+    """Bytes of these classes in a plan of a large GPT-2."""
+    r = place.launch(1, big(**config), ["--plan", "--ranks", ranks])
+    assert r.rc == 0, str(r)
+    return planned(r.out, names)
+
+
 @pytest.mark.parametrize("stage, ranks", ((0, 4), (1, 1), (1, 4), (2, 2), (3, 3), (3, 4)))
 def test_bytes_per_parameter_are_the_papers(stage, ranks, place):
-    r = place.launch(1, big(**{"zero_optimization.stage": stage}),
-                     ["--plan", "--ranks", ranks])
-    assert r.rc == 0, str(r)
-    per = planned(r.out, STATES) / run.parameters(GPT2)
+    has = planned_of(place, ranks, {"zero_optimization.stage": stage})
     # Shards are padded to 64 elements in each of 14 units: less than 0.01 %.
-    assert per == pytest.approx(PAPER[stage](ranks), rel=1e-3), r.out
+    assert has == pytest.approx(PAPER[stage](ranks) * run.parameters(GPT2), rel=1e-3)
 
 
 def test_a_remainder_has_two_bytes_of_four(place):
-    whole, rest = (
-        planned(place.launch(1, big(**{"zero_optimization.stage": 1, "run.master": kept}),
-                             ["--plan", "--ranks", 4]).out, ("optimizer",))
-        for kept in ("full", "remainder"))
+    whole, rest = (planned_of(place, 4, {"zero_optimization.stage": 1, "run.master": kept},
+                              ("optimizer",)) for kept in ("full", "remainder"))
     assert rest == pytest.approx(whole * 10 / 12, rel=1e-5)
 
 
 @pytest.mark.parametrize("kept, v, home, ranks", (
     ("fp32", 4, "nvme", 4), ("fp8", 65 / 64, "none", 4), ("fp8", 65 / 64, "nvme", 1)))
 def test_matrices_of_muon_have_no_v(kept, v, home, ranks, place, nvme):
-    adam, muon = (
-        planned(place.launch(1, big(**run.offload(1, home, "none", nvme), **more, **{
-            "run.state_dtype": kept}), ["--plan", "--ranks", ranks]).out,
-            ("optimizer",)) for more in ({}, rows.UPDATES["muon"]))
+    c = {**run.offload(1, home, "none", nvme), "run.state_dtype": kept}
+    adam, muon = (planned_of(place, ranks, {**c, **more}, ("optimizer",))
+                  for more in ({}, rows.UPDATES["muon"]))
     matrices = 12 * GPT2["width"] ** 2 * GPT2["layers"]
     assert adam - muon == pytest.approx(matrices * v / ranks,
                                         rel=4e-2 if home == "nvme" else 6e-3)
@@ -62,10 +63,9 @@ def test_matrices_of_muon_have_no_v(kept, v, home, ranks, place, nvme):
 def test_a_home_moves_bytes_and_adds_none(home, place, nvme):
     zero = run.offload(3, home, home, nvme)
     zero["zero_optimization"]["sub_group_size"] = 32768
-    r = place.launch(1, big(**zero), ["--plan", "--ranks", 4])
-    per = planned(r.out, STATES) / run.parameters(GPT2)
     # A file holds whole chunks: less than one of each unit's 54 is waste.
-    assert per == pytest.approx(4, rel=2e-2 if home == "nvme" else 1e-3), r.out
+    assert planned_of(place, 4, zero) == pytest.approx(
+        4 * run.parameters(GPT2), rel=2e-2 if home == "nvme" else 1e-3)
 
 
 def test_a_run_takes_what_was_planned_or_ends(place, nvme):
@@ -264,24 +264,15 @@ def test_breadth_first_divides_traffic_by_the_accumulation(ranks, size, ring,
     assert deep.numbers == broad.numbers
 
 
-@pytest.mark.parametrize("schedule", ("depth_first", "breadth_first"))
-def test_a_ring_that_holds_all_fetches_once_a_step(schedule, place):
+@pytest.mark.parametrize("schedule, passes", (("breadth_first", 1), ("depth_first", G)))
+@pytest.mark.parametrize("ring", (1, 3, LAYERS))
+def test_a_ring_fetches_what_it_does_not_hold(ring, schedule, passes, place):
+    """At the turn of a pass, and between two, a full ring is used again: one that
+    holds all fetches once a step."""
     embed, block, head = units(2)
-    r = fetched(place, 2, schedule, LAYERS, 10**9, 4)
-    assert r.summary["fetched_bytes"] == \
-        STEPS * 4 * (embed + LAYERS * block + head)
-
-
-@pytest.mark.parametrize("ring", (1, 3))
-def test_a_small_ring_is_used_as_well_as_one_can(ring, place):
-    """At the turn of a pass, and between two, a full ring is used again."""
-    embed, block, head = units(2)
-    passes = {"breadth_first": 1, "depth_first": G}
-    for schedule, n in passes.items():
-        r = fetched(place, 2, schedule, ring, 10**9, 4)
-        blocks = LAYERS + (2 * n - 1) * (LAYERS - ring)
-        assert r.summary["fetched_bytes"] == \
-            STEPS * 4 * (embed + blocks * block + head), (schedule, str(r))
+    r = fetched(place, 2, schedule, ring, 10**9, 4)
+    blocks = LAYERS + (2 * passes - 1) * (LAYERS - ring)
+    assert r.summary["fetched_bytes"] == STEPS * 4 * (embed + blocks * block + head), str(r)
 
 
 @pytest.mark.parametrize("stage", (1, 3))

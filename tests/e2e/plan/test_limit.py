@@ -30,6 +30,15 @@ def limited(bytes_):
     return {"run.memory_limit_bytes": bytes_}
 
 
+def only_from_disk(place, c, tight, far):
+    """A run that its limit refuses without `far`, and the numbers of one without."""
+    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
+    r = place.good(1, {**c, **far, **tight})
+    assert r.bytes_in("device", "cpu") <= tight["run.memory_limit_bytes"]
+    assert r.numbers == place.good(1, c).numbers
+    return r
+
+
 def test_what_does_not_fit_is_refused_with_what_would(place):
     r = place.launch(1, {**CONFIG, **limited(LIMIT)})
     line = run.refused(r, "this run needs", "MiB of memory per rank")
@@ -79,8 +88,7 @@ def test_hopeless_limit_says_so(place):
 
 
 def test_one_rank_speaks_for_all(place):
-    r = place.launch(2, {**CONFIG, "train_batch_size": 2,
-                         **limited(1 << 20)})
+    r = place.launch(2, {**CONFIG, "train_batch_size": 2, **limited(1 << 20)})
     run.refused(r, "this run needs", "MiB of memory per rank")
 
 
@@ -100,12 +108,8 @@ def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
     model = {**MODEL, "width": 256, "layers": 160, "base_dtype": "nf4"}
     c = {**CONFIG, "model": model, "lora": {"rank": 2, "targets": "*"}, "run.steps": 2}
     codes = 12 * model["width"]**2 * model["layers"] * 33 // 64  # 4.125 bits each
-    tight = {"run.memory_limit_bytes": codes // 4}
-    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
-    r = place.good(1, {**c, **run.offload(3, "nvme", "nvme", nvme), **tight})
+    r = only_from_disk(place, c, limited(codes // 4), run.offload(3, "nvme", "nvme", nvme))
     assert r.bytes_in("nvme") >= codes
-    assert r.bytes_in("device", "cpu") <= codes // 4
-    assert r.numbers == place.good(1, c).numbers
 
 
 def test_experts_four_times_the_memory_train_from_disk(place, nvme):
@@ -116,12 +120,7 @@ def test_experts_four_times_the_memory_train_from_disk(place, nvme):
     place.use(run.built("models/moe"), model)
     c = {k: v for k, v in CONFIG.items() if k != "model"}
     state = 12 * 3 * 24 * 64 * 64 * model["layers"]  # of the experts' matrices alone
-    tight = limited(state // 4)
-    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
-    r = place.good(1, {**c, **disk(nvme), **tight})
-    assert r.bytes_in("nvme") >= state
-    assert r.bytes_in("device", "cpu") <= state // 4
-    assert r.numbers == place.good(1, c).numbers
+    assert only_from_disk(place, c, limited(state // 4), disk(nvme)).bytes_in("nvme") >= state
 
 
 def test_a_block_of_experts_need_not_fit(place, nvme):

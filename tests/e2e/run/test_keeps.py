@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 
 import pytest
 
@@ -105,9 +104,8 @@ def test_a_torn_line_swallows_no_other(place):
         f.write('{"step": 4, "lo')
     place.count -= 1
     path = place.config({**SAVE, "run.steps": 2}, out)
-    p = subprocess.run([place.program, path, "--resume"], env=run.environment(),
-                       stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert p.returncode == 0, p.stderr
+    r = run.call(place.program, path, "--resume")
+    assert r.rc == 0, str(r)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert lines.count('{"step": 4, "lo') == 1
     lines.remove('{"step": 4, "lo')
@@ -119,10 +117,8 @@ def test_a_standard_output_that_takes_nothing_costs_no_step(reader, place):
     path = place.config({**SAVE, "run.inject_delay_us": 5000})
     line = f'"{place.program}" "{path}"' + (
         " >/dev/full" if reader == "full" else " | true")
-    p = subprocess.run(["bash", "-o", "pipefail", "-c", line], text=True,
-                       env=run.environment(), stdin=subprocess.DEVNULL,
-                       capture_output=True)
-    assert p.returncode == 0 and "standard output were lost" in p.stderr, p.stderr
+    r = run.call("bash", "-o", "pipefail", "-c", line)
+    assert r.rc == 0 and "standard output were lost" in r.err, str(r)
     assert run.saved(place.folder / "out1") == [3]
 
 
@@ -166,11 +162,9 @@ def test_a_data_file_that_is_cut_ends_the_run_with_a_message(place):
 
 def test_a_checkpoint_beyond_the_limit_of_files_is_a_message(place):
     path = place.config({**SAVE, "model.width": 192})
-    p = subprocess.run(["bash", "-c", f'ulimit -f 8000; exec "{place.program}" "{path}"'],
-                       env=run.environment(), stdin=subprocess.DEVNULL,
-                       capture_output=True, text=True)
-    assert p.returncode == 1 and "File too large" in p.stderr, p.stderr
-    assert not run.DUMPS.search(p.stderr)
+    r = run.call("bash", "-c", f'ulimit -f 8000; exec "{place.program}" "{path}"')
+    assert r.rc == 1 and "File too large" in r.err, str(r)
+    assert not run.DUMPS.search(r.err)
 
 
 def test_a_signal_ends_a_text_that_is_generated(place):
