@@ -106,7 +106,7 @@ def same(start, references):
 
 @pytest.mark.parametrize("row", rows.cases(ROWS))
 def test_same_bits_as_the_plain_run(row, same):
-    same(row)
+    same({"batch": 12, **row})
 
 
 # ---- other optimizers and models ----
@@ -145,7 +145,7 @@ UPDATES = cover.rows({**STATES, **WHERE}, valid_at_home, [
 @standin
 @pytest.mark.parametrize("row", rows.cases(UPDATES))
 def test_every_update_has_the_same_bits(row, same):
-    r = same({"micro": 2, "tuned": "rules", **at_home(row)})
+    r = same({"batch": 12, "micro": 2, "tuned": "rules", **at_home(row)})
     if row["update"] == "muon":
         where = "GPU" if row["products"] == "gpu" else "host"
         assert f"are updated as such on the {where}" in r.out
@@ -205,7 +205,7 @@ def test_units_that_repeat_differently_have_the_same_bits(row, start):
     {"ranks": 1, **FAR}, {"ranks": 2, "comm": "nccl", "stage": 3},
     {"ranks": 3, "stage": 2}]))
 def test_dropout_leaves_out_the_same(row, same, start):
-    row = {**ROW, "tuned": "dropout", "micro": 2, **row}
+    row = {**ROW, "batch": 12, "tuned": "dropout", "micro": 2, **row}
     r = same(row)
     if row["ranks"] == 1:
         assert r.numbers != start(row, {"lora.dropout": 0.0}).numbers
@@ -255,7 +255,7 @@ def quant_row(form, ranks, comm, stage, optimizer, param):
 
 @pytest.mark.parametrize("case", QUANT, ids=lambda case: "-".join(map(str, case)))
 def test_a_quantised_base_has_the_same_bits(case, same):
-    r = same({**quant_row(*case), "micro": 4}, {
+    r = same({**quant_row(*case), "batch": 12, "micro": 2}, {
         "run.save": True, "run.save_interval": 2, "run.eval_batches": 1})
     assert r.saved == [2, 3]
 
