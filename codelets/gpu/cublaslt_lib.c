@@ -5,9 +5,8 @@
  * no GPU: 0.1 s and 80 MB of memory. */
 #include <dlfcn.h>
 
-#include <cublasLt.h>
-
 #include "codelets/base/die.h"
+#include "codelets/gpu/matmul_cuda.h"
 
 #define TEXT(x) TEXT_OF(x)
 #define TEXT_OF(x) #x
