@@ -115,24 +115,6 @@ static void windows_fall_on_every_place_alike(void **state)
     iz_data_close(&d);
 }
 
-static void the_order_is_of_seed_and_epoch_alone(void **state)
-{
-    int same_seed = 0, same_epoch = 0, n = 100;
-    use(positions("p", n * 2 + 1), "", 0);
-    struct iz_data *a = opened(2, 5, false);
-    struct iz_data *b = opened(2, 5, false);
-    struct iz_data *c = opened(2, 6, false);
-    assert_same(a, b, IZ_TRAIN, 2, 50 * n);
-    for (int i = 0; i < n; i++) {
-        same_seed += start(a, IZ_TRAIN, 2, i) == start(c, IZ_TRAIN, 2, i);
-        same_epoch += start(a, IZ_TRAIN, 2, i) == start(a, IZ_TRAIN, 2, n + i);
-    }
-    assert_true(same_seed < 15 && same_epoch < 15);
-    iz_data_close(&a);
-    iz_data_close(&b);
-    iz_data_close(&c);
-}
-
 static void training_and_validation_share_no_target(void **state)
 {
     for (int n = 8; n < 90; n += 3)
@@ -266,7 +248,6 @@ int main(void)
         CASE(documents_begin_behind_a_token),
         CASE(every_window_comes_once_an_epoch),
         CASE(windows_fall_on_every_place_alike),
-        CASE(the_order_is_of_seed_and_epoch_alone),
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
         CASE(what_is_no_token_file_is_named),
