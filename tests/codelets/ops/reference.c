@@ -118,8 +118,8 @@ void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy)
 }
 
 /* A query q of one head that sees n keys: k, v are its rows 0, ld apart. */
-static void attend(double *o, double *lse, const double *q, const double *k,
-                   const double *v, int64_t n, int64_t d, int64_t ld)
+static void attend(double *o, const double *q, const double *k, const double *v,
+                   int64_t n, int64_t d, int64_t ld)
 {
     double max = -INFINITY, sum = 0, *s = malloc((size_t)n * sizeof(*s));
     for (int64_t j = 0; j < n; j++) {
@@ -136,8 +136,6 @@ static void attend(double *o, double *lse, const double *q, const double *k,
         for (int64_t j = 0; j < n; j++)
             o[x] += s[j] / sum * v[j * ld + x];
     }
-    if (lse)
-        *lse = max + log(sum);
     free(s);
 }
 
@@ -149,13 +147,10 @@ void ref_attention(const struct ref_attention *p)
         for (int64_t h = 0; h < p->heads; h++)
             for (int64_t i = 0; i < p->seq; i++) {
                 const double *row = p->qkv + b * p->seq * ld;
-                int64_t first = p->begins ? p->begins[b * p->seq + i] : 0;
-                const double *k =
-                    row + first * ld + p->c + h * n / p->heads * d;
+                const double *k = row + p->c + h * n / p->heads * d;
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
-                       p->lse ? p->lse + (b * p->heads + h) * p->seq + i : NULL,
                        row + i * ld + h * d, k, k + n * d,
-                       (p->full ? p->seq : i + 1) - first, d, ld);
+                       p->full ? p->seq : i + 1, d, ld);
             }
 }
 

@@ -39,15 +39,13 @@ double ref_rope_frequency(const struct iz_rope *r, int i);
 double ref_swiglu(double g, double u);
 void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy);
 
-/* o [samples*seq, c], lse [samples*heads, seq] or NULL, from qkv [..,
- * (heads + 2 kv_heads) c/heads]; kv_heads = 0 means heads; causal unless full.
- */
+/* o [samples*seq, c] from qkv [.., (heads + 2 kv_heads) c/heads]; kv_heads = 0
+ * means heads; causal unless full. */
 struct ref_attention {
-    double *o, *lse;
+    double *o;
     const double *qkv;
     int64_t samples, seq, heads, c, kv_heads;
     bool full;
-    const int32_t *begins; /* [samples*seq]: the first key that a row sees */
 };
 void ref_attention(const struct ref_attention *p);
 
