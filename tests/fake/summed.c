@@ -5,8 +5,7 @@
  * element of the accumulator that this rank updates, from the order that the
  * plan declares and nothing else; the job ends if a bit differs.  SUMMED_FAULT:
  * the slow sum takes the other order, or no groups of ranks, or rounds to no
- * type
- * ("order", "groups", "types"), and the job should end. */
+ * type ("order", "groups", "types"), and the job should end. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,15 +178,13 @@ static void compare(struct iz_engine *e, int unit)
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_unit *g = &p->unit[unit];
     struct iz_sum_order order = p->sum;
-    bool local = iz_sum_is_local(&order);
-    if (has_fault("order"))
-        order =
-            iz_sum_order_of(local ? IZ_SUM_RANKS_FIRST : IZ_SUM_LOCAL_FIRST,
-                            p->slices, p->micro_batches, p->ranks,
-                            iz_sum_group(&order), p->param_type, p->grad_type);
-    if (has_fault("groups"))
-        order = iz_sum_order_of(local ? IZ_SUM_LOCAL_FIRST : IZ_SUM_RANKS_FIRST,
-                                p->slices, p->micro_batches, p->ranks, p->ranks,
+    bool other = has_fault("order"), alone = has_fault("groups");
+    if (other || alone)
+        order = iz_sum_order_of(iz_sum_is_local(&order) != other
+                                    ? IZ_SUM_LOCAL_FIRST
+                                    : IZ_SUM_RANKS_FIRST,
+                                p->slices, p->micro_batches, p->ranks,
+                                alone ? p->ranks : iz_sum_group(&order),
                                 p->param_type, p->grad_type);
     struct slow s = {.p = p,
                      .order = &order,

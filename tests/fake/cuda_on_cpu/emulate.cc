@@ -19,6 +19,9 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <numeric>
+
 enum {
     THREADS = 1024,
     LANES = 32,
@@ -242,8 +245,7 @@ static void fail_stuck(void)
 
 static int piece_end(int from)
 {
-    int end = from + emu.piece;
-    return end < emu.threads ? end : emu.threads;
+    return std::min(from + emu.piece, emu.threads);
 }
 
 /* Shuffles n entries of the order, in pieces of `piece` entries. */
@@ -252,11 +254,8 @@ static void shuffle(int from, int n, int piece)
     for (int i = n / piece - 1; i > 0; i--) {
         int *a = emu.order + from + i * piece;
         int *b = emu.order + from + (int)random_below((uint64_t)i + 1) * piece;
-        for (int j = 0; j < piece; j++) {
-            int t = a[j];
-            a[j] = b[j];
-            b[j] = t;
-        }
+        if (a != b)
+            std::swap_ranges(a, a + piece, b);
     }
 }
 
@@ -357,22 +356,12 @@ static void check_limits(size_t shared_bytes)
         emu_fail("%zu bytes of shared memory", shared_bytes);
 }
 
-static uint64_t common_divisor(uint64_t a, uint64_t b)
-{
-    while (b) {
-        uint64_t r = a % b;
-        a = b;
-        b = r;
-    }
-    return a;
-}
-
 /* Visits all blocks with a stride that is coprime to their number. */
 static void run_blocks(size_t shared_bytes)
 {
     uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z;
     uint64_t at = random_below(n), step = 1 + random_below(n);
-    while (common_divisor(n, step) != 1)
+    while (std::gcd(n, step) != 1)
         step++;
     for (uint64_t i = 0; i < n; i++, at = (at + step) % n) {
         blockIdx = {(unsigned)(at % gridDim.x),

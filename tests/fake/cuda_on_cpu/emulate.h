@@ -67,7 +67,6 @@ template <class T> static void emu_clear_padding(T &a)
 {
 #if __has_builtin(__builtin_clear_padding)
     __builtin_clear_padding(&a);
-#else
 #endif
 }
 

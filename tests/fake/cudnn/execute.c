@@ -42,11 +42,6 @@ static void *memory_of(const struct thing *pack, int64_t uid)
     return NULL;
 }
 
-static int64_t length(const struct tensor *x)
-{
-    return x->size[0] * x->size[1] * x->size[2] * x->size[3];
-}
-
 /* Elements from the first to the last one in memory. */
 static int64_t extent(const struct tensor *x)
 {
@@ -71,10 +66,9 @@ static struct tensor *tensor_of(struct run *r, const struct thing *t)
            sizeof(x->stride));
     x->type = (int)thing_int(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->passing = thing_int(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
-    if (r->pack)
-        x->p = x->passing ? malloc((size_t)extent(x) * sizeof(float))
-                          : memory_of(r->pack, uid);
-    r->failed |= r->pack && !x->p;
+    x->p = x->passing ? malloc((size_t)extent(x) * sizeof(float))
+                      : memory_of(r->pack, uid);
+    r->failed |= !x->p;
     return x;
 }
 
@@ -265,46 +259,6 @@ static void for_each(struct tensor *const v[OPERANDS], const struct thing *how)
 }
 
 /* ---- graphs ------------------------------------------------------------- */
-
-/* Every size goes a whole number of times into that of the result, or into
- * those that a product puts together. */
-static bool fits(const struct thing *op, struct tensor *const v[OPERANDS])
-{
-    bool product = kind_of(op) == PRODUCT;
-    const struct tensor *y = v[3];
-    if (!v[0] || !y || (product && !v[1]))
-        return false;
-    if (kind_of(op) == VIEW)
-        return length(v[0]) == length(y);
-    for (int i = 0; kind_of(op) == REDUCTION && i < 4; i++)
-        if (v[0]->size[i] % y->size[i])
-            return false;
-    if (kind_of(op) == REDUCTION)
-        return true;
-    if (product && (v[0]->size[3] != v[1]->size[2] ||
-                    v[0]->size[2] != y->size[2] || v[1]->size[3] != y->size[3]))
-        return false;
-    for (int i = 0; i < OPERANDS - 1; i++)
-        for (int k = 0; v[i] && k < (product ? 2 : 4); k++)
-            if (y->size[k] % v[i]->size[k])
-                return false;
-    return true;
-}
-
-bool execute_possible(const struct thing *graph)
-{
-    const struct fact *ops = thing_fact(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
-    struct run r = {.n = 0};
-    for (int i = 0; ops && i < ops->n; i++) {
-        struct tensor *v[OPERANDS];
-        const struct thing *op =
-            thing_at(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, i);
-        operands(&r, op, v);
-        if (!fits(op, v))
-            return false;
-    }
-    return ops != NULL;
-}
 
 static void execute(struct run *r, const struct thing *op)
 {

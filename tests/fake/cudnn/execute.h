@@ -34,9 +34,5 @@ const struct thing *thing_at(const struct thing *t,
                              cudnnBackendAttributeName_t name, int i);
 int64_t thing_int(const struct thing *t, cudnnBackendAttributeName_t name);
 
-/* Whether every operation of a graph is one of those that are known, and its
- * sizes go together. */
-bool execute_possible(const struct thing *graph);
-
 /* On the memory of a variant pack; false where a tensor has none. */
 bool execute_graph(const struct thing *graph, const struct thing *pack);

@@ -162,8 +162,6 @@ static bool complete(const struct thing *t)
                thing_fact(t, CUDNN_ATTR_TENSOR_STRIDES)->n == 4;
     case CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR:
         return t->n == 1;
-    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
-        return execute_possible(t);
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
         return thing_at(t, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0) &&
                thing_at(t, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, 0);

@@ -118,33 +118,27 @@ struct reacher {
         all(r.p, r.lse, r.weight, r.place, r.chosen, r.end);
     }
 
-    void one(struct iz_rope &)
+    void one(struct iz_told *&told)
     {
+        told = reach(told, sizeof(*told));
     }
 
-    void one(struct iz_drop &)
+    /* What has no addresses. */
+    template <class T> void one(T &)
     {
-    }
-
-    void one(int64_t &)
-    {
-    }
-
-    void one(bool &)
-    {
-    }
-
-    void one(float &)
-    {
+        static_assert(std::is_arithmetic_v<T> ||
+                      std::is_same_v<T, struct iz_rope> ||
+                      std::is_same_v<T, struct iz_drop>);
     }
 };
 
-/* What a call keeps of an argument until it runs: of a struct a copy. */
+/* What a call keeps of an argument until it runs: a copy of a struct that it
+ * reads. */
 template <class T> static auto keep(T a)
 {
-    if constexpr (std::is_class_v<std::remove_pointer_t<T>> &&
-                  std::is_pointer_v<T>)
-        return std::remove_const_t<std::remove_pointer_t<T>>(*a);
+    using pointed = std::remove_pointer_t<T>;
+    if constexpr (std::is_class_v<pointed> && std::is_const_v<pointed>)
+        return std::remove_const_t<pointed>(*a);
     else
         return a;
 }
@@ -249,24 +243,9 @@ static void call(decltype(&iz_pair_loss) op, struct iz_exec *x,
         struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
         cpu.dry = false;
         c.loss = reach(c.loss, sizeof(*c.loss));
-        p.told = reach(p.told, sizeof(*p.told));
+        reacher{0}.all(p.told);
         op(&cpu, &c, &p, reach(each, 2 * c.samples * (int64_t)sizeof(*each)),
            reach(scales, c.samples * (int64_t)sizeof(*scales)));
-    });
-}
-
-static void call(decltype(&iz_route_tell) op, struct iz_exec *x,
-                 struct iz_told *told, const struct iz_routes *given,
-                 double balance, double z, struct iz_view scratch)
-{
-    struct iz_routes r = *given;
-    enqueue(x, [=]() mutable {
-        struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
-        cpu.dry = false;
-        reacher{0}.all(r);
-        between_poison(scratch, [&] {
-            op(&cpu, reach(told, sizeof(*told)), &r, balance, z);
-        });
     });
 }
 

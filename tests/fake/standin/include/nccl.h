@@ -5,10 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 0
-#define NCCL_VERSION_CODE 22800
 #define NCCL_UNIQUE_ID_BYTES 128
 
 #pragma GCC visibility push(default)
@@ -23,30 +19,12 @@ typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
-    ncclInternalError = 3,
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
-    ncclRemoteError = 6,
-    ncclInProgress = 7
+    ncclRemoteError = 6
 } ncclResult_t;
 
-typedef enum {
-    ncclInt8 = 0,
-    ncclChar = 0,
-    ncclUint8 = 1,
-    ncclInt32 = 2,
-    ncclInt = 2,
-    ncclUint32 = 3,
-    ncclInt64 = 4,
-    ncclUint64 = 5,
-    ncclFloat16 = 6,
-    ncclHalf = 6,
-    ncclFloat32 = 7,
-    ncclFloat = 7,
-    ncclFloat64 = 8,
-    ncclDouble = 8,
-    ncclBfloat16 = 9
-} ncclDataType_t;
+typedef enum { ncclUint8 = 1, ncclInt32 = 2 } ncclDataType_t;
 
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);
@@ -55,7 +33,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id,
                               int rank);
 ncclResult_t ncclCommDestroy(ncclComm_t c);
-ncclResult_t ncclCommAbort(ncclComm_t c);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r);
 
 ncclResult_t ncclGroupStart(void);
