@@ -7,7 +7,6 @@
 #include <stddef.h>
 
 #define CUDART_VERSION 13000
-#define CUDART_CB
 
 #pragma GCC visibility push(default)
 
@@ -22,8 +21,7 @@ typedef enum cudaError {
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorHostMemoryAlreadyRegistered = 712,
-    cudaErrorHostMemoryNotRegistered = 713,
-    cudaErrorUnknown = 999
+    cudaErrorHostMemoryNotRegistered = 713
 } cudaError_t;
 
 enum cudaMemcpyKind {
@@ -34,19 +32,9 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 
-enum cudaMemoryType {
-    cudaMemoryTypeUnregistered,
-    cudaMemoryTypeHost,
-    cudaMemoryTypeDevice,
-    cudaMemoryTypeManaged
-};
+enum cudaMemoryType { cudaMemoryTypeHost = 1, cudaMemoryTypeManaged = 3 };
 
-enum cudaComputeMode {
-    cudaComputeModeDefault,
-    cudaComputeModeExclusive,
-    cudaComputeModeProhibited,
-    cudaComputeModeExclusiveProcess
-};
+enum { cudaComputeModeDefault, cudaComputeModeExclusive };
 
 enum cudaDeviceAttr {
     cudaDevAttrMultiProcessorCount = 16,
@@ -57,14 +45,11 @@ enum cudaDeviceAttr {
 };
 
 enum {
-    cudaStreamDefault = 0,
     cudaStreamNonBlocking = 1,
     cudaEventDefault = 0,
     cudaEventDisableTiming = 2,
-    cudaHostAllocDefault = 0,
     cudaHostAllocPortable = 1,
     cudaHostAllocMapped = 2,
-    cudaHostRegisterDefault = 0,
     cudaHostRegisterPortable = 1,
     cudaHostRegisterMapped = 2
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A type that StarPU's headers name; the library does not exist here. */
+/* What StarPU's headers name; the library does not exist here. */
 #pragma once
 
-#include <cusolver_common.h>
-
+typedef enum { CUSOLVER_STATUS_SUCCESS } cusolverStatus_t;
 typedef struct cusolverDnContext *cusolverDnHandle_t;
+typedef struct cusolverRfContext *cusolverRfHandle_t;
+typedef struct cusolverSpContext *cusolverSpHandle_t;

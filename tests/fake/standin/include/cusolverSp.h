@@ -1,7 +1,2 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A type that StarPU's headers name; the library does not exist here. */
-#pragma once
-
-#include <cusolver_common.h>
-
-typedef struct cusolverSpContext *cusolverSpHandle_t;
+#include <cusolverDn.h>

@@ -1,7 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* A type that StarPU's headers name; the library does not exist here. */
-#pragma once
-
-#include <cuda_runtime_api.h>
-
-typedef enum { CUSOLVER_STATUS_SUCCESS } cusolverStatus_t;
