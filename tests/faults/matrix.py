@@ -40,7 +40,6 @@ class Unit(typing.NamedTuple):
     it."""
     build: str
     name: str
-    suites: tuple
     line: tuple
     env: tuple
     folder: str
@@ -60,23 +59,23 @@ def split_by_file(test, line, env):
     return [(f, [*rest, f]) for f in files]
 
 
-def units_of(build):
+def units_of(build, suites):
+    """Of these suites, or all."""
     planting.set_up(build)
     tests = json.loads(subprocess.run(
         ["meson", "introspect", "--tests", build], cwd=TREE, check=True,
         capture_output=True, text=True).stdout)
     for t in tests:
-        suites = tuple(s.partition(":")[2] for s in t["suite"])
-        if SUITES[build] not in (None, *suites):
+        own = {s.partition(":")[2] for s in t["suite"]}
+        if SUITES[build] not in (None, *own) or (suites and not own & set(suites)):
             continue
         env = {**planting.environment(build), **t["env"]}
         lines = [(None, t["cmd"])]
         if "pytest" in t["cmd"]:
             lines = split_by_file(t["name"], t["cmd"], env)
         for file, line in lines:
-            yield Unit(build, t["name"] + (f": {file}" if file else ""), suites,
-                       tuple(line), tuple(t["env"].items()),
-                       t["workdir"] or str(TREE / build))
+            yield Unit(build, t["name"] + (f": {file}" if file else ""), tuple(line),
+                       tuple(t["env"].items()), t["workdir"] or str(TREE / build))
 
 
 def run_unit(unit, limit_s, **env):
@@ -136,15 +135,19 @@ class Table:
         new.write_bytes(lzma.compress("\n".join(lines).encode() + b"\n", preset=9))
         new.replace(FILE)
 
-    def fit(self, faults, units):
-        """Forgets what is there no more, and what was found of other patches."""
+    def fit(self, faults):
+        """Forgets what was found of other patches."""
         hashes = {f.name: hashlib.sha256(f.path.read_bytes()).hexdigest()[:12]
                   for f in faults}
         kept = {f for f in hashes if self.faults.get(f) == hashes[f]}
-        there = {(u.build, u.name) for u in units}
         self.faults = hashes
         self.rows = {key: [s, {f: x for f, x in row.items() if f in kept}]
-                     for key, (s, row) in self.rows.items() if key[:2] in there}
+                     for key, (s, row) in self.rows.items()}
+
+    def keep(self, units):
+        """Forgets tests that are there no more."""
+        there = {(u.build, u.name) for u in units}
+        self.rows = {key: x for key, x in self.rows.items() if key[:2] in there}
 
     def of(self, unit):
         """{case: {fault: letter}}"""
@@ -313,9 +316,10 @@ def run(everything, faults, suites):
     """everything: all faults that there are; of these some, and tests of some suites,
     are run."""
     table = Table()
-    units = [u for build in planting.STARPU for u in units_of(build)]
-    table.fit(everything, units)
-    units = [u for u in units if not suites or set(suites) & set(u.suites)]
+    table.fit(everything)
+    units = [u for build in planting.STARPU for u in units_of(build, suites)]
+    if not suites:
+        table.keep(units)
     known = {key[:2] for key, (_, row) in table.rows.items()
              if all(f.name in row for f in faults)}
     fresh = [u for u in units if (u.build, u.name) not in known]
@@ -344,6 +348,8 @@ def cover(table):
 
 def print_cover():
     table = Table()
+    if not table.rows:
+        raise Trouble(f"there is no {FILE.name} yet: see --matrix")
     caught, cost, taken = cover(table)
     for key, new in taken:
         print(f"{cost[key]:8.2f} s  {' '.join(key)}: "
@@ -361,10 +367,10 @@ def print_cover():
     print(f"tests whose faults others catch, too: {len(set(cases) - needed)} of "
           f"{len(cases)}, {sum(cost[k] for k in set(cases) - needed):.0f} s; of these "
           f"{sum(not caught[k] for k in cases)} catch none")
-    none = [f for f in by if not by[f]]
+    blank = {f for f in table.faults
+             if any(row.get(f, " ") == " " for _, row in table.rows.values())}
+    none = [f for f in by if not by[f] and f not in blank]
     print(f"caught by none: {len(none)}", *none)
-    open_ = sum(row.get(f, " ") == " " for _, row in table.rows.values()
-                for f in table.faults)
-    if open_:
-        print(f"{open_ / len(table.rows) / len(table.faults):.0%} of the table was not "
-              "run yet")
+    if blank:
+        print(f"faults with tests that were not run yet: {len(blank)}, of which "
+              f"{sum(bool(by[f]) for f in blank)} are caught already")
