@@ -34,8 +34,7 @@ def near(a, b, loss, norm):
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm)
 
 
-@pytest.mark.parametrize("ranks, dtype", ((2, "fp32"), (3, "fp32"), (3, "bf16"),
-                                          (4, "fp16")))
+@pytest.mark.parametrize("ranks, dtype", ((2, "bf16"), (3, "fp16"), (4, "fp32")))
 def test_same_losses_on_any_number_of_ranks(ranks, dtype, known):
     r = known(ranks, config(dtype))
     assert len(r.steps) == STEPS
