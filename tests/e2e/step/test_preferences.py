@@ -245,18 +245,10 @@ def test_a_run_goes_on_elsewhere(tuned, param, place, dpo, nvme):
 
 # ---- refusals ----
 
-REFUSED = [
-    ({"train_batch_size": 3, "train_micro_batch_size_per_gpu": 3},
-     "train_micro_batch_size_per_gpu: 3", "texts in pairs"),
-    ({"train_micro_batch_size_per_gpu": 6, "run.slices": 2},
-     "train_micro_batch_size_per_gpu: 6", "multiple of 2 run.slices"),
+REFUSED = [  # of the config alone: tests/runtime/config/test_refusals.c
     ({"model.seq": 8}, "texts of 16 tokens", "a sample here has 8"),
-    ({"data.bytes": True}, "data.bytes: true", "tools/tokenize --preferences"),
-    ({"data.document_end": 3}, "data.document_end: 3", "a sample of its own"),
-    ({"loss.type": "cross_entropy"}, "loss.sft: 0.2", "cross_entropy has none"),
     ({"loss.type": "cross_entropy", "loss.sft": 0}, "has pairs of texts",
      "set loss.type to dpo or ipo"),
-    ({"loss.type": "kto"}, "loss.type", "ipo"),
     ({**LORA, "lora.import": "somewhere"}, "lora.import: somewhere",
      "merge them first"),
 ]
