@@ -256,7 +256,7 @@ static void documents_agree_with_double(void **state)
                                               at_tiles, at_last};
     static const struct shape shape[] = {
         {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 17, 3},
-        {1, 130, 4, 64, 2},  {2, 257, 1, 32, 1}, {1, 300, 2, 40, 1},
+        {1, 130, 4, 64, 2},  {1, 257, 1, 32, 1}, {1, 260, 2, 40, 1},
         {1, 140, 2, 128, 2}, {1, 97, 1, 200, 1}};
     for (int i = 0; i < COUNT(shape) * COUNT(starts); i += scene_step()) {
         const struct shape *s = &shape[i % COUNT(shape)];
