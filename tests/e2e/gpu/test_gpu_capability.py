@@ -28,8 +28,7 @@ def refused(r, *words):
     assert not r.steps, str(r)
 
 
-@pytest.mark.parametrize("capability", (70, 75))
-@pytest.mark.parametrize("dtype", ("fp16", "fp32"))
+@pytest.mark.parametrize("capability, dtype", ((70, "fp16"), (75, "fp32")))
 def test_older_gpus_train(capability, dtype, launch):
     """Within the plan's bytes, which place.good checks, as every run's."""
     old = launch(capability, dtype)

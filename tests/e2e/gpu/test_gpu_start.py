@@ -100,8 +100,7 @@ def test_a_rank_that_fails_before_starpu_starts_ends_the_others(bad, place, nvme
 
 
 @standin
-@pytest.mark.parametrize("ranks", (1, 2))
-@pytest.mark.parametrize("device", ("cuda", "auto"))
+@pytest.mark.parametrize("ranks, device", ((1, "auto"), (2, "cuda")))
 def test_host_memory_that_cannot_be_pinned_is_refused(ranks, device, start, place):
     row = {**ROW, "ranks": ranks, "stage": 3, "optimizer": "cpu", "device": device}
     stats = place.folder / "stats.json"
