@@ -79,12 +79,29 @@ def told(s):
     return {k: v for k, v in s.items() if k != "out"}
 
 
-@pytest.fixture(scope="module")
-def offload(tmp_path_factory):
+@pytest.fixture
+def known(references, simulate):
+    """What a simulation says, which several tests read."""
+    def known(*sets, **more):
+        if (sets, more) not in references:
+            references[sets, more] = simulate(*sets, **more)
+        return references[sets, more]
+    return known
+
+
+@pytest.fixture
+def offload(known):
     """13 billion parameters under 8 GiB of GPU memory."""
-    path = tmp_path_factory.mktemp("simulate") / "config.json"
-    path.write_text(json.dumps(config()))
-    return simulate_file(path)
+    return known()
+
+
+# Fewer blocks: what is the same for each of them needs no more.
+SHORT = "model.layers=8"
+
+
+@pytest.fixture
+def short(known):
+    return known(SHORT)
 
 
 def block_bytes():
@@ -124,32 +141,32 @@ def test_copies_and_optimizer_are_hidden(offload):
 def test_boundaries_on_the_host_are_hidden(simulate):
     """Each crosses once each way, but three that are still there when backward
     begins.  The embedding makes one, every block one."""
-    free = "run.device_memory_limit_bytes=0"
-    offload = simulate(free)
-    s = simulate(free, "activation_checkpointing.cpu_checkpointing=true")
-    moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
-    assert s["up_bytes"] == offload["up_bytes"] + moved
-    assert s["down_bytes"] == offload["down_bytes"] + moved
-    assert hides(s), s
-    assert s["step_s"] < 1.02 * offload["step_s"]
-    assert offload["device_bytes"] - s["device_bytes"] == moved
+    free, layers = (SHORT, "run.device_memory_limit_bytes=0"), 8
+    near = simulate(*free)
+    s = simulate(*free, "activation_checkpointing.cpu_checkpointing=true")
+    moved = (layers + 1 - 3) * 8 * SEQ * WIDTH * 2
+    assert s["up_bytes"] == near["up_bytes"] + moved
+    assert s["down_bytes"] == near["down_bytes"] + moved
+    assert s["copies_hidden_percent"] >= 85, s
+    assert s["step_s"] < 1.02 * near["step_s"]
+    assert near["device_bytes"] - s["device_bytes"] == moved
 
 
-def test_without_a_ring_nothing_is_hidden(simulate, offload):
+def test_without_a_ring_nothing_is_hidden(simulate, short):
     """One slot: a fetch cannot run ahead of the unit before it."""
-    s = simulate("run.ring=1")
-    assert s["copies_hidden_percent"] < 20 and not hides(s)
-    assert s["step_s"] > 1.2 * offload["step_s"]
+    s = simulate(SHORT, "run.ring=1")
+    assert s["copies_hidden_percent"] < 20 and short["copies_hidden_percent"] >= 85
+    assert s["step_s"] > 1.2 * short["step_s"]
     assert s["limited_by"] == "late fetches"
     assert "run.ring=2 in place of 1" in " ".join(s["out"].split())
 
 
-def test_a_barrier_before_the_optimizer_costs_its_time(simulate, offload):
+def test_a_barrier_before_the_optimizer_costs_its_time(simulate, short):
     """An optimizer that waits for nothing but runs under nothing."""
-    adam = (12 * WIDTH * WIDTH * LAYERS + VOCAB * WIDTH) * 28
+    adam = (12 * WIDTH * WIDTH * 8 + VOCAB * WIDTH) * 28
     alone_s = adam / MACHINE["host_bytes_per_s"]
-    s = simulate("run.ring=2", "gradient_clipping=0")
-    assert s["step_s"] < offload["step_s"] + 0.1 * alone_s
+    s = simulate(SHORT, "run.ring=2", "gradient_clipping=0")
+    assert s["step_s"] < short["step_s"] + 0.1 * alone_s
 
 
 NVME = ("zero_optimization.offload_optimizer.device=nvme",
@@ -162,10 +179,10 @@ SMALL = ("model.layers=6", "model.width=1024", "model.heads=16",
 @pytest.mark.parametrize("variable", (
     "STARPU_PREFETCH=0", "STARPU_CALIBRATE=1", "STARPU_LIMIT_CUDA_MEM=64",
     "STARPU_LIMIT_CPU_MEM=64", "STARPU_MINIMUM_CLEAN_BUFFERS=50"))
-def test_what_the_header_calls_without_effect_has_none(variable, simulate,
+def test_what_the_header_calls_without_effect_has_none(variable, simulate, known,
                                                       monkeypatch):
     """Every task at the same time on the same worker."""
-    plain = simulate(*SMALL)
+    plain = known(*SMALL)
     monkeypatch.setenv(*variable.split("="))
     s = simulate(*SMALL)
     assert told(s) == told(plain)
@@ -179,16 +196,16 @@ def test_a_scheduler_that_would_hang_is_refused(simulate, monkeypatch):
     assert "STARPU_SCHED: tasks under 'heteroprio' never end" in r.stderr
 
 
-def test_a_users_workers_count(simulate, monkeypatch):
-    s = simulate(*SMALL, "run.workers=4")
+def test_a_users_workers_count(simulate, known, monkeypatch):
+    s = known(*SMALL)
     monkeypatch.setenv("STARPU_NCPU", "2")
-    t = simulate(*SMALL, "run.workers=4")
+    t = simulate(*SMALL)
     assert "; 4 workers" in s["out"] and "; 2 workers" in t["out"]
     assert s["task_hash"] != t["task_hash"]
 
 
-def test_the_same_to_the_bit(simulate):
-    a = simulate(*SMALL)
+def test_the_same_to_the_bit(simulate, known):
+    a = known(*SMALL)
     assert told(a) == told(simulate(*SMALL))
     assert simulate(*SMALL, "run.ring=3")["task_hash"] != a["task_hash"]
 
@@ -258,17 +275,19 @@ def test_every_placement_on_many_ranks(zero, simulate):
 
 
 def test_a_trillion_on_512_ranks_is_simulated_in_seconds(simulate, monkeypatch):
-    """Processor time and memory: a machine may be busy with other things."""
+    """Processor time and memory: a machine may be busy with other things.  A quarter
+    of it, in a quarter of the time, unless all tests run."""
+    part = 1 if run.FULL else 4
     # meson sets it; glibc then writes to all memory that is allocated
     monkeypatch.delenv("MALLOC_PERTURB_", raising=False)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    s = simulate("model.layers=552", "model.width=12288", "model.heads=96",
+    s = simulate(f"model.layers={552 // part}", "model.width=12288", "model.heads=96",
                  "train_micro_batch_size_per_gpu=4", "train_batch_size=2048",
                  "run.device_memory_limit_bytes=0",
                  "activation_checkpointing.cpu_checkpointing=true", ranks=512)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert spent < 60
+    assert spent < 60 / part
     assert after.ru_maxrss * 1024 < 500e6
     assert hides(s), s
     # 9 of 11 products count: two thirds of the forward are done twice
@@ -370,12 +389,14 @@ UNTOLD = [("gpu_attention_flops_per_s", "fp16_flops_per_s", ()),
 
 
 @pytest.mark.parametrize("field, other, sets", UNTOLD)
-def test_a_rate_that_need_not_be_told(field, other, sets, simulate, tmp_path):
+def test_a_rate_that_need_not_be_told(field, other, sets, simulate, known, tmp_path):
     equal = MACHINE[other] if other else 10**12
-    untold, told_it, slow = (
-        simulate(*SMALL, *OWN, *sets, machine=machine(
-            tmp_path, gpu_capability=90, **{field: x}))
-        for x in (None, equal, equal // 10**4))
+
+    def rated(act, **rate):
+        return act(*SMALL, *OWN, *sets,
+                   machine=machine(tmp_path, gpu_capability=90, **rate))
+    untold = rated(simulate)
+    told_it, slow = (rated(simulate, **{field: x}) for x in (equal, equal // 10**4))
     assert told(told_it) == told(untold)
     assert slow["step_s"] > untold["step_s"]
 
@@ -584,6 +605,7 @@ def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
 
 def test_tune_says_when_nothing_fits(tmp_path):
     base = config()
+    base["model"]["layers"] = 2
     base["run"]["device_memory_limit_bytes"] = 1 << 20
     said, _ = tune(tmp_path, base, rc=1)
     assert "nothing fits" in said
@@ -613,7 +635,7 @@ def test_experts_of_the_host_relieve_the_link(tmp_path):
     behind the 24th are cold with up to 40 rows for each of 8."""
     path = tmp_path / "moe.json"
     path.write_text(json.dumps({**config(), "train_batch_size": 8, "model": {
-        "layers": 4, "heads": 16, "width": 2048, "seq": 128, "vocab": 512,
+        "layers": 2, "heads": 16, "width": 2048, "seq": 128, "vocab": 512,
         "num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1024,
         "experts_per_unit": 8}, "activation_checkpointing": {"cpu_checkpointing": True}}))
 
@@ -627,7 +649,7 @@ def test_experts_of_the_host_relieve_the_link(tmp_path):
     cold = sum(x <= 40 * 8 for x in units)
     assert 0 < cold < 8
     # Two of three steps, up for the forward and for the backward.
-    saved = 4 / 3 * 4 * cold * 8 * 3 * 2048 * 1024 * 2
+    saved = 4 / 3 * 2 * cold * 8 * 3 * 2048 * 1024 * 2
     assert 0.9 * saved < off["up_bytes"] - auto["up_bytes"] <= saved
     assert told(go("run.cold_experts=auto")) == told(auto)
     assert "computes units of experts that had up to 40 rows" in auto["out"]
