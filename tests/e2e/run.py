@@ -156,7 +156,8 @@ def environment(extra=None):
     env["OMPI_MCA_orte_tmpdir_base"] = session()
     env["OMPI_MCA_odls_base_sigkill_timeout"] = "0"
     # A third of such a start is looking at devices on the bus, of which none matters.
-    env["HWLOC_COMPONENTS"] = "-pci,-linuxio"
+    if GPU != "real":
+        env["HWLOC_COMPONENTS"] = "-pci,-linuxio"
     # Idle threads of OpenBLAS would spin for longer than a run computes.
     env["OPENBLAS_THREAD_TIMEOUT"] = "4"
     if os.geteuid() == 0:

@@ -141,13 +141,13 @@ def test_copies_and_optimizer_are_hidden(offload):
 def test_boundaries_on_the_host_are_hidden(simulate):
     """Each crosses once each way, but three that are still there when backward
     begins.  The embedding makes one, every block one."""
-    free, layers = (SHORT, "run.device_memory_limit_bytes=0"), 8
-    near = simulate(*free)
-    s = simulate(*free, "activation_checkpointing.cpu_checkpointing=true")
-    moved = (layers + 1 - 3) * 8 * SEQ * WIDTH * 2
+    free = "run.device_memory_limit_bytes=0"
+    near = simulate(free)
+    s = simulate(free, "activation_checkpointing.cpu_checkpointing=true")
+    moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
     assert s["up_bytes"] == near["up_bytes"] + moved
     assert s["down_bytes"] == near["down_bytes"] + moved
-    assert s["copies_hidden_percent"] >= 85, s
+    assert hides(s), s
     assert s["step_s"] < 1.02 * near["step_s"]
     assert near["device_bytes"] - s["device_bytes"] == moved
 
@@ -275,19 +275,17 @@ def test_every_placement_on_many_ranks(zero, simulate):
 
 
 def test_a_trillion_on_512_ranks_is_simulated_in_seconds(simulate, monkeypatch):
-    """Processor time and memory: a machine may be busy with other things.  A quarter
-    of it, in a quarter of the time, unless all tests run."""
-    part = 1 if run.FULL else 4
+    """Processor time and memory: a machine may be busy with other things."""
     # meson sets it; glibc then writes to all memory that is allocated
     monkeypatch.delenv("MALLOC_PERTURB_", raising=False)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    s = simulate(f"model.layers={552 // part}", "model.width=12288", "model.heads=96",
+    s = simulate("model.layers=552", "model.width=12288", "model.heads=96",
                  "train_micro_batch_size_per_gpu=4", "train_batch_size=2048",
                  "run.device_memory_limit_bytes=0",
                  "activation_checkpointing.cpu_checkpointing=true", ranks=512)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert spent < 60 / part
+    assert spent < 60
     assert after.ru_maxrss * 1024 < 500e6
     assert hides(s), s
     # 9 of 11 products count: two thirds of the forward are done twice
