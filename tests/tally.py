@@ -7,6 +7,7 @@ each suite took, names the slowest cases and those that failed, and prints
 import collections
 import json
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree as ET
 
@@ -76,11 +77,11 @@ def all_verdicts(results):
 
 def suites(results):
     """Yields (suite, seconds) for each test of one build folder, as meson noted
-    them down: "izar:suite+another / test"."""
+    them down: "izar:suite+another / test", or "test" where there is one suite."""
     notes = results.parent / "meson-logs/check-record.sh.json"
     for line in notes.read_text().splitlines() if notes.exists() else ():
         test = json.loads(line)
-        suite = test["name"].partition(" / ")[0].partition(":")[2].partition("+")[0]
+        suite = re.split(r"[:+]| / ", test["name"] if ":" in test["name"] else ":all")[1]
         yield f"{suite} in {results.parent.name}", test["duration"]
 
 

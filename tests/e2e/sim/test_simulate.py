@@ -234,6 +234,7 @@ def sets_of(row):
         if home == "nvme":
             sets += [f"{at}.nvme_path=/none",
                      f"{at}.buffer_count={row['buffer_count']}"]
+    sets += ["run.sum_order=ranks_first"]  # auto takes what has memory for it
     return (*SMALL, *sets, f"train_batch_size={8 * row['ranks']}")
 
 
