@@ -283,11 +283,11 @@ static void ask(const void *arg)
 
 static void ask_for_513_kinds(const void *arg)
 {
-    for (int64_t i = 1; i <= 513; i++) {
-        struct product p =
-            product_new(IZ_BF16, IZ_BF16, (int64_t[]){i, 1, 1}, 0);
+    for (int64_t i = 0; i < 513; i++) {
+        struct product p = product_new(
+            IZ_F32, IZ_F32, (int64_t[]){1 + i % 23, 1 + i / 23, 1}, 0);
         product_check_forward(&p, false, false);
-        if (fake_cublaslt.searches != i)
+        if (fake_cublaslt.searches != i + 1)
             _exit(1);
         product_free(&p);
     }
