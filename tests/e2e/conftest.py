@@ -163,25 +163,18 @@ def references(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def known(tmp_path_factory, workplace, text):
+def known(references, workplace, text):
     """known(ranks, config, model): a good run that several tests read and none writes
     to.  It is made once, by the process of pytest that is the first to ask."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    folder = folder / "known"
-    folder.mkdir(exist_ok=True)
-
     def known(ranks, config, model=None, **more):
-        key = hashlib.sha256(repr((ranks, config, model, more)).encode()).hexdigest()
-        kept = folder / key
-        with turn(f"{kept}.turn"):
-            if not kept.exists():
-                p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=folder)), text)
+        key = ranks, config, model, more
+        with turn(references.path(key).with_suffix(".turn")):
+            if key not in references:
+                p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=references.folder)), text)
                 if model:
                     rows.use(p, model)
-                kept.write_bytes(pickle.dumps(p.good(ranks, config, **more)))
-        return pickle.loads(kept.read_bytes())
+                references[key] = p.good(ranks, config, **more)
+        return references[key]
     return known
 
 
