@@ -69,39 +69,16 @@ void iz_experts_widen(struct iz_exec *x, const struct iz_routes *r,
     iz_exec_release(x, mark);
 }
 
-void iz_experts_rows(struct iz_exec *x, const struct iz_routes *r,
-                     struct iz_view u, struct iz_view by,
-                     const struct iz_linear *proj)
-{
-    int64_t mark = iz_exec_mark(x);
-    struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
-    iz_experts_swiglu_fwd(x, g, u, r);
-    iz_experts_fwd(x, by, g, proj, r);
-    iz_exec_release(x, mark);
-}
-
 void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view u, struct iz_view y, struct iz_view c,
                        const struct iz_linear *proj)
 {
     int64_t mark = iz_exec_mark(x);
-    struct iz_view by = iz_exec_work(x, x->act, u.rows, y.cols); /* [kM,C] */
-    iz_experts_rows(x, r, u, by, proj);
-    iz_experts_combine(x, y, c, by, r, false);
-    iz_exec_release(x, mark);
-}
-
-void iz_experts_rows_bwd(struct iz_exec *x, const struct iz_routes *r,
-                         struct iz_view u, struct iz_view dweight,
-                         struct iz_view by, const struct iz_linear *proj)
-{
-    int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
-    struct iz_view dg = iz_exec_work(x, x->act, g.rows, g.cols); /* [kM,F] */
-    iz_experts_da(x, dg, by, proj, r);
-    iz_experts_swiglu_bwd(x, u, g, dg, u, r); /* u: du, but for weights */
-    iz_experts_weigh_bwd(x, dweight, g, u, dg, r);
-    iz_experts_dw(x, by, g, proj, r);
+    struct iz_view by = iz_exec_work(x, x->act, u.rows, y.cols); /* [kM,C] */
+    iz_experts_swiglu_fwd(x, g, u, r);
+    iz_experts_fwd(x, by, g, proj, r);
+    iz_experts_combine(x, y, c, by, r, false);
     iz_exec_release(x, mark);
 }
 
@@ -110,16 +87,15 @@ void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
                            struct iz_view by, struct iz_view dy,
                            const struct iz_linear *proj)
 {
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
+    struct iz_view dg = iz_exec_work(x, x->act, g.rows, g.cols); /* [kM,F] */
     iz_experts_dispatch(x, by, dy, r);
-    iz_experts_rows_bwd(x, r, u, dweight, by, proj);
-}
-
-void iz_experts_rows_end(struct iz_exec *x, const struct iz_routes *r,
-                         struct iz_view u, struct iz_view by,
-                         const struct iz_linear *fc)
-{
-    iz_experts_dw(x, u, by, fc, r);
-    iz_experts_da(x, by, u, fc, r);
+    iz_experts_da(x, dg, by, proj, r);
+    iz_experts_swiglu_bwd(x, u, g, dg, u, r); /* u: du, but for weights */
+    iz_experts_weigh_bwd(x, dweight, g, u, dg, r);
+    iz_experts_dw(x, by, g, proj, r);
+    iz_exec_release(x, mark);
 }
 
 void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
@@ -128,6 +104,7 @@ void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
                           const struct iz_linear *fc)
 {
     iz_experts_dispatch(x, by, h, r);
-    iz_experts_rows_end(x, r, u, by, fc);
+    iz_experts_dw(x, u, by, fc, r);
+    iz_experts_da(x, by, u, fc, r);
     iz_experts_combine(x, dh, c, by, r, true);
 }

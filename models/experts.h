@@ -52,19 +52,6 @@ void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
                            struct iz_view u, struct iz_view dweight,
                            struct iz_view by, struct iz_view dy,
                            const struct iz_linear *proj);
-/* What iz_experts_narrow adds, by [kM,C], before it does. */
-void iz_experts_rows(struct iz_exec *x, const struct iz_routes *r,
-                     struct iz_view u, struct iz_view by,
-                     const struct iz_linear *proj);
-/* iz_experts_narrow_bwd of rows by expert: `by` has those of dy. */
-void iz_experts_rows_bwd(struct iz_exec *x, const struct iz_routes *r,
-                         struct iz_view u, struct iz_view dweight,
-                         struct iz_view by, const struct iz_linear *proj);
-/* iz_experts_widen_bwd of rows by expert: `by` has those of h, and then their
- * gradient. */
-void iz_experts_rows_end(struct iz_exec *x, const struct iz_routes *r,
-                         struct iz_view u, struct iz_view by,
-                         const struct iz_linear *fc);
 /* From these the gradients of the other weights; dh = c + that of h. */
 void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
                           struct iz_view u, struct iz_view dh,

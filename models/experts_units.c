@@ -45,42 +45,17 @@ static struct iz_view widened(struct iz_exec *x, const struct iz_layer *a,
                                 2 * (int64_t)b->experts.hidden);
 }
 
-/* What the host leaves: rows by expert, of what its experts make or of the
- * gradient of what they read; then also that of their weights. */
-struct far {
-    struct iz_view weight; /* fp32 [M,k] */
-    struct iz_view rows;   /* [kM,C] */
-};
-
-static struct far far_of(const struct iz_layer *a)
-{
-    const struct iz_block *b = a->self;
-    int64_t at = 0, k = b->experts.per_token, m = a->far.rows * b->seq;
-    struct far f = {.weight = next_view(a->far, &at, IZ_F32, m, k)};
-    f.rows = next_view(a->far, &at, a->far.dtype, k * m, b->width);
-    return f;
-}
-
-static int64_t far_len(const struct iz_block *b)
-{
-    return b->seq * b->experts.per_token * (b->width + 2);
-}
-
 static void part_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *b = a->self;
     bool last = is_last(&b->experts, a->part);
     struct iz_passed from = read_passed(a), to = iz_passed_of(b, a->y, !last);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
-    if (a->far.rows) {
-        iz_experts_combine(x, to.c, from.c, far_of(a).rows, &from.r, false);
-    } else {
-        struct iz_view u = widened(x, a, &from);
-        iz_experts_widen(x, &from.r, u, from.h, &fc);
-        if (a->again)
-            return;
-        iz_experts_narrow(x, &from.r, u, to.c, from.c, &proj);
-    }
+    struct iz_view u = widened(x, a, &from);
+    iz_experts_widen(x, &from.r, u, from.h, &fc);
+    if (a->again)
+        return;
+    iz_experts_narrow(x, &from.r, u, to.c, from.c, &proj);
     if (last)
         return;
     iz_op_copy(x, to.h, from.h);
@@ -96,12 +71,6 @@ static void part_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_passed p = read_passed(a), d = iz_passed_of(b, a->dx, true);
     struct iz_passed dy = iz_passed_of(b, a->dy, !last);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
-    if (a->far.rows) {
-        struct far f = far_of(a);
-        iz_experts_weights_copy(x, d.r.weight, f.weight, &p.r);
-        iz_experts_combine(x, d.h, dy.h, f.rows, &p.r, true);
-        return;
-    }
     struct iz_view u = widened(x, a, &p);
     int64_t mark = iz_exec_mark(x);
     if (x->widens)
@@ -109,60 +78,6 @@ static void part_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view by = iz_exec_work(x, x->act, u.rows, b->width); /* [kM,C] */
     iz_experts_narrow_bwd(x, &p.r, u, d.r.weight, by, d.c, &proj);
     iz_experts_widen_bwd(x, &p.r, u, d.h, by, dy.h, p.h, &fc);
-    iz_exec_release(x, mark);
-}
-
-/* ---- the host's part ---- */
-
-static int64_t part_rows(const struct iz_layer *a)
-{
-    struct iz_passed p = read_passed(a);
-    return iz_routes_rows(&p.r);
-}
-
-/* Rows of v by expert, in the host's type of activations. */
-static struct iz_view dispatched(struct iz_exec *x, const struct iz_routes *r,
-                                 struct iz_view v)
-{
-    struct iz_view by = iz_exec_work(x, v.dtype, iz_view_len(r->place), v.cols);
-    iz_experts_dispatch(x, by, v, r);
-    if (v.dtype == x->act)
-        return by;
-    struct iz_view own = iz_exec_work(x, x->act, by.rows, by.cols);
-    iz_experts_convert(x, own, by, r);
-    return own;
-}
-
-static void far_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *b = a->self;
-    struct iz_passed p = read_passed(a);
-    struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
-    int64_t mark = iz_exec_mark(x);
-    struct iz_view to = far_of(a).rows, by = dispatched(x, &p.r, p.h);
-    struct iz_view u =
-        iz_exec_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
-    iz_experts_fwd(x, u, by, &fc, &p.r);
-    iz_experts_rows(x, &p.r, u, by, &proj);
-    iz_experts_convert(x, to, by, &p.r);
-    iz_exec_release(x, mark);
-}
-
-static void far_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *b = a->self;
-    struct iz_passed p = read_passed(a), dy = iz_passed_of(b, a->dy, false);
-    struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
-    struct far to = far_of(a);
-    int64_t mark = iz_exec_mark(x);
-    struct iz_view by = dispatched(x, &p.r, p.h);
-    struct iz_view u =
-        iz_exec_work(x, x->act, by.rows, 2 * (int64_t)b->experts.hidden);
-    iz_experts_fwd(x, u, by, &fc, &p.r);
-    iz_experts_rows_bwd(x, &p.r, u, to.weight, dispatched(x, &p.r, dy.c),
-                        &proj);
-    iz_experts_rows_end(x, &p.r, u, by, &fc);
-    iz_experts_convert(x, to.rows, by, &p.r);
     iz_exec_release(x, mark);
 }
 
@@ -200,11 +115,5 @@ int iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
     u->out_elems = is_last(c, part) ? b->seq * w : iz_passed_len(b);
     u->forward = part_forward;
     u->backward = part_backward;
-    u->rows = part_rows;
-    u->experts = (int)n;
-    u->sample_rows = b->seq * c->per_token;
-    u->far_elems = far_len(b);
-    u->far_forward = far_forward;
-    u->far_backward = far_backward;
     return iz_unit_params(u, list, 2, prefix);
 }

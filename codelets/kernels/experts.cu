@@ -431,21 +431,3 @@ void iz_experts_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
                   iz_pieces_aligned<T>(g.cols, d, (T *)g.p, (T *)du.p));
     });
 }
-
-static __global__ void __launch_bounds__(THREADS)
-    copy_weights(float *to, const float *from, struct routes r, int64_t n)
-{
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n && is_here(r, i))
-        to[i] = from[i];
-}
-
-void iz_experts_weights_copy_cuda(struct iz_exec *x, struct iz_view to,
-                                  struct iz_view from,
-                                  const struct iz_routes *given)
-{
-    struct routes r = routes_of(given);
-    int64_t n = to.rows * to.cols;
-    IZ_LAUNCH(copy_weights, iz_blocks(n, THREADS), THREADS, 0, x->stream,
-              (float *)to.p, (const float *)from.p, r, n);
-}

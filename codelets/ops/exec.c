@@ -62,7 +62,6 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act)
     return (struct iz_exec){.backend = b,
                             .dry = true,
                             .act = act,
-                            .between = act,
                             .work = {.size = INT64_MAX},
                             .save = {.size = INT64_MAX}};
 }

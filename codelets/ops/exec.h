@@ -70,9 +70,7 @@ struct iz_exec {
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
     bool cudnn_bwd;     /* ... and its backward */
     enum iz_dtype act;  /* type of activations: fp32 on the CPU */
-    enum iz_dtype between; /* ... of those between units: on the host of a GPU
-                            as they are there */
-    int capability;        /* compute capability of the GPU, 90 for 9.0 */
+    int capability;     /* compute capability of the GPU, 90 for 9.0 */
     /* On a GPU: of fp32 logits that the classifier computes at a time, if 8
      * rows do not have more.  Sums over chunks depend on it. */
     int64_t logits_bytes;

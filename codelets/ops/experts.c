@@ -145,12 +145,6 @@ static int64_t rows_of(const struct iz_routes *r, int64_t i, int64_t *first)
     return rows_from(r->end.p, i, 1, first);
 }
 
-int64_t iz_routes_rows(const struct iz_routes *r)
-{
-    int64_t first;
-    return rows_from(r->end.p, r->first, iz_route_experts_here(r), &first);
-}
-
 /* `end` where the host can read it. */
 static const int32_t *ends_of(struct iz_exec *x, const struct iz_routes *r)
 {
@@ -494,21 +488,7 @@ void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
                 (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
 }
 
-void iz_experts_weights_copy(struct iz_exec *x, struct iz_view to,
-                             struct iz_view from, const struct iz_routes *r)
-{
-    check_routes(r);
-    assert(iz_view_len(to) == iz_view_len(r->place));
-    assert(iz_view_len(from) == iz_view_len(to));
-    iz_exec_count(x, 0, 2 * part_here(r) * (double)iz_view_bytes(to));
-    if (iz_exec_runs(x, IZ_CUDA))
-        iz_experts_weights_copy_cuda(x, to, from, r);
-    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < iz_view_len(to); i++)
-        if (is_here(r, i))
-            ((float *)to.p)[i] = ((float *)from.p)[i];
-}
-
-/* ---- gates and types ---- */
+/* ---- gates ---- */
 
 /* In *first the first of the rows by expert of those that are here, and their
  * number; 0 in a dry run. */
@@ -522,31 +502,16 @@ static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
                               first);
 }
 
-/* f of the rows here. */
-static void
-each_row(struct iz_exec *x,
-         void (*f)(struct iz_exec *x, struct iz_view y, struct iz_view a),
-         struct iz_view y, struct iz_view a, const struct iz_routes *r)
+void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
+                           struct iz_view a, const struct iz_routes *r)
 {
     int64_t first, n = rows_here(x, r, &first);
     iz_exec_count(x, 0,
                   part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        f(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
+        iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
     counters_set(x, counted);
-}
-
-void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_routes *r)
-{
-    each_row(x, iz_convert, y, a, r);
-}
-
-void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_routes *r)
-{
-    each_row(x, iz_swiglu_fwd, y, a, r);
 }
 
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,

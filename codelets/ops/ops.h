@@ -174,9 +174,6 @@ static inline int64_t iz_route_experts_here(const struct iz_routes *r)
     return r->here ? r->here : r->end.cols;
 }
 
-/* Rows of the experts here, where the caller can read `end`. */
-int64_t iz_routes_rows(const struct iz_routes *r);
-
 enum { IZ_EXPERTS_MOST = 1024 };
 
 /* Of a pair of texts, by TRL's names: rewards are beta l (see iz_preference),
@@ -242,19 +239,12 @@ void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                            struct iz_view y, struct iz_view dy,
                            struct iz_view a, const struct iz_routes *r);
-/* iz_convert of rows by expert. */
-void iz_experts_convert(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        const struct iz_routes *r);
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */
 void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
                           struct iz_view g, struct iz_view du,
                           struct iz_view dg, const struct iz_routes *r);
-
-/* to = from, both fp32 [M,k], of the experts that are here. */
-void iz_experts_weights_copy(struct iz_exec *x, struct iz_view to,
-                             struct iz_view from, const struct iz_routes *r);
 
 /* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
  * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads

@@ -68,7 +68,6 @@ static int open_workers(struct iz_graph *g)
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
-        k->exec.between = g->config.act;
         k->exec.bf16_products = g->config.bf16_products;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
         k->log.span = malloc(SPANS * sizeof(*k->log.span));

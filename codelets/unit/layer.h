@@ -66,8 +66,6 @@ struct iz_layer {
     /* Backward: dy in, dx out, in the same memory: a backward reads all it
      * needs of dy before it writes dx there. */
     struct iz_view dy, dx;
-    /* Of a unit of experts, what the host made for it; absent otherwise. */
-    struct iz_view far;
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; set for the
                   * first and the last unit, and for units with reads_input */
@@ -134,20 +132,6 @@ struct iz_unit {
      * the model generates nothing). */
     void (*evaluate)(struct iz_exec *x, const struct iz_layer *a);
     void (*generate)(struct iz_exec *x, const struct iz_layer *a);
-    /* Of a unit of experts, whose products the host of a GPU may compute: how
-     * many it has; the rows that all experts of the block together have of a
-     * sample; and, from x, the rows of those here.  Such units follow the one
-     * with their router. */
-    int experts;
-    int64_t sample_rows;
-    int64_t (*rows)(const struct iz_layer *a);
-    /* What the host does: all that needs parameters.  It reads what the router
-     * handed over as x, of dy the gradient of the block's output, both of any
-     * type, and leaves `far`: so many elements of a sample.  Forward and
-     * backward of the unit take that, and no parameters. */
-    int64_t far_elems;
-    void (*far_forward)(struct iz_exec *x, const struct iz_layer *a);
-    void (*far_backward)(struct iz_exec *x, const struct iz_layer *a);
 };
 
 /* How samples come from files of fixed-size records.  Both functions are called

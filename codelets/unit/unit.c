@@ -158,22 +158,17 @@ static void clear_gradients(struct iz_exec *x, const struct iz_unit_arg *a,
     }
 }
 
-static struct iz_view boundary(enum iz_dtype type, const struct iz_model *m,
+static struct iz_view boundary(enum iz_dtype act, const struct iz_model *m,
                                int unit, int samples, void *p)
 {
     int64_t cols = unit < 0 ? 0 : m->unit[unit].out_elems;
     return (struct iz_view){
-        .p = p, .dtype = type, .rows = samples, .cols = cols};
+        .p = p, .dtype = act, .rows = samples, .cols = cols};
 }
 
 static void call_layer(struct iz_exec *x, const struct iz_unit *u,
-                       struct iz_layer *l, enum iz_unit_call call,
-                       enum iz_far far)
+                       struct iz_layer *l, enum iz_unit_call call)
 {
-    if (far == IZ_FAR_PRODUCTS) {
-        (call == IZ_CALL_FORWARD ? u->far_forward : u->far_backward)(x, l);
-        return;
-    }
     switch (call) {
     case IZ_CALL_FORWARD:
         u->forward(x, l);
@@ -200,9 +195,9 @@ static void recompute(struct iz_exec *x, const struct iz_unit *u,
                       struct iz_layer l)
 {
     int64_t mark = iz_exec_mark(x);
-    struct iz_view y = iz_exec_work(x, x->between, l.samples, u->out_elems);
+    struct iz_view y = iz_exec_work(x, x->act, l.samples, u->out_elems);
     l.y = y;
-    call_layer(x, u, &l, IZ_CALL_AGAIN, IZ_FAR_NOT);
+    call_layer(x, u, &l, IZ_CALL_AGAIN);
     iz_exec_release(x, mark);
     x->save.used = 0;
 }
@@ -259,10 +254,10 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .samples = n,
         .w = f->w,
         .dw = f->dw,
-        .x = boundary(x->between, m, l->unit - 1, n, unit_at(buf, a->at_x)),
-        .y = boundary(x->between, m, l->unit, n, unit_at(buf, a->at_y)),
-        .dy = boundary(x->between, m, l->unit, n, d),
-        .dx = boundary(x->between, m, l->unit - 1, n, d),
+        .x = boundary(x->act, m, l->unit - 1, n, unit_at(buf, a->at_x)),
+        .y = boundary(x->act, m, l->unit, n, unit_at(buf, a->at_y)),
+        .dy = boundary(x->act, m, l->unit, n, d),
+        .dx = boundary(x->act, m, l->unit - 1, n, d),
         .input = batch,
         .target = batch ? batch + n * m->input_bytes : NULL,
         .loss = unit_at(buf, a->at_loss),
@@ -274,14 +269,9 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         make_views(l, a->type, own, tied, true, f->reference);
         f->layer.preference = m->preference;
         f->layer.reference_w = f->reference;
-        f->layer.reference_x = boundary(x->between, m, l->unit - 1, n,
-                                        unit_at(buf, a->at_reference));
+        f->layer.reference_x =
+            boundary(x->act, m, l->unit - 1, n, unit_at(buf, a->at_reference));
     }
-    if (a->far)
-        f->layer.far = (struct iz_view){.p = unit_at(buf, a->at_far),
-                                        .dtype = x->between,
-                                        .rows = n,
-                                        .cols = m->unit[l->unit].far_elems};
     if (m->documents_apart)
         f->layer.begins = (struct iz_view){
             .p = batch ? batch + n * (m->input_bytes + m->target_bytes) : NULL,
@@ -301,20 +291,8 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     attach_save(x, a, buf);
     if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL)
         recompute(x, u, f.layer);
-    call_layer(x, u, &f.layer, a->call, a->far);
+    call_layer(x, u, &f.layer, a->call);
     clear_gradients(x, a, buf);
-}
-
-int64_t iz_unit_rows(const struct iz_model *m, int unit, int samples,
-                     enum iz_dtype between, void *x)
-{
-    const struct iz_unit *u = &m->unit[unit];
-    struct iz_layer l = {.self = u->self,
-                         .unit = unit,
-                         .part = u->part,
-                         .samples = samples,
-                         .x = boundary(between, m, unit - 1, samples, x)};
-    return u->rows(&l);
 }
 
 /* ---- dry runs ---- */
@@ -323,8 +301,7 @@ int64_t iz_unit_rows(const struct iz_model *m, int unit, int samples,
  * of the gradient of a sparse table, 0: dense. */
 static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
                      int samples, int64_t rows, enum iz_dtype type,
-                     enum iz_unit_call call, enum iz_far far,
-                     struct iz_adapter *probe)
+                     enum iz_unit_call call, struct iz_adapter *probe)
 {
     int64_t offset[IZ_UNIT_PARAMS], of_tied[IZ_UNIT_PARAMS];
     const struct iz_unit *u = &m->unit[unit];
@@ -337,21 +314,19 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
         l.tied_offset = of_tied[u->tied_param];
         l.tied_reference = of_tied[iz_unit_reference(t, u->tied_param)];
     }
-    struct iz_unit_arg a = {
-        .layout = &l, .samples = samples, .type = type, .far = far};
+    struct iz_unit_arg a = {.layout = &l, .samples = samples, .type = type};
     struct frame f;
     make_frame(&f, x, &a, NULL);
     if (rows)
         f.dw[0].rows = rows;
     for (int i = 0; probe && i < iz_unit_base(&m->unit[unit]); i++)
         f.w[i].adapter = &probe[i];
-    call_layer(x, &m->unit[unit], &f.layer, call, far);
+    call_layer(x, &m->unit[unit], &f.layer, call);
 }
 
 static struct iz_exec dry_like(const struct iz_exec *like)
 {
     struct iz_exec x = iz_exec_dry(like->backend, like->act);
-    x.between = like->between;
     x.bf16_products = like->bf16_products;
     x.capability = like->capability;
     x.cudnn = like->cudnn;
@@ -367,8 +342,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
                          enum iz_dtype param_type, const struct iz_exec *like)
 {
     struct iz_exec x = dry_like(like);
-    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD,
-             IZ_FAR_NOT, NULL);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
     c->save_bytes[IZ_REPEAT_NONE] =
         max64(c->save_bytes[IZ_REPEAT_NONE], x.save.peak);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
@@ -377,13 +351,11 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->forward_s = x.seconds;
     x = dry_like(like);
     x.widens = true;
-    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD,
-             IZ_FAR_NOT, NULL);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
     int64_t most = x.work.peak;
     x = dry_like(like);
     x.widens = true;
-    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD,
-             IZ_FAR_NOT, NULL);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     most = max64(most, x.work.peak);
     c->save_bytes[IZ_REPEAT_WIDENED] = x.save.peak;
     c->work_bytes = max64(c->work_bytes,
@@ -393,9 +365,8 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->repeat_s[IZ_REPEAT_WIDENED] = x.seconds - c->backward_s;
     x = dry_like(like);
     /* It also writes its output into scratch. */
-    iz_exec_work(&x, x.between, samples, m->unit[unit].out_elems);
-    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, IZ_FAR_NOT,
-             NULL);
+    iz_exec_work(&x, x.act, samples, m->unit[unit].out_elems);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, NULL);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
     c->repeat_flops[IZ_REPEAT_FULL] = x.flops;
     c->repeat_bytes[IZ_REPEAT_FULL] = x.bytes;
@@ -410,8 +381,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     const struct iz_unit *u = &m->unit[unit];
     struct iz_unit_cost c = {0};
     struct iz_exec x = dry_like(like);
-    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD,
-             IZ_FAR_NOT, NULL);
+    dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     c.save_bytes[IZ_REPEAT_NONE] = x.save.peak;
     c.work_bytes = x.work.peak;
     c.backward_flops = x.flops;
@@ -425,25 +395,12 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
             continue;
         x = dry_like(like);
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples, rows,
-                 param_type, (enum iz_unit_call)call, IZ_FAR_NOT, NULL);
+                 param_type, (enum iz_unit_call)call, NULL);
         c.work_bytes = max64(c.work_bytes, x.work.peak);
         c.save_bytes[IZ_REPEAT_NONE] =
             max64(c.save_bytes[IZ_REPEAT_NONE], x.save.peak);
     }
     return c;
-}
-
-int64_t iz_unit_far_work(const struct iz_model *m, int unit, int samples,
-                         enum iz_dtype param_type, const struct iz_exec *like)
-{
-    int64_t most = 0;
-    for (int call = IZ_CALL_FORWARD; call <= IZ_CALL_BACKWARD; call++) {
-        struct iz_exec x = dry_like(like);
-        dry_call(&x, m, unit, samples, 0, param_type, (enum iz_unit_call)call,
-                 IZ_FAR_PRODUCTS, NULL);
-        most = max64(most, x.work.peak);
-    }
-    return most;
 }
 
 void iz_unit_ask(const struct iz_model *m, int unit, int samples,
@@ -458,15 +415,13 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     x.asks_products = like->asks_products;
     x.ask = why;
     if (u->forward)
-        dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD,
-                 IZ_FAR_NOT, NULL);
+        dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);
     x.work = (struct iz_arena){.size = like->work.size};
-    dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, IZ_FAR_NOT,
-             NULL);
+    dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, NULL);
 }
 
 void iz_unit_probe(const struct iz_model *m, int unit, struct iz_adapter *probe)
 {
     struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
-    dry_call(&x, m, unit, 1, 0, IZ_F32, IZ_CALL_BACKWARD, IZ_FAR_NOT, probe);
+    dry_call(&x, m, unit, 1, 0, IZ_F32, IZ_CALL_BACKWARD, probe);
 }

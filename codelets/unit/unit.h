@@ -23,13 +23,6 @@ enum iz_repeat {
     IZ_REPEATS
 };
 
-/* Of a unit whose products the host computes. */
-enum iz_far {
-    IZ_FAR_NOT,
-    IZ_FAR_PRODUCTS, /* that, on the host */
-    IZ_FAR_REST
-};
-
 /* Where the parameters of a unit lie in its flat buffer; shared by all tasks of
  * the unit, valid as long as the run. */
 struct iz_unit_layout {
@@ -59,14 +52,12 @@ struct iz_unit_arg {
     signed char at_logits;    /* float[vocab] */
     signed char at_told;      /* struct iz_told */
     signed char at_reference; /* boundary that the last unit reads for it */
-    signed char at_far;       /* not read with IZ_FAR_NOT */
     /* Only for a sparse table: the list of touched rows
      * (codelets/flat/touched_rows.h).  Gradients hold these rows alone, and so
      * do parameters if `packed`. */
     signed char at_rows;
     bool packed;
-    bool reference; /* a forward of the reference of pairs */
-    enum iz_far far;
+    bool reference;        /* a forward of the reference of pairs */
     enum iz_repeat repeat; /* in training */
     int64_t save_bytes;    /* of the call */
     int64_t row;
@@ -76,10 +67,6 @@ struct iz_unit_arg {
 };
 
 void iz_unit_run(struct iz_exec *x, void **buf, const void *arg);
-
-/* Rows of the experts of a unit that has some, from a boundary before them. */
-int64_t iz_unit_rows(const struct iz_model *m, int unit, int samples,
-                     enum iz_dtype between, void *x);
 
 /* Bytes and flops of a unit on `samples` samples, from dry runs of its
  * functions. */
@@ -100,10 +87,6 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
                                  int samples, int64_t rows,
                                  enum iz_dtype param_type,
                                  const struct iz_exec *like);
-
-/* Scratch of the hungrier call of the host's part of a unit of experts. */
-int64_t iz_unit_far_work(const struct iz_model *m, int unit, int samples,
-                         enum iz_dtype param_type, const struct iz_exec *like);
 
 /* Asks the libraries of a GPU's worker whether they support all operations of
  * the unit, and lets them prepare, so that steps need not wait for that.  like:

@@ -49,9 +49,6 @@ struct iz_ckpt {
     const char *model_text, *optimizer;
     /* How the run rounds its states: IZ_MOMENT_ROUNDING, or IZ_CKPT_EXACT. */
     const char *rounding;
-    /* What the next step begins with, of runs that choose it by the one before
-     * (iz_cold_text); malloc'ed.  NULL: nothing. */
-    char *cold_experts;
 };
 
 /* ---- dir.c: the directories ---- */
@@ -127,7 +124,7 @@ int64_t iz_ckpt_index_bytes(const struct iz_ckpt_index *x, const char *dir,
  * checkpoint. -EINVAL with the first difference printed. */
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
 
-/* Fills k's scalars and cold_experts; after a check that succeeded. */
+/* Fills k's scalars; after a check that succeeded. */
 void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
 
 /* ---- write.c: saving ---- */

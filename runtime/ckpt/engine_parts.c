@@ -126,7 +126,6 @@ void iz_parts_close(struct iz_parts *s)
     free(s->k.part);
     free((void *)s->k.names);
     free(s->k.scalar);
-    free(s->k.cold_experts);
     free(s->arg);
     *s = (struct iz_parts){0};
 }
@@ -238,8 +237,6 @@ int iz_parts_load(struct iz_engine *e, const char *model_text)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
-    if (!r && s.k.cold_experts)
-        iz_cold_take(e, s.k.cold_experts);
     iz_parts_close(&s);
     return iz_train_publish(e, r);
 }

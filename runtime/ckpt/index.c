@@ -85,8 +85,6 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
             FORMAT, step, ranks, k->model_text ? k->model_text : "null",
             k->optimizer);
     put_string(f, ",\n\"rounding\": ", k->rounding);
-    if (k->cold_experts)
-        put_string(f, ",\n\"cold_experts\": ", k->cold_experts);
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
@@ -402,12 +400,24 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     return same_count(x, "scalars", n, k->n_scalars);
 }
 
+/* Of runs that computed experts on the host: what the next step begins with. */
+static int removed_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
+{
+    (void)k;
+    return json_object_get(x->root, "cold_experts")
+               ? iz_text_refuse(x->err,
+                                "checkpoint: %s: of a run with "
+                                "run.cold_experts, which was removed",
+                                x->path)
+               : 0;
+}
+
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     static int (*const checks[])(const struct iz_ckpt_index *,
                                  const struct iz_ckpt *) = {
-        model_check,  optimizer_check, rounding_check, places_check,
-        arrays_check, names_check,     scalars_check};
+        removed_check, model_check,  optimizer_check, rounding_check,
+        places_check,  arrays_check, names_check,     scalars_check};
     int err = 0;
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && !err; i++)
         err = checks[i](x, k);
@@ -418,6 +428,4 @@ void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k)
 {
     for (int i = 0; i < k->n_scalars; i++)
         scalar_get(x, k->scalar[i].name, &k->scalar[i].value);
-    if (json_object_get(x->root, "cold_experts"))
-        k->cold_experts = strdup(iz_json_text_of(x->root, "cold_experts"));
 }

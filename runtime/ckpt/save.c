@@ -342,8 +342,6 @@ static void begin_file(struct iz_saver *s, const struct iz_control *c,
                        int64_t step)
 {
     iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
-    free(s->parts.k.cold_experts);
-    s->parts.k.cold_experts = iz_cold_text(s->e, step);
     s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
                                         .piece = s->piece,
                                         .step = step,
@@ -453,7 +451,6 @@ void iz_save_begin(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
-    iz_cold_choose(e);
     atomic_store(&e->seals.step, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
@@ -527,7 +524,6 @@ int iz_save_now(struct iz_saver *s)
     float *block = malloc(IZ_CKPT_BLOCK * sizeof(*block));
     iz_graph_wait(e->graph);
     s->pending = e->step;
-    iz_cold_choose(e);
     if (!block)
         fail(s, iz_durable_refuse("checkpoint", s->parts.k.dir, "cannot save",
                                   ENOMEM));

@@ -138,8 +138,6 @@ struct iz_run_config {
     int workers; /* compute workers of each rank; 0 = its cores */
     enum iz_order schedule;
     enum iz_recompute recompute;
-    int cold_experts; /* the host of a GPU computes units of experts which */
-    int cold_expert_rows; /* had so few rows a step before; 0: it does not */
     bool overlap;  /* false: barriers around the optimizer, for comparison */
     int in_flight; /* steps submitted ahead at most */
     int parallel_micro_batches; /* of a depth-first wave; 0 = workers */

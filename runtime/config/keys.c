@@ -414,14 +414,6 @@ const struct iz_key iz_config_keys[] = {
         "for the rest. full: all; widened: what makes the widest activations, "
         "which are not kept; none: nothing; auto: unit by unit as little as "
         "memory allows."),
-    WORD(
-        "run.cold_experts", c.run.cold_experts, "off|auto", "\"off\"",
-        "auto: where units are computed on a GPU, the host computes those "
-        "units of experts (model.experts_per_unit) that had few rows in the "
-        "step before, so their parameters need not go up. See docs/models.md."),
-    NUMBER("run.cold_expert_rows", INT, c.run.cold_expert_rows, 1, 1e9, "16",
-           "Of cold_experts: such a unit has at most so many rows for each of "
-           "its experts and each time that it would be fetched."),
     BOOL("run.overlap", c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),

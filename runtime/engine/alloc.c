@@ -147,9 +147,6 @@ static int open_track(struct iz_engine *e, int b)
     if (!t->batch || !t->boundary_handle || !t->saved_handle ||
         !iz_handle_take(e, &t->d_handle, IZ_DATUM_DY, b, d))
         return -ENOMEM;
-    if (p->cold.rows && !iz_handle_take(e, &t->dy_home_handle, IZ_DATUM_DY_HOME,
-                                        b, p->cold.dy_bytes))
-        return -ENOMEM;
     t->loss_handle = iz_handle_open(e, loss, sizeof(*loss), IZ_DATUM_SCALAR, b);
     t->weight_handle =
         iz_handle_open(e, loss + p->tracks, sizeof(*loss), IZ_DATUM_SCALAR, b);
@@ -216,22 +213,6 @@ static int open_scalars(struct iz_engine *e)
                : 0;
 }
 
-static int open_cold(struct iz_engine *e)
-{
-    struct iz_cold *c = &e->cold;
-    size_t units = (size_t)e->plan.n_units;
-    if (!e->plan.cold.rows)
-        return 0;
-    c->log = calloc(units * IZ_EVENTS, sizeof(*c->log));
-    c->rows = calloc(units, sizeof(*c->rows));
-    c->before = calloc(units, sizeof(*c->before));
-    if (!c->log || !c->rows || !c->before)
-        return -ENOMEM;
-    c->rows_handle = iz_handle_open(
-        e, c->rows, (int64_t)(units * sizeof(*c->rows)), IZ_DATUM_SCALAR, 0);
-    return 0;
-}
-
 /* Buffers of the collectives; those of MPI are the library's own. */
 static int open_comm(struct iz_engine *e)
 {
@@ -254,8 +235,8 @@ static int open_comm(struct iz_engine *e)
 int iz_alloc_open(struct iz_engine *e)
 {
     static int (*const open[])(struct iz_engine *) = {
-        iz_unit_memory_open, open_staging, open_matrices, open_rows, open_rings,
-        open_tracks,         open_scalars, open_cold,     open_comm};
+        iz_unit_memory_open, open_staging, open_matrices, open_rows,
+        open_rings,          open_tracks,  open_scalars,  open_comm};
     const struct iz_plan *p = &e->plan;
     bool real = p->target.gpu && !e->simulated;
     int r = 0;
@@ -289,9 +270,6 @@ void iz_alloc_close(struct iz_engine *e)
         free(e->track[b].saved_handle);
     }
     free(e->track);
-    free(e->cold.log);
-    free(e->cold.rows);
-    free(e->cold.before);
     for (int k = 0; k < IZ_STAGINGS; k++)
         free(e->staging[k].buffer);
     close_matrices(e);

@@ -50,7 +50,6 @@ enum iz_datum {
     IZ_DATUM_RAISED,    /* a boundary that came back from the host */
     IZ_DATUM_SAVED,
     IZ_DATUM_DY,
-    IZ_DATUM_DY_HOME, /* of a block's output, where the host computes experts */
     IZ_DATUM_BATCH,
     IZ_DATUM_STAGING,
     IZ_DATUM_SPLIT_STATE, /* on the GPU, of an offloaded optimizer */

@@ -77,7 +77,6 @@ struct iz_slot {
     int64_t version; /* of the unit when it was fetched */
     bool waiting;    /* fetched, not used yet */
     int64_t used;    /* the clock after its last use */
-    bool home;       /* of a boundary: its home has it, too */
 };
 
 struct iz_ring {
@@ -90,16 +89,6 @@ struct iz_boundaries {
     struct iz_slot *slot; /* their units are contents; see boundary.c */
     int tracks;           /* of the pass under way */
     bool training;
-};
-
-/* Which units of experts the host of a GPU computes: those that are cold.  All
- * arrays are of units. */
-struct iz_cold {
-    bool *now;      /* in the step under submission; NULL: none, as elsewhere */
-    bool *log;      /* of the last IZ_EVENTS steps, one after the other */
-    int64_t chosen; /* steps that have been chosen for */
-    int64_t *rows, *before; /* of this step so far, of the one before */
-    starpu_data_handle_t rows_handle;
 };
 
 /* The order in which the steps of a pass need the units' parameters (a tied
@@ -155,10 +144,6 @@ struct iz_track {
     void *batch;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
-    /* Where the host computes experts: the gradient of a block's output, and
-     * the first unit of experts of that block; 0: of none. */
-    starpu_data_handle_t dy_home_handle;
-    int dy_home;
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
     int64_t first;        /* of its samples, as in iz_units_first_sample */
@@ -299,7 +284,6 @@ struct iz_engine {
     struct iz_touched_lists touched;
     struct iz_track *track;
     struct iz_boundaries boundaries;
-    struct iz_cold cold;
     struct iz_passes uses;
     struct iz_update_order update_order;
     struct iz_scalars scalar;

@@ -22,7 +22,6 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY},
     [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED},
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY},
-    [IZ_DATUM_DY_HOME] = {"dy at home", IZ_MEM_BOUNDARY},
     [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH},
     [IZ_DATUM_STAGING] = {"staging", IZ_MEM_STAGING},
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE},
@@ -52,7 +51,6 @@ enum iz_tier iz_handle_datum_tier(const struct iz_plan *p, enum iz_datum d)
     case IZ_DATUM_GRAD:
         return iz_plan_grad_tier(p);
     case IZ_DATUM_STAGING:
-    case IZ_DATUM_DY_HOME:
         return IZ_TIER_CPU;
     case IZ_DATUM_QUANT_STAGING:
         return p->target.gpu ? IZ_TIER_DEVICE : IZ_TIER_CPU;

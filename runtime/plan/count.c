@@ -167,9 +167,9 @@ static void count_saves(struct iz_plan *p, const struct iz_config *c)
 static int64_t staged_elems(const struct iz_plan *p,
                             const struct iz_plan_unit *g)
 {
-    bool straight = iz_plan_straight(p, g->reductions == 1) && !p->cold.rows;
-    return p->zero.sums_near || straight ? 0
-                                         : g->shard - iz_plan_grads_apart(p, g);
+    return p->zero.sums_near || iz_plan_straight(p, g->reductions == 1)
+               ? 0
+               : g->shard - iz_plan_grads_apart(p, g);
 }
 
 static void count_copies(struct iz_plan *p)
@@ -188,15 +188,12 @@ static void count_copies(struct iz_plan *p)
     whole = max64(whole, unit);
     if (!p->target.gpu)
         return;
-    /* Every worker of the host has one, and one is on its way. */
-    int each = p->target.workers + 1;
-    add_staging(p, IZ_STAGING_FAR, each, p->cold.far_bytes);
     /* The host's collectives add to its accumulators themselves. */
     if (p->zero.grads_down && (!many || p->target.nccl))
-        add_staging(p, IZ_STAGING_GRAD, p->cold.rows ? each : 2,
-                    down * (many ? 4 : size));
+        add_staging(p, IZ_STAGING_GRAD, 2, down * (many ? 4 : size));
+    /* Every worker of the host has one, and one is on its way up. */
     if (p->zero.params_up)
-        add_staging(p, IZ_STAGING_UPDATE, each, chunk * size);
+        add_staging(p, IZ_STAGING_UPDATE, p->target.workers + 1, chunk * size);
     if (many && p->target.nccl)
         p->comm.exchange_bytes = unit * size;
     else if (many)
@@ -260,7 +257,6 @@ static void count_boundaries(struct iz_plan *p, const struct iz_model *m)
     p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] =
         (p->tracks + p->act.boundary_slots) * iz_plan_boundary_room(p);
     p->bytes.b[iz_plan_tier(to)][IZ_MEM_BOUNDARY] += home;
-    p->bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] += p->tracks * p->cold.dy_bytes;
     if (m->preference) /* two of the reference */
         p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY] +=
             2 * p->tracks * iz_plan_boundary_room(p);
@@ -320,9 +316,7 @@ static void count_rings(struct iz_plan *p)
 
 int64_t iz_plan_host_scratch(const struct iz_plan *p)
 {
-    int64_t matrices =
-        p->target.gpu && !p->matrices.on_gpu ? p->matrices.work_bytes : 0;
-    return max64(matrices, p->cold.work_bytes);
+    return p->target.gpu && !p->matrices.on_gpu ? p->matrices.work_bytes : 0;
 }
 
 static void count_matrices(struct iz_plan *p)

@@ -136,7 +136,7 @@ static void plan_sums(struct iz_plan *p)
 void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
                   const struct iz_model *m, bool near)
 {
-    if (p->ranks > 1 || !p->zero.grads_down || p->cold.rows)
+    if (p->ranks > 1 || !p->zero.grads_down)
         return;
     p->zero.sums_near = near;
     p->zero.sums_ring =
@@ -256,7 +256,6 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
                            .act = p->target.act,
-                           .between = p->target.act,
                            .bf16_products = p->target.bf16_products,
                            .capability = p->target.capability,
                            .cudnn = p->target.cudnn,
@@ -403,7 +402,6 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, c, m);
-    iz_plan_find_cold(p, c, m);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME
@@ -499,11 +497,6 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
     if (p->zero.sums_near && p->micro_batches > 1)
         fprintf(out, "      the GPU adds the micro-batches; their sums come "
                      "down once a step\n");
-    if (p->cold.rows)
-        fprintf(out,
-                "      the host computes units of experts that had up to %d "
-                "rows an expert in the step before\n",
-                p->cold.rows);
     if (m->table_rows)
         print_tables(p, m, out);
     iz_plan_print_attention(p, out);

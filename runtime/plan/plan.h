@@ -143,7 +143,6 @@ enum iz_staging_kind {
     IZ_STAGING_GRAD,     /* gradients, from a GPU to their accumulator */
     IZ_STAGING_UPDATE,   /* updated chunks, to a GPU */
     IZ_STAGING_BOUNDARY, /* boundaries, between a GPU and their file */
-    IZ_STAGING_FAR,      /* what the host makes of experts, which a GPU reads */
     /* On the GPU, for a chunk of the split: [gradient][parameters], the
      * gradient unless it is there, the parameters if they live on the host. */
     IZ_STAGING_SPLIT,
@@ -219,14 +218,6 @@ struct iz_plan_activations {
         boundary_elems; /* largest of all units */
 };
 
-/* Units of experts that the host of a GPU may compute, from step to step. */
-struct iz_plan_cold {
-    int rows; /* that an expert has per fetch then, at most; 0: none are */
-    int64_t work_bytes; /* scratch of a task there */
-    /* What such a task leaves to the GPU; and the gradient that it reads. */
-    int64_t far_bytes, dy_bytes;
-};
-
 struct iz_plan {
     int ranks, rank, n_units, n_rings;
     struct iz_target target;
@@ -249,7 +240,6 @@ struct iz_plan {
     struct iz_plan_comm comm;
     struct iz_plan_touched touched;
     struct iz_plan_matrices matrices;
-    struct iz_plan_cold cold;
     bool attends; /* units have attention */
     struct iz_bytes bytes;
     double step_flops; /* of one rank and step, without what is repeated */
@@ -341,14 +331,6 @@ bool iz_plan_lacks_from(const struct iz_plan *p, const struct iz_plan_unit *g,
 /* Of a chunk, on any rank at least: all plan the same bytes. */
 int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
                             const struct iz_plan_unit *g, int chunk);
-
-/* Whether run.cold_experts can be had: 0, or -EINVAL with the reason printed on
- * `err` (which may be NULL). */
-int iz_plan_check_cold(const struct iz_config *c, const struct iz_model *m,
-                       const struct iz_target *target, int ranks, FILE *err);
-/* Sets p->cold: whether units may be cold, and the bytes that it takes. */
-void iz_plan_find_cold(struct iz_plan *p, const struct iz_config *c,
-                       const struct iz_model *m);
 
 /* How the optimizer's chunks are divided between host and GPU (split.c):
  * sets host_chunks of all units and what p says of the split. */

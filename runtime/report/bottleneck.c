@@ -117,10 +117,7 @@ static const char *advice(enum iz_bottleneck limit, enum iz_use link,
         return "more samples a micro-batch (train_micro_batch_size_per_gpu) "
                "would need fewer";
     case IZ_BOTTLENECK_TASKS:
-        return s->cold ? "a smaller run.cold_expert_rows would leave more of "
-                         "them to it, and with a smaller "
-                         "model.experts_per_unit more workers would share them"
-               : s->slices >= s->workers
+        return s->slices >= s->workers
                    ? "more micro-batches side by side "
                      "(run.parallel_micro_batches) would occupy them"
                : s->few_slices
@@ -234,11 +231,6 @@ void iz_bottleneck_text(char *out, size_t size,
                  "the rest most, %.0f %%, goes to %s: %s",
                  100 * share[IZ_USE_UNITS], 100 * share[small],
                  loss_names[small], setting);
-    else if (limit == IZ_BOTTLENECK_TASKS && s->cold)
-        snprintf(out, size,
-                 "experts on the host: the GPU waits %.0f %% of the time while "
-                 "they are computed; %s",
-                 100 * share[IZ_USE_TASKS], setting);
     else if (simple[limit].what)
         snprintf(out, size, "%s %.0f %% of the time%s; %s", simple[limit].what,
                  100 * share[simple[limit].use],

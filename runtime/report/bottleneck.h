@@ -46,7 +46,6 @@ struct iz_bottleneck_setting {
     bool gpu, repeats, overlap, overlap_comm, breadth_first, rings, half;
     bool param_on_disk, frozen_on_disk, state_on_disk, boundary_on_disk;
     bool few_slices;    /* more are possible */
-    bool cold;          /* the host computes some experts */
     bool repeats_asked; /* by run.recompute, not for want of memory */
     bool divisible; /* more of the optimizer can go from the host to the GPU */
     int workers, ring, slices, samples, micro_batches, in_flight;

@@ -353,7 +353,6 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
     double flops = m->e->plan.step_flops / s;
     bool counted = m->last_ns != 0 && m->first_ns != 0;
     char loss[40], norm[40], experts[256], pairs[512];
-    char *cold = iz_cold_text(m->e, v->step - 1);
     if (!m->first_ns)
         m->first_ns = v->time_ns; /* the first step warms up */
     if (counted) {
@@ -370,16 +369,14 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
         "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
-        "\"resident_bytes\": %lld%s%s%s%s%s}",
+        "\"resident_bytes\": %lld%s%s}",
         (long long)v->step, unix_s(),
         metrics_number(loss, sizeof(loss), v->loss),
         metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
         iz_units_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
         of_experts(experts, sizeof(experts), v, m->e),
-        cold ? ", \"cold_experts\": \"" : "", cold ? cold : "",
-        cold ? "\"" : "", of_pairs(pairs, sizeof(pairs), &v->told, ""));
-    free(cold);
+        of_pairs(pairs, sizeof(pairs), &v->told, ""));
     m->told = v->told;
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
@@ -511,11 +508,6 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
         printf("experts had %.2f to %.2f of an even share of rows in the last "
                "step, balance %.3f; no row was dropped\n",
                m->told.least, m->told.most, m->told.balance / m->told.routers);
-    if (e->plan.cold.rows && e->step) {
-        int all, cold = iz_cold_units(e, e->step - 1, &all);
-        printf("the host computed %d of %d units of experts in the last step\n",
-               cold, all);
-    }
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",

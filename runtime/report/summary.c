@@ -98,7 +98,6 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
                      p->zero.param_home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
         .few_slices = iz_plan_slices(c, p->target.workers) > p->slices,
-        .cold = p->cold.rows > 0,
         .workers = p->target.workers,
         .samples = c->micro_batch,
         .ring = p->ring[0].params,

@@ -261,8 +261,6 @@ static int make_plan(struct run *r)
         f = iz_rules_check_matrices(r->model, &r->c, iz_run_err(r));
     if (!f)
         f = iz_plan_check(&r->c, &t, ranks, iz_run_err(r));
-    if (!f)
-        f = iz_plan_check_cold(&r->c, r->model, &t, ranks, iz_run_err(r));
     if (f)
         return iz_run_agree(r, f, NULL);
     const struct iz_plan_for plan = {.model = r->model,

@@ -71,8 +71,6 @@ static int prepare(struct simulation *s)
         r = iz_rules_check_matrices(s->model, &s->c, stderr);
     if (!r)
         r = iz_plan_check(&s->c, &t, s->ranks, stderr);
-    if (!r)
-        r = iz_plan_check_cold(&s->c, s->model, &t, s->ranks, stderr);
     if (r)
         return r;
     int user = iz_environment_number("STARPU_NCPU", 0);

@@ -38,8 +38,9 @@ static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
 }
 
-void iz_boundary_copy(struct iz_engine *e, bool back, int unit,
-                      starpu_data_handle_t slot, starpu_data_handle_t host)
+/* Between a slot of the GPU and a buffer of the host. */
+static void boundary_copy(struct iz_engine *e, bool back, int unit,
+                          starpu_data_handle_t slot, starpu_data_handle_t host)
 {
     int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
     struct iz_task t =
@@ -82,16 +83,9 @@ static void boundary_move(struct iz_engine *e, bool back, int content,
     if (file && back)
         boundary_io(e, back, unit, track, host, home);
     if (gpu)
-        iz_boundary_copy(e, back, unit, slot->handle, host);
+        boundary_copy(e, back, unit, slot->handle, host);
     if (file && !back)
         boundary_io(e, back, unit, track, host, home);
-}
-
-static void bring_home(struct iz_engine *e, struct iz_slot *s)
-{
-    if (!s->home)
-        boundary_move(e, false, s->unit, s);
-    s->home = true;
 }
 
 /* The slot whose content is read last after position `from`. */
@@ -125,8 +119,6 @@ void iz_boundary_begin(struct iz_engine *e, int tracks, bool training)
     e->boundaries.training = training;
     for (int i = 0; i < e->plan.act.boundary_slots; i++)
         e->boundaries.slot[i].unit = -1;
-    for (int t = 0; t < tracks; t++)
-        e->track[t].dy_home = 0;
 }
 
 starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
@@ -137,18 +129,9 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
         return e->track[track].boundary_handle[unit];
     struct iz_slot *s = last_used(e, at);
     if (s->unit >= 0 && next_use(e, s->unit, at) != NEVER)
-        bring_home(e, s);
+        boundary_move(e, false, s->unit, s);
     s->unit = at;
-    s->home = false;
     return s->handle;
-}
-
-starpu_data_handle_t iz_boundary_home(struct iz_engine *e, int unit, int track)
-{
-    struct iz_slot *s = slot_of(e, unit * e->boundaries.tracks + track);
-    if (s)
-        bring_home(e, s);
-    return e->track[track].boundary_handle[unit];
 }
 
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track)
@@ -182,6 +165,5 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
             return;
         boundary_move(e, true, content, s);
         s->unit = content;
-        s->home = true;
     }
 }

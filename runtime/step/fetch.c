@@ -429,8 +429,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
 {
     mark_used(e, u, from);
     for (int j = from; j < u->n; j++) {
-        if (!iz_plan_fetches(&e->plan, e->unit[u->unit[j]].plan) ||
-            iz_step_is_cold(e, u->unit[j]))
+        if (!iz_plan_fetches(&e->plan, e->unit[u->unit[j]].plan))
             continue;
         struct iz_slot *s = find_slot(e, u->unit[j]);
         if (s && (reusable(e, s) || u->next[u->unit[j]] < j))

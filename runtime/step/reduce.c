@@ -401,7 +401,6 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     bool many = p->ranks > 1, direct = g->plan->direct;
-    bool cold = iz_step_is_cold(e, unit); /* the contribution is on the host */
     bool whole = direct || p->zero.grads_full;
     int acc = g->plan->split_accum ? use : 0, k = g->contributions[acc]++;
     bool last = k + 1 == g->plan->contributions;
@@ -435,13 +434,13 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     }
     if (p->zero.grads_full)
         a.own = g->plan->shard * p->rank;
-    if (p->zero.grads_down && (!many || p->target.nccl) && !cold) {
+    if (p->zero.grads_down && (!many || p->target.nccl)) {
         offload(e, unit, acc, slot[0], last, a);
         return;
     }
     assert(slots <= IZ_SLICES_MAX);
     a.squares = last && g->plan->sums_squares;
-    if (cold || (!many && g->plan->pieces > 1)) {
+    if (!many && g->plan->pieces > 1) {
         add_pieces(e, unit, acc, slot,
                    (struct piece_arg){.inputs = slots,
                                       .accumulate = a.accumulate,

@@ -15,14 +15,6 @@
 
 /* ---- waves ---- */
 
-/* Where a backward of unit u writes its gradient. */
-static starpu_data_handle_t next_grad(struct iz_engine *e, int u)
-{
-    return iz_step_is_cold(e, u)
-               ? iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle
-               : iz_engine_next_grad(e, u);
-}
-
 /* Adds the gradient of one micro-batch of unit u, and lets backward fill the
  * next buffers: a ring buffer must be reduced before its turn comes again. */
 static void backward_micro(struct iz_engine *e, int u, int track)
@@ -33,7 +25,7 @@ static void backward_micro(struct iz_engine *e, int u, int track)
     starpu_data_handle_t grad[IZ_SLICES_MAX] = {0},
                          tied_grad[IZ_SLICES_MAX] = {0};
     for (int s = 0; s < e->plan.slices; s++) {
-        grad[s] = trained ? next_grad(e, u) : NULL;
+        grad[s] = trained ? iz_engine_next_grad(e, u) : NULL;
         tied_grad[s] = tied < 0 ? NULL : iz_engine_next_grad(e, tied);
         struct iz_call c = {.kind = IZ_BACKWARD,
                             .call = IZ_CALL_BACKWARD,
@@ -130,11 +122,9 @@ void iz_train_step(struct iz_engine *e)
     int all = e->plan.micro_batches, wave = e->plan.wave;
     int published = 0;
     bool early = iz_step_updates_early(e);
-    iz_cold_choose(e);
     int64_t begin = iz_clock_cpu_ns();
     iz_trace_step(e);
     iz_update_order_begin(e);
-    e->cold.now = iz_step_cold(e, e->step);
     for (int g = 0; g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
@@ -147,7 +137,6 @@ void iz_train_step(struct iz_engine *e)
             iz_update_unit(e, u);
         published = publish_units(e, published, u + 1);
     }
-    e->cold.now = NULL; /* what is evaluated is computed in one place */
     iz_update_end(e);
     publish_units(e, published, e->plan.n_units);
     barrier(e);

@@ -46,14 +46,6 @@ int iz_train_publish(struct iz_engine *e, int err);
 
 /* Submits one step and returns at once. */
 void iz_train_step(struct iz_engine *e);
-/* The units of experts that the host computes, as names of units "a b..c": in a
- * step, counted from 0, that was chosen for; malloc'ed.  NULL: the config keeps
- * them on the GPU, or no memory. */
-char *iz_cold_text(const struct iz_engine *e, int64_t step);
-/* How many these are, and in *all how many units of experts there are. */
-int iz_cold_units(const struct iz_engine *e, int64_t step, int *all);
-/* Takes such a text for the next step; one of no such run is "". */
-void iz_cold_take(struct iz_engine *e, const char *text);
 /* Submits the validation loss after the steps so far. */
 void iz_train_eval(struct iz_engine *e);
 

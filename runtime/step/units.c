@@ -125,7 +125,6 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
         /* The last unit's loss alone is its one product of three. */
         t->flops = k->backward_flops / 3;
     }
-    iz_cold_cost(e, c, t);
 }
 
 /* Whether a unit's forward differs for the reference of pairs. */
@@ -160,11 +159,9 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     bool batch = first || last || e->model->unit[u].reads_input ||
                  e->model->documents_apart;
     bool scaled = last || e->model->unit[u].own_loss;
-    bool cold = iz_step_is_cold(e, u); /* then it needs no parameters */
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
-    bool keeps = training && !cold;
-    enum iz_repeat repeat = keeps ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
+    enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
     enum iz_repeat saves =
         repeat == IZ_REPEAT_WIDENED ? repeat : IZ_REPEAT_NONE;
     struct iz_unit_arg a = {.layout = &e->unit[u].layout,
@@ -175,19 +172,14 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
                             .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
                             .reference = c->reference,
-                            .far = cold ? IZ_FAR_REST : IZ_FAR_NOT,
                             .sample = training ? track->first : -1,
                             .packed = e->plan.zero.fetch};
     struct iz_task t = iz_task_of(e, c->kind, IZ_ON_COMPUTE, iz_unit_run, u);
     set_cost(e, c, &t);
-    if (c->kind == IZ_FORWARD)
-        iz_cold_count(e, u, index);
-    a.at_far =
-        iz_task_add(&t, cold ? iz_cold_call(e, c, track) : NULL, STARPU_R);
-    a.at_param = iz_task_add(&t, cold ? NULL : iz_fetch_param(e, u), STARPU_R);
+    a.at_param = iz_task_add(&t, iz_fetch_param(e, u), STARPU_R);
     a.at_tied =
         iz_task_add(&t, tied < 0 ? NULL : iz_fetch_param(e, tied), STARPU_R);
-    a.at_grad = iz_task_add(&t, cold ? NULL : c->grad, STARPU_W);
+    a.at_grad = iz_task_add(&t, c->grad, STARPU_W);
     a.at_tied_grad = iz_task_add(&t, c->tied_grad, STARPU_W);
     a.at_rows = iz_task_add(&t, rows ? iz_touched_list(e, u) : NULL, STARPU_R);
     a.at_batch = iz_task_add(&t, batch ? track->batch_handle : NULL, STARPU_R);
@@ -208,7 +200,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
                          last    ? STARPU_W
                          : first ? STARPU_R
                                  : STARPU_RW);
-    a.at_save = iz_task_add(&t, keeps ? track->saved_handle[u] : NULL,
+    a.at_save = iz_task_add(&t, training ? track->saved_handle[u] : NULL,
                             forward ? STARPU_W : STARPU_RW);
     a.at_logits = iz_task_add(
         &t, last && generate ? e->scalar.logits_handle : NULL, STARPU_W);

@@ -152,42 +152,9 @@ starpu_data_handle_t iz_boundary_written(struct iz_engine *e, int unit,
                                          int track);
 /* Where the output of a unit is now. */
 starpu_data_handle_t iz_boundary_read(struct iz_engine *e, int unit, int track);
-/* The same at home, which is memory of the host. */
-starpu_data_handle_t iz_boundary_home(struct iz_engine *e, int unit, int track);
-/* Between a buffer of the GPU and one of the host: the output of a unit, or its
- * gradient; up if `back`. */
-void iz_boundary_copy(struct iz_engine *e, bool back, int unit,
-                      starpu_data_handle_t slot, starpu_data_handle_t host);
 /* After backward of a unit was submitted: submits copies of what the next ones
  * read, as far ahead as there are slots. */
 void iz_boundary_ahead(struct iz_engine *e, int unit, int track);
-
-/* ---- cold.c: experts that the host computes ---- */
-
-/* Chooses the units of the next step by the rows of the one before, which it
- * waits for; once for a step. */
-void iz_cold_choose(struct iz_engine *e);
-/* Whether the host computes the unit in the step under submission. */
-static inline bool iz_step_is_cold(const struct iz_engine *e, int unit)
-{
-    return e->cold.now && e->cold.now[unit];
-}
-/* Those of a step that was chosen for; NULL: no step is. */
-static inline bool *iz_step_cold(const struct iz_engine *e, int64_t step)
-{
-    return e->cold.log ? e->cold.log + step % IZ_EVENTS * e->plan.n_units
-                       : NULL;
-}
-/* Before a forward: where the unit is the first one of a block's experts, its
- * rows and those of the others behind it are added. */
-void iz_cold_count(struct iz_engine *e, int unit, int track);
-/* Submits the host's part of a call of a cold unit; what the rest reads. */
-starpu_data_handle_t iz_cold_call(struct iz_engine *e, const struct iz_call *c,
-                                  struct iz_track *track);
-/* Costs of a call on the GPU of a unit with experts, by its rows in the step
- * before. */
-void iz_cold_cost(const struct iz_engine *e, const struct iz_call *c,
-                  struct iz_task *t);
 
 /* ---- fetch.c: parameters, and the ring they are fetched into ---- */
 

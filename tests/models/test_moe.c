@@ -247,28 +247,6 @@ static void flops_are_those_of_the_chosen(void **state)
     assert_true(fabs(ratio - 1) < 1e-12);
 }
 
-/* What the host of a GPU does for a unit, and what is left: the same bits. */
-static void products_may_be_formed_apart(void **state)
-{
-    static const struct iz_moe_config *const config[] = {&apart, &together,
-                                                         &alone};
-    for (int i = 0; i < 9; i++) {
-        struct twin t[2];
-        for (int k = 0; k < 2; k++) {
-            fixture_seed(NULL);
-            t[k] = twin_new(&kind, config[i % 3], fixture_types[i / 3], 2);
-            t[k].apart = k;
-            twin_train(&t[k], IZ_REPEAT_NONE);
-        }
-        assert_true(t[0].got == t[1].got);
-        for (int p = 0; p < t[0].n; p++)
-            assert_memory_equal(t[0].dw[p].v.p, t[1].dw[p].v.p,
-                                (size_t)iz_view_bytes(t[0].dw[p].v));
-        twin_free(&t[0]);
-        twin_free(&t[1]);
-    }
-}
-
 /* Memory is that of all tokens at one expert, however many experts there are.
  */
 static void memory_does_not_grow_with_the_experts(void **state)
@@ -340,7 +318,6 @@ int main(void)
     const struct CMUnitTest own[] = {
         cmocka_unit_test(experts_without_tokens_have_no_gradient),
         cmocka_unit_test(flops_are_those_of_the_chosen),
-        cmocka_unit_test(products_may_be_formed_apart),
         cmocka_unit_test(memory_does_not_grow_with_the_experts),
         cmocka_unit_test(mixtures_are_a_kind_with_a_loss),
         cmocka_unit_test(experts_in_units_have_names_of_their_own),

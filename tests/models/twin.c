@@ -143,8 +143,6 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         .y = view_of(t->y[u].v, out, dry),
         .dy = view_of(t->d.v, out, dry),
         .dx = view_of(t->d.v, in, dry),
-        .far = t->apart && unit->rows ? view_of(t->far.v, unit->far_elems, dry)
-                                      : IZ_NONE,
         .input = dry || !(reads || unit->reads_input) ? NULL : t->input,
         .target = dry || !reads ? NULL : t->target,
         .loss = dry ? NULL : &t->got,
@@ -201,21 +199,6 @@ static void forget(struct iz_exec *x)
     x->save = (struct iz_arena){0};
 }
 
-/* With what it is made of, if that comes first. */
-static void call_unit(struct twin *t, int u, bool backward, struct iz_exec *x)
-{
-    const struct iz_unit *unit = &t->m->unit[u];
-    struct iz_exec host = {0};
-    if (t->apart && unit->rows) {
-        t->far = tensor_new(IZ_F32, t->samples, unit->far_elems, 1);
-        call_exact(t, u, backward ? unit->far_backward : unit->far_forward,
-                   &host, NULL);
-    }
-    call_exact(t, u, backward ? unit->backward : unit->forward, x, NULL);
-    if (t->apart && unit->rows)
-        tensor_free(&t->far);
-}
-
 /* A forward whose output nobody reads. */
 static void call_again(struct twin *t, int u, struct iz_exec *x)
 {
@@ -234,7 +217,7 @@ void twin_train(struct twin *t, enum iz_repeat repeat)
     t->told = (struct iz_told){.least = INFINITY};
     for (int u = 0; u < last; u++) {
         t->saved[u].widens = repeat == IZ_REPEAT_WIDENED;
-        call_unit(t, u, false, &t->saved[u]);
+        call_exact(t, u, t->m->unit[u].forward, &t->saved[u], NULL);
         if (repeat == IZ_REPEAT_FULL)
             forget(&t->saved[u]);
     }
@@ -242,7 +225,7 @@ void twin_train(struct twin *t, enum iz_repeat repeat)
         struct iz_exec *x = &t->saved[u];
         if (repeat == IZ_REPEAT_FULL && u < last)
             call_again(t, u, x);
-        call_unit(t, u, true, x);
+        call_exact(t, u, t->m->unit[u].backward, x, NULL);
         forget(x);
     }
 }

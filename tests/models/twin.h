@@ -57,10 +57,8 @@ struct twin {
     struct iz_exec *saved; /* of each unit, when activations are kept */
     float loss_scale;      /* 1 */
     bool again;            /* a call is a forward for a backward */
-    bool apart;            /* products of units of experts come from `far` */
-    struct tensor far;
-    double got;          /* the loss of the program */
-    struct iz_told told; /* what its units told since it was cleared */
+    double got;            /* the loss of the program */
+    struct iz_told told;   /* what its units told since it was cleared */
 };
 
 /* Runs the tests that all models have, then n of the model's own. */

@@ -84,15 +84,13 @@ def table():
         ("heads of 128, 1024 tokens", {**BF16, "model.width": 512, "model.seq": 1024,
                                        "train_micro_batch_size_per_gpu": 1}))]
     rows += [Small(f"moe {name}", "moe", "moe-tiny", {**BF16, **more}) for name, more in (
-        ("lora", lora(4, "*")), ("experts in units", {"model.experts_per_unit": 3}),
-        ("cold experts", {**FULL, "model.experts_per_unit": 1, "run.cold_experts": "auto",
-                          "run.cold_expert_rows": 64}))]
+        ("lora", lora(4, "*")), ("experts in units", {"model.experts_per_unit": 3}))]
     return {r.name: r for r in rows}
 
 
 TABLE = table()
 # What a run on a CPU has no use for, and refuses or names in vain.
-OF_THE_GPU = ("run.gpu_", "run.cold", "run.tf32", ZERO + "offload_optimizer.ratio")
+OF_THE_GPU = ("run.gpu_", "run.tf32", ZERO + "offload_optimizer.ratio")
 
 
 def data_of(c, program):

@@ -51,18 +51,7 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
     return a;
 }
 
-enum op {
-    DISPATCH,
-    COMBINE,
-    SET,
-    FWD,
-    BWD_A,
-    BWD_W,
-    WEIGH,
-    COPY,
-    GATE,
-    UNGATE
-};
+enum op { DISPATCH, COMBINE, SET, FWD, BWD_A, BWD_W, WEIGH, GATE, UNGATE };
 
 static void experts_op(struct iz_exec *x, const struct iz_view *v,
                        const void *arg)
@@ -98,9 +87,6 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
         break;
     case WEIGH:
         iz_experts_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
-        break;
-    case COPY:
-        iz_experts_weights_copy(x, v[DS], v[WEIGHT], &r);
         break;
     case GATE:
         iz_experts_swiglu_fwd(x, v[G], v[DU], &r);
@@ -306,13 +292,6 @@ static void check_weights(struct mixture *a)
     fixture_close("weighed gradient", &t[DU], 0x1p-24);
     tensor_load(&t[G]);
     tensor_load(&t[DU]);
-    tensor_load(&t[DS]);
-    ds = want_kept(&t[DS]);
-    for (int64_t i = 0; i < a->m * a->k; i++)
-        if (expert_of(a, place[i]) >= 0)
-            ds[i] = (double)((float *)t[WEIGHT].v.p)[i];
-    run(a, COPY, BIT(DS), BIT(DS));
-    fixture_close("copied weights", &t[DS], 0);
 }
 
 /* Gates of the rows of the experts here; the others stay. */

@@ -168,16 +168,6 @@ def test_codes_cross_the_bus(case, traffic):
     traffic(quant_row(*case))
 
 
-@pytest.mark.parametrize("micro", (2, 6))
-def test_experts_of_the_host_do_not_cross_the_bus(micro, traffic):
-    """Their parameters do not go up, their gradients do not come down."""
-    row = {**ROW, **FAR, "model": "units of experts", "micro": micro,
-           "boundaries": "host", "schedule": "breadth_first"}
-    every, _ = traffic(row)
-    some, _ = traffic(row, **{"run.cold_experts": "auto", "run.cold_expert_rows": 10**6})
-    assert some["h2d_bytes"] < every["h2d_bytes"]
-
-
 @pytest.mark.parametrize("form, group, param", (
     ("nf4", 8192 + 256 + 8, "nvme"), ("int8", 16384 + 4 * 256, "cpu")))
 def test_a_quantised_unit_crosses_as_its_groups(form, group, param, traffic):

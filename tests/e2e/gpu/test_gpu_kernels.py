@@ -190,21 +190,6 @@ def test_same_bits_as_the_plain_run(row, same):
     same({k: row[k] for k in SUMS}, row)
 
 
-@pytest.mark.parametrize("dtype", SUMS["dtype"])
-def test_the_host_may_compute_experts(dtype, go):
-    """Its products are its own, what it hands over has the GPU's type."""
-    row = {"model": "units of experts", "dtype": dtype, "split": "micro", **FAR,
-           "boundaries": "host"}
-    plain = go(row)
-    auto = {"run.cold_experts": "auto", "run.cold_expert_rows": 10**6}
-    r = go(row, auto)
-    close(r, plain, dtype, ((0.3, 4), (1, 60)))
-    assert r.losses[0] == plain.losses[0] and all(x["cold_experts"] for x in r.steps[1:])
-    if dtype == "bf16":
-        more = {"schedule": "breadth_first", "recompute": "none"}
-        assert go({**row, **more}, auto).numbers == r.numbers
-
-
 LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.1.*"},
         "parameters": [{"match": "h.0.*.bias", "frozen": False}]}
 TOP = {"parameters": [{"match": "*", "frozen": True},

@@ -627,28 +627,3 @@ def test_muon_costs_what_its_side_does(tmp_path):
         assert gpu[way] - host[way] == moved
     r = simulate_file(path, "optimizer.params.ns_method=standard", refused=True)
     assert "ns_method: standard" in r.stderr and "8.0" in r.stderr
-
-
-def test_experts_of_the_host_relieve_the_link(tmp_path):
-    """64 experts a block in units of 8, the i-th with 1/i of 1024 * 4 rows: those
-    behind the 24th are cold with up to 40 rows for each of 8."""
-    path = tmp_path / "moe.json"
-    path.write_text(json.dumps({**config(), "train_batch_size": 8, "model": {
-        "layers": 2, "heads": 16, "width": 2048, "seq": 128, "vocab": 512,
-        "num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1024,
-        "experts_per_unit": 8}, "activation_checkpointing": {"cpu_checkpointing": True}}))
-
-    def go(*sets):
-        return simulate_file(path, "run.cold_expert_rows=40", "run.steps=3", *sets,
-                             model="moe")
-    off, auto = go(), go("run.cold_experts=auto")
-    rows = [4096 / i for i in range(1, 65)]
-    rows = [x / sum(rows) * 4096 for x in rows]
-    units = [sum(rows[i:i + 8]) for i in range(0, 64, 8)]
-    cold = sum(x <= 40 * 8 for x in units)
-    assert 0 < cold < 8
-    # Two of three steps, up for the forward and for the backward.
-    saved = 4 / 3 * 2 * cold * 8 * 3 * 2048 * 1024 * 2
-    assert 0.9 * saved < off["up_bytes"] - auto["up_bytes"] <= saved
-    assert told(go("run.cold_experts=auto")) == told(auto)
-    assert "computes units of experts that had up to 40 rows" in auto["out"]

@@ -377,9 +377,6 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     assert_text(&m, &s, "a larger run.slices");
     s.slices = 8;
     assert_text(&m, &s, "run.parallel_micro_batches");
-    s.cold = true;
-    assert_text(&m, &s, "experts on the host: the GPU waits 25 %");
-    assert_text(&m, &s, "a smaller run.cold_expert_rows");
 }
 
 /* Losses that are small one by one may be large together. */
