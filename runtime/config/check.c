@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#define BATCH_MAX 1000000 /* as in the table */
-
 static enum iz_given *given(struct iz_config_file *file, const char *name)
 {
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
@@ -59,7 +57,7 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
         m = t / ranks / g;
     if (t == 0)
         t = m * g * ranks;
-    if (m > BATCH_MAX || g > BATCH_MAX || t != m * g * ranks)
+    if (m > IZ_BATCH_MAX || g > IZ_BATCH_MAX || t != m * g * ranks)
         iz_fault(f, "train_batch_size",
                  "%lld is not train_micro_batch_size_per_gpu %lld x "
                  "gradient_accumulation_steps %lld x %lld rank%s",

@@ -19,6 +19,7 @@ struct iz_hf; /* codelets/unit/layer.h */
 #define IZ_PRODUCTS_MAX 8192 /* bytes of a list of algorithms */
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
+#define IZ_CHOICES_MAX 16
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -218,6 +219,7 @@ struct iz_config {
     struct iz_preference loss;
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
+    bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
 };
 
 /* The table of keys: parser, --help, docs/config.md and the effective config.
@@ -277,6 +279,17 @@ struct iz_section {
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err);
+
+/* Fills in what *c leaves open by `text`, the effective config that the resumed
+ * run began with, and keeps it.  False: it is no config. */
+bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
+                    int ranks);
+/* Of a choice that a resumed run keeps: whether it did; whether it is open. */
+bool iz_config_is_kept(const struct iz_config *c, const char *key);
+bool iz_config_is_open(const struct iz_config *c, const char *key);
+
+/* Whether run.gpu_products is a list of algorithms. */
+bool iz_config_is_list(const char *products);
 
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */

@@ -66,8 +66,9 @@ static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
         fprintf(out, "  %s%s  (", prefix, k->name);
     print_type(out, k);
     fputs(is_auto ? ", \"auto\"" : "", out);
-    fprintf(out, markdown ? " | `%s` | %s |\n" : "; default %s)\n      %s\n",
-            k->fallback ? k->fallback : "null", k->doc);
+    fprintf(out,
+            markdown ? " | `%s` | %s%s |\n" : "; default %s)\n      %s%s\n",
+            k->fallback ? k->fallback : "null", k->doc, iz_config_keeps(k));
 }
 
 static void print_head(FILE *out, const char *title, const char *text,

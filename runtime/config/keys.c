@@ -34,7 +34,6 @@
     {                                                                          \
         KEY(name, type, field, fallback, doc), .min = (min_), .max = (max_)    \
     }
-#define BATCH_MAX 1e6 /* samples: products stay far below 2^63 */
 #define COUNT_MAX 1e15
 
 const struct iz_key iz_config_keys[] = {
@@ -42,12 +41,12 @@ const struct iz_key iz_config_keys[] = {
         "train_batch_size", INT64, c.train_batch_size, 1, 1e18, "null",
         "Samples per step on all ranks = micro-batch x accumulation steps x "
         "ranks. Of these three keys, a missing one follows from the others."),
-    NUMBER("train_micro_batch_size_per_gpu", INT64, micro_batch, 1, BATCH_MAX,
-           "null",
+    NUMBER("train_micro_batch_size_per_gpu", INT64, micro_batch, 1,
+           IZ_BATCH_MAX, "null",
            "Samples of one micro-batch, which is one chain of tasks on one "
            "rank. \"auto\" with train_batch_size: the plan chooses this key "
            "and the next one for the shortest step."),
-    NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, BATCH_MAX,
+    NUMBER("gradient_accumulation_steps", INT64, grad_accum, 1, IZ_BATCH_MAX,
            "null",
            "Micro-batches per rank and step; 1 when only one of the other two "
            "is given."),
@@ -353,21 +352,20 @@ const struct iz_key iz_config_keys[] = {
          "name in OpenBLAS, like SkylakeX or Haswell; BLAS: those that the "
          "library takes by itself. auto: the library's own, or else the first "
          "of oneDNN, SkylakeX and Haswell that has 0.95 of the best rate, as "
-         "measured at the start with products like the model's. A resumed run "
-         "keeps its first choice. OPENBLAS_CORETYPE in the environment wins."),
+         "measured at the start with products like the model's. "
+         "OPENBLAS_CORETYPE in the environment wins."),
     WORD("run.cpu_products", c.run.cpu_products, "auto|fp32|bf16", "\"auto\"",
          "On a CPU, with parameters in bf16: fp32 widens weights before a "
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
          "a quick measurement at the start shows that the model's products are "
          "faster with it. Muon's products are of this type too, unless "
-         "ns_method is gram. A resumed run keeps its first choice."),
+         "ns_method is gram."),
     WORD("run.gpu_attention", c.run.gpu_attention, "auto|own|cudnn", "\"auto\"",
          "On a GPU, with 16-bit parameters: the kernel for the forward of "
          "attention, izar's own or cuDNN's. auto: cuDNN's from compute "
          "capability 9.0 on, where the library is found, has a kernel and the "
          "plan has room for its scratch, unless documents are kept apart; "
-         "otherwise own. The config beside the output then has the choice. A "
-         "resumed run keeps its first choice, even after steps on a CPU."),
+         "otherwise own. The config beside the output then has the choice."),
     WORD("run.gpu_attention_backward", c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
@@ -378,8 +376,7 @@ const struct iz_key iz_config_keys[] = {
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
          "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
-         "gram, whose sums are fp32. auto: gpu. A resumed run keeps its first "
-         "choice."),
+         "gram, whose sums are fp32. auto: gpu."),
     TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
          "On a GPU: by which of cuBLASLt's algorithms products are formed. "
          "first: what the library estimates to be best. timed: the fastest of "
@@ -388,16 +385,14 @@ const struct iz_key iz_config_keys[] = {
          "output then has the choice as a list, cublasLt VERSION "
          "PRODUCT:ALGORITHM ..., which is a value too: the same algorithms, "
          "refused with another version of the library or other products. "
-         "auto: first. A resumed run keeps its first choice, and its list for "
-         "timed too."),
+         "auto: first. A resumed run keeps its list for timed too."),
     NUMBER("run.gpu_logits_bytes", INT64, c.run.gpu_logits_bytes, 0, COUNT_MAX,
            "0",
            "On a GPU: bytes of fp32 logits that are computed at a time, at "
            "least 8 rows of them; the more, the fewer passes over the last "
            "layer's weights and their gradient. 0: 1 GiB if the plan may use "
            "more than 64 GiB of the GPU and repeats nothing more for it, else "
-           "256 MiB; a resumed run keeps it. Another number adds in another "
-           "order."),
+           "256 MiB. Another number adds in another order."),
     BOOL("run.tf32", c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),
@@ -420,13 +415,13 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.in_flight", INT, c.run.in_flight, 1, 64, "2",
            "Largest number of steps that are submitted ahead."),
     NUMBER("run.parallel_micro_batches", INT, c.run.parallel_micro_batches, 0,
-           BATCH_MAX, "0",
+           IZ_BATCH_MAX, "0",
            "Micro-batches of a depth-first wave; 0: as many as workers."),
     NUMBER("run.slices", INT, c.run.slices, 0, 64, "0",
            "Tasks that a micro-batch is cut into, so that all workers have "
            "one; the number must divide the micro-batch. 0: the smallest "
-           "number that occupies all workers of the first rank; a resumed "
-           "run keeps it. Another number adds in another order."),
+           "number that occupies all workers of the first rank. "
+           "Another number adds in another order."),
     WORD("run.sum_order", c.run.sum_order, "auto|ranks_first|local_first",
          "\"auto\"",
          "On several ranks, with several micro-batches: ranks_first adds each "
@@ -434,18 +429,17 @@ const struct iz_key iz_config_keys[] = {
          "micro-batches where they are computed, and the ranks once per step. "
          "In stage 3 local_first needs run.schedule breadth_first. auto: "
          "local_first, but ranks_first for depth_first in stage 3 or with an "
-         "optimizer that a GPU offloads, and where only that fits. A resumed "
-         "run keeps its first choice. "
-         "Another order has other bits."),
+         "optimizer that a GPU offloads, and where only that fits. Another "
+         "order has other bits."),
     NUMBER("run.sum_group", INT, c.run.sum_group, 0, 65536, "0",
            "Gradients are added within groups of so many consecutive ranks, "
            "then over the groups, so that between hosts each group sends one "
            "contribution, in the type of the parameters. It must divide the "
            "number of ranks; 1 or all of them: no groups. 0: the ranks of a "
            "host when the run began, or, if hosts are unequal, the largest "
-           "number with no group on two hosts; a run resumed with as many "
-           "ranks keeps it. Another number has other bits."),
-    NUMBER("run.ring", INT, c.run.ring, 0, BATCH_MAX, "0",
+           "number with no group on two hosts. Another number has other "
+           "bits."),
+    NUMBER("run.ring", INT, c.run.ring, 0, IZ_BATCH_MAX, "0",
            "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", c.run.task_log, "false",
          "Write kind, unit, step, worker and times of every task of the first "

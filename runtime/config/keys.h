@@ -50,6 +50,10 @@ extern const struct iz_foreign_key iz_foreign_keys[];
 /* What "auto" stands for, as JSON; NULL: nothing, it is refused. */
 const char *iz_config_auto(const struct iz_key *key);
 
+/* The sentence about a choice that a resumed run keeps, with a space before it;
+ * "" of other keys. */
+const char *iz_config_keeps(const struct iz_key *key);
+
 /* Counts and prints faults, each with the place it comes from. */
 struct iz_faults {
     FILE *err; /* may be NULL */
@@ -57,6 +61,9 @@ struct iz_faults {
     char *const *set;
     int n_set, count;
 };
+
+/* Samples, and micro-batches: products stay far below 2^63. */
+#define IZ_BATCH_MAX 1e6
 
 /* Default of loss.beta, TRL's. */
 #define IZ_LOSS_BETA 0.1

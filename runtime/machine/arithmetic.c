@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/ops/blas.h"
@@ -15,7 +14,6 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
@@ -30,69 +28,45 @@
 
 #define OWN_KERNELS "BLAS" /* the library's, whatever they are called */
 
-/* Config of the run in the output folder; NULL: it cannot be read. */
-static json_t *kept_config(const struct iz_config *c)
+/* Refuses to go on with a run of which nobody knows what it chose, where that
+ * matters here and the config leaves it open. */
+static int refuse_lost(const struct iz_config *c,
+                       const struct iz_arithmetic_for *on, struct iz_coll *coll)
 {
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
-    return iz_json_read(path, NULL);
+    bool half = c->dtype != IZ_F32;
+    const struct {
+        const char *key, *advice;
+        bool matters;
+    } choice[] = {
+        {"run.cpu_kernels", OWN_KERNELS, !on->gpu && on->here},
+        {"run.cpu_products", "fp32 or bf16", c->dtype == IZ_BF16},
+        {"run.sum_order", "ranks_first or local_first", true},
+        {"run.sum_group", "the ranks of a group", on->here && coll->size > 1},
+        {"run.gpu_attention", "own or cudnn", half},
+        {"run.gpu_attention_backward", "own or cudnn", half},
+        {"run.muon_products", "host or gpu",
+         iz_optimizer(c->optimizer.type)->matrices},
+        {"run.gpu_logits_bytes", "the bytes of a chunk", on->gpu}};
+    for (size_t i = 0; i < sizeof(choice) / sizeof(choice[0]); i++)
+        if (choice[i].matters && iz_config_is_open(c, choice[i].key))
+            return iz_text_refuse(coll->rank ? NULL : stderr,
+                                  "%s: auto: %s/config.json does not tell what "
+                                  "the run began with: set %s",
+                                  choice[i].key, c->run.output,
+                                  choice[i].advice);
+    return 0;
 }
 
-/* What the run in the output folder started with for run.KEY, as read by rank
- * 0; "" if its config has no such key, or if nothing can be resumed there,
- * which is said elsewhere.  Collective.  False: its config cannot be read. */
-static bool kept_string(const struct iz_config *c, struct iz_coll *coll,
-                        const char *key, char *text, size_t size)
+/* What may go on in the place of a choice that a resumed run began with; NULL:
+ * it did not. */
+static const char *kept_or(const struct iz_config *c, const char *key,
+                           const char *instead)
 {
-    char saved[IZ_PATH_MAX + 32];
-    bool readable = false;
-    snprintf(saved, sizeof(saved), "%s/checkpoints", c->run.output);
-    memset(text, 0, size);
-    if (coll->rank == 0) {
-        json_t *j = kept_config(c);
-        const json_t *run = json_object_get(j, "run");
-        const json_t *had = json_object_get(run, key);
-        readable = run || access(saved, F_OK);
-        if (json_is_string(had))
-            snprintf(text, size, "%s", json_string_value(had));
-        json_decref(j);
-    }
-    iz_coll_broadcast(coll, &readable, sizeof(readable), 0, key);
-    iz_coll_broadcast(coll, text, (int64_t)size, 0, key);
-    return readable;
+    return iz_config_is_kept(c, key) ? instead : NULL;
 }
 
-/* The same; negative errno with the reason and `advice` printed: its config
- * cannot be read. */
-static int kept_text(const struct iz_config *c, struct iz_coll *coll,
-                     const char *key, const char *advice, char text[32])
-{
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/config.json", c->run.output);
-    if (kept_string(c, coll, key, text, 32))
-        return 0;
-    return iz_text_refuse(
-        coll->rank ? NULL : stderr,
-        "run.%s: auto: %s does not tell what the run began with: "
-        "set %s",
-        key, path, advice);
-}
-
-/* Which of auto, a, b (0, 1, 2) the run in the output folder started with.  A
- * config without the key was written before there was a choice, and means a. */
-static int kept_choice(const struct iz_config *c, struct iz_coll *coll,
-                       const char *key, const char *a, const char *b)
-{
-    char text[32], advice[64];
-    snprintf(advice, sizeof(advice), "%s or %s", a, b);
-    int r = kept_text(c, coll, key, advice, text);
-    if (r)
-        return r;
-    return !*text || strcmp(text, a) == 0 ? 1 : strcmp(text, b) == 0 ? 2 : 0;
-}
-
-/* Refuses run.WORD if any rank has a reason against it.  kept: what goes on in
- * its place if a resumed run began with it; else NULL, and `advice` follows. */
+/* Refuses run.WORD if any rank has a reason against it.  kept: of kept_or; if
+ * that is NULL, `advice` follows. */
 static int refuse_word(struct iz_coll *coll, const char *word, const char *why,
                        const char *kept, const char *advice)
 {
@@ -198,26 +172,19 @@ static int choose_kernels(struct iz_arithmetic *a, struct iz_config *c,
                           const struct iz_arithmetic_for *on,
                           struct iz_coll *coll)
 {
-    bool asked = strcmp(c->run.cpu_kernels, "auto") != 0;
+    bool open = iz_config_is_open(c, "run.cpu_kernels");
     const char *name = c->run.cpu_kernels;
-    char kept[32] = "auto", word[64];
+    char word[64];
     if (on->gpu || !on->here)
         return 0;
-    if (!asked && on->resume) {
-        int r = kept_text(c, coll, "cpu_kernels", OWN_KERNELS, kept);
-        if (r)
-            return r;
-        name = *kept ? kept : OWN_KERNELS; /* before there was a choice */
-    }
-    bool measured = strcmp(name, "auto") == 0;
-    if (measured)
+    if (open)
         measure_kernels(a, &name, m, samples_of_task(c, on->workers), coll);
     bool here = iz_blas_take(name);
     snprintf(word, sizeof(word), "cpu_kernels: %s", name);
     int r =
         refuse_word(coll, word, here ? NULL : "this machine does not have them",
-                    asked || measured ? NULL : OWN_KERNELS, "; use auto");
-    if (!r && !asked)
+                    kept_or(c, "run.cpu_kernels", OWN_KERNELS), "; use auto");
+    if (!r && open)
         snprintf(c->run.cpu_kernels, sizeof(c->run.cpu_kernels), "%s", name);
     return r;
 }
@@ -246,21 +213,13 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
                            const struct iz_arithmetic_for *on,
                            struct iz_coll *coll)
 {
-    enum iz_product_type *t = &c->run.cpu_products, asked = *t;
+    enum iz_product_type *t = &c->run.cpu_products;
     int r = 0;
-    if (c->dtype != IZ_BF16)
-        return 0;
-    if (asked == IZ_PRODUCTS_AUTO && on->resume) {
-        int w = kept_choice(c, coll, "cpu_products", "fp32", "bf16");
-        if (w < 0)
-            return w;
-        *t = (enum iz_product_type)w;
-    }
-    if (on->gpu)
+    if (c->dtype != IZ_BF16 || on->gpu)
         return 0;
     if (*t == IZ_PRODUCTS_BF16) {
         r = refuse_word(coll, "cpu_products: bf16", iz_gemm16_missing(),
-                        asked == IZ_PRODUCTS_AUTO ? "fp32" : NULL, "");
+                        kept_or(c, "run.cpu_products", "fp32"), "");
         a->bf16_products = !r;
     }
     if (*t == IZ_PRODUCTS_AUTO)
@@ -269,179 +228,12 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     return r;
 }
 
-/* ---- the cut into micro-batches ---- */
-
-/* Micro-batches of a rank and step of the run with config j, if it had such a
- * batch and as many ranks; else 0. */
-static int64_t kept_cut(const json_t *j, int64_t batch, int ranks)
-{
-    int64_t micro = json_integer_value(
-        json_object_get(j, "train_micro_batch_size_per_gpu"));
-    int64_t accum =
-        json_integer_value(json_object_get(j, "gradient_accumulation_steps"));
-    bool same =
-        batch > 0 && batch == micro * accum * ranks &&
-        batch == json_integer_value(json_object_get(j, "train_batch_size"));
-    return same ? accum : 0;
-}
-
-/* Without one that is kept, the plan chooses (iz_plan_choose). */
-static void choose_cut(struct iz_config *c, const struct iz_arithmetic_for *on,
-                       struct iz_coll *coll)
-{
-    int64_t n = 0;
-    if (!c->cut_auto || !on->resume)
-        return;
-    if (coll->rank == 0) {
-        json_t *j = kept_config(c);
-        n = kept_cut(j, c->train_batch_size, coll->size);
-        json_decref(j);
-    }
-    int64_t *all = iz_agree_numbers(coll, &n, 1, "micro-batches");
-    if (all[0]) {
-        iz_config_cut(c, (int)all[0]);
-        c->cut_auto = false;
-    }
-    free(all);
-}
-
-/* ---- slices ---- */
-
-/* What the run in the output folder cuts this micro-batch into; 0: not known.
- */
-static int64_t kept_slices(const struct iz_config *c)
-{
-    json_t *j = kept_config(c);
-    int64_t micro = json_integer_value(
-        json_object_get(j, "train_micro_batch_size_per_gpu"));
-    int64_t n = json_integer_value(
-        json_object_get(json_object_get(j, "run"), "slices"));
-    json_decref(j);
-    return micro == c->micro_batch ? n : 0;
-}
-
-static void choose_slices(struct iz_config *c,
-                          const struct iz_arithmetic_for *on,
-                          struct iz_coll *coll)
-{
-    int64_t n = on->resume && coll->rank == 0 ? kept_slices(c) : 0;
-    if (c->run.slices || !on->here)
-        return;
-    if (n < 1 || c->micro_batch % n)
-        n = iz_plan_slices(c, on->gpu ? 1 : on->workers);
-    int64_t *all = iz_agree_numbers(coll, &n, 1, "slices");
-    c->run.slices = (int)all[0];
-    free(all);
-}
-
-/* ---- the order of sums ---- */
-
-/* Without one that is kept, the plan chooses (iz_plan_choose). */
-static int choose_sums(struct iz_config *c, const struct iz_arithmetic_for *on,
-                       struct iz_coll *coll)
-{
-    enum iz_sum_first *first = &c->run.sum_order;
-    int w = 0;
-    if (*first == IZ_SUM_AUTO && on->resume)
-        w = kept_choice(c, coll, "sum_order", "ranks_first", "local_first");
-    if (w > 0)
-        *first = (enum iz_sum_first)w;
-    return w < 0 ? w : 0;
-}
-
-/* Groups of the run in the output folder, if it had as many ranks; 0: not
- * known.  A config without the key was written before there were groups. */
-static int64_t kept_group(const struct iz_config *c, int ranks)
-{
-    json_t *j = kept_config(c);
-    const json_t *run = json_object_get(j, "run");
-    int64_t g = json_integer_value(json_object_get(run, "sum_group"));
-    int64_t micros = kept_cut(
-        j, json_integer_value(json_object_get(j, "train_batch_size")), ranks);
-    json_decref(j);
-    if (!run || !micros)
-        return 0;
-    return g ? g : ranks;
-}
-
-static int choose_groups(struct iz_config *c,
-                         const struct iz_arithmetic_for *on,
-                         struct iz_coll *coll)
-{
-    char text[32];
-    int r = 0;
-    if (c->run.sum_group || !on->here)
-        return 0;
-    int64_t g = on->resume && coll->rank == 0 ? kept_group(c, coll->size) : 0;
-    if (on->resume && coll->size > 1)
-        r = kept_text(c, coll, "sum_group", "the ranks of a group", text);
-    if (!g)
-        g = iz_coll_host_group(coll);
-    int64_t *all = iz_agree_numbers(coll, &g, 1, "groups");
-    c->run.sum_group = (int)all[0];
-    free(all);
-    return r;
-}
-
 /* ---- products on a GPU ---- */
-
-bool iz_arithmetic_is_list(const char *products)
-{
-    return strncmp(products, "cublasLt ", 9) == 0;
-}
 
 int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why)
 {
     return refuse_word(coll, "gpu_products", why, NULL,
                        "; use first or timed, which may have other bits");
-}
-
-/* A run that measures does so when its products are known (begin.c).  Its
- * config has been read when this comes, or is not needed. */
-static void choose_algorithms(struct iz_config *c,
-                              const struct iz_arithmetic_for *on,
-                              struct iz_coll *coll)
-{
-    char *own = c->run.gpu_products, kept[IZ_PRODUCTS_MAX] = "";
-    bool open = strcmp(own, "auto") == 0;
-    if (on->resume && (open || strcmp(own, "timed") == 0))
-        kept_string(c, coll, "gpu_products", kept, sizeof(kept));
-    if (iz_arithmetic_is_list(kept) || (open && *kept))
-        snprintf(own, sizeof(kept), "%s", kept);
-    if (on->gpu && strcmp(own, "auto") == 0)
-        snprintf(own, sizeof(kept), "first");
-}
-
-/* ---- logits on a GPU ---- */
-
-/* Bytes at a time of the run in the output folder, 0: not known.  A config
- * without the key was written when there was one size. */
-static int64_t kept_logits(const struct iz_config *c)
-{
-    json_t *j = kept_config(c);
-    const json_t *run = json_object_get(j, "run");
-    const json_t *had = json_object_get(run, "gpu_logits_bytes");
-    int64_t n = had ? json_integer_value(had) : run ? IZ_LOGITS_BYTES : 0;
-    json_decref(j);
-    return n;
-}
-
-/* Without one that is kept, the plan chooses (iz_plan_choose). */
-static int keep_logits(struct iz_config *c, const struct iz_arithmetic_for *on,
-                       struct iz_coll *coll)
-{
-    int64_t n = coll->rank == 0 ? kept_logits(c) : 0;
-    char text[32];
-    int r = 0;
-    if (c->run.gpu_logits_bytes || !on->resume)
-        return 0;
-    if (on->gpu)
-        r = kept_text(c, coll, "gpu_logits_bytes", "the bytes of a chunk",
-                      text);
-    int64_t *all = iz_agree_numbers(coll, &n, 1, "logits");
-    c->run.gpu_logits_bytes = all[0];
-    free(all);
-    return r;
 }
 
 /* ---- attention on a GPU ---- */
@@ -454,12 +246,14 @@ static enum iz_attention_by *attention_by(struct iz_config *c, bool back)
 int iz_arithmetic_no_cudnn(struct iz_arithmetic *a, struct iz_config *c,
                            struct iz_coll *coll, bool back, const char *why)
 {
+    static const char *const word[] = {"gpu_attention: cudnn",
+                                       "gpu_attention_backward: cudnn"};
+    static const char *const key[] = {"run.gpu_attention",
+                                      "run.gpu_attention_backward"};
     struct iz_refusal *own = &a->attention_why[back];
     if (!a->attention_open[back])
-        return refuse_word(
-            coll,
-            back ? "gpu_attention_backward: cudnn" : "gpu_attention: cudnn",
-            why, a->attention_kept[back] ? "own" : NULL, "; use own");
+        return refuse_word(coll, word[back], why, kept_or(c, key[back], "own"),
+                           "; use own");
     int q = iz_coll_refuser(coll, why != NULL);
     if (q < 0)
         return 0;
@@ -470,34 +264,12 @@ int iz_arithmetic_no_cudnn(struct iz_arithmetic *a, struct iz_config *c,
     return 0;
 }
 
-/* What the run in the output folder had. */
-static int keep_attention(enum iz_attention_by *by, const char *key,
-                          const struct iz_config *c, struct iz_coll *coll)
-{
-    static const char *const word[] = {"auto", "own", "cudnn"};
-    char text[32];
-    int r = kept_text(c, coll, key, "own or cudnn", text);
-    if (!*text && !r)
-        *by = IZ_ATTENTION_OWN; /* before there was a choice */
-    for (int i = IZ_ATTENTION_OWN; i <= IZ_ATTENTION_CUDNN; i++)
-        if (strcmp(text, word[i]) == 0)
-            *by = (enum iz_attention_by)i;
-    return r;
-}
-
 static int choose_attention(struct iz_arithmetic *a, struct iz_config *c,
                             bool back, const struct iz_arithmetic_for *on,
                             struct iz_coll *coll)
 {
     enum iz_attention_by *by = attention_by(c, back);
     const char *why = NULL;
-    if (*by == IZ_ATTENTION_AUTO && on->resume && c->dtype != IZ_F32) {
-        int r = keep_attention(
-            by, back ? "gpu_attention_backward" : "gpu_attention", c, coll);
-        if (r)
-            return r;
-        a->attention_kept[back] = *by == IZ_ATTENTION_CUDNN;
-    }
     if (!on->gpu || *by == IZ_ATTENTION_OWN)
         return 0;
     a->attention_open[back] = *by == IZ_ATTENTION_AUTO;
@@ -515,16 +287,11 @@ static int choose_muon(struct iz_config *c, const struct iz_arithmetic_for *on,
     enum iz_muon_by *by = &c->run.muon_products;
     if (!iz_optimizer(c->optimizer.type)->matrices)
         return 0;
-    if (*by == IZ_MUON_GPU && !on->gpu)
+    if (*by == IZ_MUON_GPU && !on->gpu &&
+        !iz_config_is_kept(c, "run.muon_products"))
         return refuse_word(coll, "muon_products: gpu",
                            "units are computed on the CPU", NULL,
                            ": use auto or host");
-    if (*by == IZ_MUON_AUTO && on->resume) {
-        int w = kept_choice(c, coll, "muon_products", "host", "gpu");
-        if (w < 0)
-            return w;
-        *by = (enum iz_muon_by)w;
-    }
     if (*by == IZ_MUON_AUTO && on->gpu)
         *by = IZ_MUON_GPU;
     return 0;
@@ -535,25 +302,29 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll)
 {
+    struct iz_run_config *run = &c->run;
     *a = (struct iz_arithmetic){0};
-    int r = choose_kernels(a, c, m, on, coll);
+    int r = on->lost ? refuse_lost(c, on, coll) : 0;
+    if (!r)
+        r = choose_kernels(a, c, m, on, coll);
     if (!r)
         r = choose_products(a, c, m, on, coll);
-    choose_cut(c, on, coll);
-    choose_slices(c, on, coll);
-    if (!r)
-        r = choose_sums(c, on, coll);
-    if (!r)
-        r = choose_groups(c, on, coll);
     if (!r)
         r = choose_attention(a, c, false, on, coll);
     if (!r)
         r = choose_attention(a, c, true, on, coll);
     if (!r)
         r = choose_muon(c, on, coll);
-    if (!r)
-        r = keep_logits(c, on, coll);
-    if (!r)
-        choose_algorithms(c, on, coll);
-    return r;
+    if (r)
+        return r;
+    if (!run->slices && on->here) {
+        run->slices = iz_plan_slices(c, on->gpu ? 1 : on->workers);
+        iz_coll_broadcast(coll, &run->slices, sizeof(run->slices), 0, "slices");
+    }
+    if (!run->sum_group && on->here)
+        run->sum_group = iz_coll_host_group(coll);
+    /* A run that measures does so when its products are known (begin.c). */
+    if (on->gpu && iz_config_is_open(c, "run.gpu_products"))
+        snprintf(run->gpu_products, sizeof(run->gpu_products), "first");
+    return 0;
 }

@@ -7,8 +7,8 @@
  * products are formed (run.gpu_products), which side updates Muon's matrices
  * (run.muon_products), how many micro-batches a step is cut into and how many
  * slices a micro-batch (run.slices), and in which order gradients are added
- * (run.sum_order, run.sum_group).  A new run whose config says "auto" chooses;
- * a resumed run keeps the choice, because another one gives other bits. */
+ * (run.sum_order, run.sum_group).  A run chooses where its config says "auto"
+ * and, if it is resumed, what it began with does too (iz_config_keep). */
 #pragma once
 
 #include "codelets/unit/layer.h"
@@ -19,25 +19,22 @@ struct iz_arithmetic {
     bool bf16_products; /* on CPUs; false: fp32 */
     char note[128];     /* sentence about slow kernels; otherwise "" */
     char why[128];      /* reason if auto chose fp32 products; otherwise "" */
-    /* run.gpu_attention, and ..._backward, is what a resumed run had; or is
-     * still "auto", until the plan and the library have decided; or is own,
-     * for this reason */
-    bool attention_kept[2], attention_open[2];
+    /* run.gpu_attention, and ..._backward, is still "auto", until the plan and
+     * the library have decided; or is own, for this reason */
+    bool attention_open[2];
     struct iz_refusal attention_why[2];
 };
 
 /* What the choice is for. */
 struct iz_arithmetic_for {
     int workers;    /* of this rank */
-    bool resume;    /* goes on with the run in run.output */
+    bool lost;      /* nobody knows what the resumed run began with */
     bool gpu;       /* units are computed on a GPU */
     int capability; /* of that, 90 for 9.0 */
     bool here;      /* in this process; false: in another, of --ranks */
 };
 
-/* Replaces auto in the config by a choice, the same on every rank.  A resumed
- * run keeps the choice in the config beside its output; the slices only with
- * the micro-batch that they were chosen for.  A new run takes the faster
+/* Replaces auto in the config by a choice, the same on every rank: the faster
  * products, as measured here, izar's own attention where some rank cannot have
  * cuDNN's, and slices for the workers of the first rank.  Collective.
  * Negative errno with the reason printed by one rank: the choice of the config
@@ -47,10 +44,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
 
-/* Whether run.gpu_products is a list of algorithms. */
-bool iz_arithmetic_is_list(const char *products);
-
-/* Refuses such a list, as below. */
+/* Refuses a list of algorithms in run.gpu_products, as below. */
 int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
 
 /* Takes our attention, or its backward, in place of cuDNN's if any rank has a

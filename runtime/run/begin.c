@@ -3,6 +3,7 @@
  * output, engine. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -24,6 +25,30 @@ static int read_config(struct run *r)
     return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
                           r->o.n_set, iz_run_ranks(r),
                           iz_run_first(r) ? stdout : NULL, iz_run_err(r));
+}
+
+/* The first rank reads what a resumed run began with, for all.  It is lost
+ * where there are checkpoints and nothing tells. */
+static int keep_choices(struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    int64_t bytes = 0;
+    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
+    char *text = iz_run_first(r) ? iz_durable_read(path, &bytes) : NULL;
+    bytes = text ? bytes : 0;
+    iz_coll_broadcast(r->coll, &bytes, sizeof(bytes), 0, "the choices");
+    if (!text)
+        text = malloc((size_t)bytes + 1);
+    int s = iz_run_agree(r, text ? 0 : -ENOMEM, "the choices");
+    if (!s) {
+        iz_coll_broadcast(r->coll, text, bytes, 0, "the choices");
+        bool told = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
+        snprintf(path, sizeof(path), "%s/checkpoints", r->c.run.output);
+        r->lost = !told && access(path, F_OK) == 0;
+        iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the choices");
+    }
+    free(text);
+    return s;
 }
 
 static int write_config(const struct run *r)
@@ -160,7 +185,7 @@ static int prepare_products(struct library_wish *w)
 {
     struct run *r = w->r;
     char *list = r->c.run.gpu_products;
-    bool timed = !iz_arithmetic_is_list(list);
+    bool timed = !iz_config_is_list(list);
     if (timed && iz_run_first(r))
         iz_graph_on_device(r->e->graph, time_products, w);
     if (timed)
@@ -294,6 +319,8 @@ static int choose_host_comm(struct run *r)
 int iz_run_prepare_model(struct run *r)
 {
     int s = iz_run_agree(r, read_config(r), "the config");
+    if (!s && r->o.resume && !r->o.machine)
+        s = keep_choices(r);
     if (!s)
         s = iz_run_agree(r, choose_host_comm(r), NULL);
     if (!s)

@@ -30,6 +30,7 @@ struct run {
     const struct iz_program *p;
     struct iz_options o;
     struct iz_config c;
+    bool lost; /* it is resumed, and nothing tells what it began with */
     struct iz_coll *coll;
     struct iz_cores *cores;
     struct iz_gpu_choice gpu;

@@ -95,7 +95,7 @@ def test_a_run_of_before_goes_on_without_groups(place):
     (half.output / "config.json").write_text(json.dumps(was))
     r = place.good(4, {**c, GROUP: 0}, ["--resume"], output=half.output,
                    env=on("aabb"))
-    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 4
+    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 1
 
 
 @pytest.mark.parametrize("group", (3, 8))
