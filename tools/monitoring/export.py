@@ -4,7 +4,7 @@ import csv
 import pathlib
 import sys
 
-from monitoring.runs import KEYS
+from monitoring.runs import KEYS, library
 
 TAGS = {"loss": "train/loss", "validation_loss": "validation/loss",
         "grad_norm": "train/grad_norm", "lr": "train/lr",
@@ -20,29 +20,11 @@ TAGS = {"loss": "train/loss", "validation_loss": "validation/loss",
 
 def write_csv(runs, out):
     columns = [k for k in KEYS if any(r.points(k) for r in runs)]
-    w = csv.writer(out, lineterminator="\n")
-    w.writerow(["run", "step", *columns])
+    w = csv.DictWriter(out, ["run", "step", *columns], lineterminator="\n")
+    w.writeheader()
     for r in runs:
-        rows = {}
-        for k in columns:
-            for step, value in r.points(k):
-                rows.setdefault(step, {})[k] = value
-        for step in sorted(rows):
-            w.writerow([r.name, step, *(repr(rows[step][k]) if k in rows[step]
-                                        else "" for k in columns)])
-
-
-# ---- TensorBoard ----
-
-def library():
-    """What makes an event, and what writes records of events."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError:
-        sys.exit("monitor: event files need tensorboard: pip install "
-                 "tensorboard (or --csv, which needs nothing)")
-    return Event, RecordWriter
+        w.writerows({"run": r.name, "step": step, **row}
+                    for step, row in sorted(r.rows.items()))
 
 
 def float32(v):
@@ -50,37 +32,27 @@ def float32(v):
     return v if not abs(v) > 3.4028235e38 else float("inf" if v > 0 else "-inf")
 
 
-def event_rows(run):
-    """(time, step, {tag: value}) in the order of steps.  A step without a time
-    has that of the one before."""
-    clock, rows = run.clock(), {}
-    for key, tag in TAGS.items():
-        for step, value in run.points(key):
-            rows.setdefault(step, {})[tag] = float32(value)
-    at = min(clock.values(), default=0.0)
-    for step in sorted(rows):
-        at = clock.get(step, at)
-        yield at, step, rows[step]
-
-
 def write_tensorboard(runs, folder):
-    Event, RecordWriter = library()
+    Event = library("tensorboard.compat.proto.event_pb2", "an event file",
+                    "tensorboard").Event
+    record = library("tensorboard.summary.writer.record_writer", "an event file",
+                     "tensorboard")
     for r in runs:
         place = pathlib.Path(folder) / r.name.replace("/", "_")
         place.mkdir(parents=True, exist_ok=True)
-        start = min(r.clock().values(), default=0.0)
+        start = next((t for _, t in r.points("time")), 0.0)
         # One name for one run: a second export replaces the first.
         path = place / f"events.out.tfevents.{int(start):010d}.izar"
         others = [p for p in place.glob("events.out.tfevents.*") if p != path]
         if others:
             sys.exit(f"monitor: {place} has events of another run, {others[0].name}"
                      ": TensorBoard would mix them")
-        writer = RecordWriter(open(path, "wb"))
-        events = [Event(wall_time=start, file_version="brain.Event:2")]
-        for time, step, values in event_rows(r):
-            events.append(Event(wall_time=time, step=step))
-            for tag, value in values.items():
-                events[-1].summary.value.add(tag=tag, simple_value=value)
-        for event in events:
+        writer = record.RecordWriter(open(path, "wb"))
+        writer.write(Event(wall_time=start,
+                           file_version="brain.Event:2").SerializeToString())
+        for step, row in sorted(r.rows.items()):
+            event = Event(wall_time=row.get("time", start), step=step)
+            for key in filter(row.__contains__, TAGS):
+                event.summary.value.add(tag=TAGS[key], simple_value=float32(row[key]))
             writer.write(event.SerializeToString())
         writer.close()

@@ -5,13 +5,29 @@ A file may end in the middle of a line, miss fields that a later version writes,
 hold "nan" where a loss was not finite, and repeat steps: a resumed run appends to
 the same file from its checkpoint on, and what it repeats counts instead of what was
 there."""
-import itertools
+import datetime
+import importlib
 import json
 import math
 import pathlib
+import sys
 import typing
 
-MIB = 1 << 20
+MOST = 2000  # points of a line in a picture
+# Okabe-Ito, told apart with any colour vision; then dashed.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
+           "#000000")
+
+
+def library(name, what, pip, has="__name__"):
+    """A module, or the end with what to install for it."""
+    try:
+        found = importlib.import_module(name)
+        if hasattr(found, has):
+            return found
+    except ImportError:
+        pass
+    sys.exit(f"monitor: {what} needs {pip}: pip install '{pip}'")
 
 
 class Series(typing.NamedTuple):
@@ -35,7 +51,7 @@ SERIES = (
     Series("grad_norm", "gradient norm", log=True, smooth=True),
     Series("lr", "learning rate"),
     Series("items_per_s", "throughput", "items/s", smooth=True),
-    Series("resident_bytes", "resident memory", "MiB", scale=1 / MIB),
+    Series("resident_bytes", "resident memory", "MiB", scale=2 ** -20),
     Series("loss_scale", "loss scale", log=True),
     Series("router_balance", "balance of the experts"),
     Series("rewards/margins", "margin of the chosen texts", smooth=True,
@@ -68,13 +84,11 @@ class Run:
 
     def forget(self):
         self.at, self.rest = 0, b""
-        self.data = {k: [] for k in KEYS}  # of (step, value), steps ascending
-        self.last_step, self.restarts = None, []
+        self.rows = {}  # step -> {key: value}
+        self.last_step, self.restart = None, None
         self.summary = self.limit = None
-        self.ended, self.faulty = False, 0
+        self.faulty = 0
         self.item = "item"  # token, image, ...
-
-    # ---- reading ----
 
     def read(self):
         """Takes what the file has more than last time; whether it has more."""
@@ -86,44 +100,38 @@ class Run:
             new = f.read()
         self.at += len(new)
         *lines, self.rest = (self.rest + new).split(b"\n")
-        for line in lines:
-            if line.strip():
-                self.take(line)
+        for line in filter(bytes.strip, lines):
+            self.take(line)
         return bool(new)
 
     def take(self, line):
         try:
             fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise ValueError
-        except (ValueError, RecursionError):
+            step = fields.get("step")
+        except (ValueError, AttributeError, RecursionError):
             self.faulty += 1
             return
-        step = fields.get("step")
         if isinstance(fields.get("summary"), dict):
-            self.summary, self.ended = fields["summary"], True
+            self.summary = fields["summary"]
         elif isinstance(fields.get("limit"), dict):
             self.limit = fields["limit"].get("text")
         elif isinstance(step, int) and not isinstance(step, bool):
             self.take_step(step, fields)
 
     def take_step(self, step, fields):
+        """The values of a training step, or more of one that is there."""
         if "loss" in fields:
             if self.last_step is not None and step <= self.last_step:
                 self.go_back(step)
             self.last_step = step
-            self.ended = False
+            self.summary = self.limit = None
         self.take_rate(fields)
-        for key in KEYS:
-            value = number(fields.get(key))
-            if value is None:
-                continue
-            points = self.data[key]
-            if points and points[-1][0] >= step:
-                if "loss" in fields or key == "validation_loss":
-                    points[-1] = (step, value)
-                continue
-            points.append((step, value))
+        values = {k: number(fields.get(k)) for k in KEYS}
+        row = {k: v for k, v in values.items() if v is not None}
+        if "time" in self.rows.get(step, ()):
+            row.pop("time", None)
+        if row:
+            self.rows.setdefault(step, {}).update(row)
 
     def take_rate(self, fields):
         """A run names its rate after what the model reads: tokens_per_s,
@@ -136,26 +144,16 @@ class Run:
 
     def go_back(self, step):
         """The run was resumed: what comes now replaces what was there."""
-        for points in self.data.values():
-            while points and points[-1][0] >= step:
-                points.pop()
-        self.restarts.append(step)
-
-    # ---- what it tells ----
+        for old in [s for s in self.rows if s >= step]:
+            del self.rows[old]
+        self.restart = step
 
     def points(self, key):
-        return self.data[key]
-
-    def drawn(self, series, smooth):
-        """The points of a series, and those of its line."""
-        points = [(x, y * series.scale) for x, y in self.points(series.key)]
-        return points, smoothed(points, smooth) if series.smooth else points
-
-    def marks(self, series):
-        return finite(self.points(series.marks)) if series.marks else []
+        return [(step, row[key]) for step, row in sorted(self.rows.items())
+                if key in row]
 
     def last(self, key):
-        return self.data[key][-1][1] if self.data[key] else None
+        return next((y for _, y in reversed(self.points(key))), None)
 
     def steps_wanted(self):
         """run.steps of the effective config beside the file, or None."""
@@ -165,82 +163,81 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
-    def clock(self):
-        """Unix time of each step: as written, or counted back from when the file
-        was changed last."""
-        written = dict(self.data["time"])
-        if written:
-            return written
-        seconds = self.data["seconds"]
-        at = self.path.stat().st_mtime - sum(s for _, s in seconds)
-        times = {}
-        for step, s in seconds:
-            at += s
-            times[step] = at
-        return times
-
     def line(self):
-        """One line about where the run is."""
+        """One line about where the run is, and one about what limited it."""
         step, wanted = self.last_step, self.steps_wanted()
         if step is None:
             return f"{self.name}: no step yet"
-        parts = [f"{self.name}: step {step}"]
-        if wanted:
-            parts[0] += f" of {wanted}"
+        parts = [f"{self.name}: step {step}" + f" of {wanted}" * bool(wanted)]
         parts += [form.format(self.last(key)) for key, form in (
             ("loss", "loss {:.4f}"), ("validation_loss", "validation {:.4f}"),
             ("items_per_s", f"{{:.0f}} {self.item}s/s")) if self.last(key) is not None]
-        last = [s for _, s in self.data["seconds"][-50:]]
-        if self.ended:
+        last = [s for _, s in self.points("seconds")[-50:]]
+        if self.summary:
             parts.append(str(self.summary.get("reason", "ended")))
-        elif wanted and last and wanted > step:
-            parts.append(f"{duration((wanted - step) * sum(last) / len(last))}"
-                         " left")
-        return "  ".join(parts)
-
-
-def duration(s):
-    if s < 100:
-        return f"{s:.0f} s"
-    if s < 6000:
-        return f"{s / 60:.0f} min"
-    return f"{s / 3600:.1f} h"
+        elif last and wanted and wanted > step:
+            left = round((wanted - step) * sum(last) / len(last))
+            parts.append(f"{datetime.timedelta(seconds=left)} left")
+        if self.restart:
+            parts.append(f"(resumed at step {self.restart})")
+        if self.faulty:
+            parts.append(f"({self.faulty} lines not understood)")
+        limit = f"\nlimited by {self.limit}" if self.limit else ""
+        return "  ".join(parts) + limit
 
 
 def open_runs(paths):
     runs = [Run(p) for p in paths]
+    names = [r.name for r in runs]
     for r in runs:  # equal names: as much of the path as tells them apart
-        same = [o for o in runs if o is not r and o.name == r.name]
-        if same:
+        if names.count(r.name) > 1:
             r.name = str(r.path.parent if r.path.name == "metrics.jsonl"
                          else r.path)
     return runs
+
+
+# ---- what is drawn ----
+
+class Line(typing.NamedTuple):
+    """What one run draws into one picture: its values, their means, the points of
+    validation, the steps that are not finite."""
+    number: int
+    run: Run
+    points: list
+    even: list
+    marks: list
+    bad: list
+
+
+def lines(series, runs, smooth, most):
+    for i, r in enumerate(runs):
+        points = [(x, y * series.scale) for x, y in r.points(series.key)]
+        if points:
+            even = smoothed(points, smooth if series.smooth else 1)
+            yield Line(i, r, thinned(points, most), thinned(even, most),
+                       finite(r.points(series.marks)),
+                       [x for x, y in points if not math.isfinite(y)])
+
+
+def logarithmic(series, drawn):
+    """Whether a logarithm shows more of these lines."""
+    values = [y for one in drawn for _, y in finite(one.points)]
+    return series.log and bool(values) and \
+        min(values) > 0 and max(values) > 30 * min(values)
 
 
 def finite(points):
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
-def not_finite(points):
-    return [x for x, y in points if not math.isfinite(y)]
-
-
-def pieces(points):
-    """Unbroken parts: a value that is not finite is a gap."""
-    return [list(part) for good, part in itertools.groupby(
-        points, lambda p: math.isfinite(p[1])) if good]
-
-
 def smoothed(points, n):
     """Exponential mean over about n steps; gaps stay."""
-    if n <= 1:
-        return points
     mean, out = None, []
     for x, y in points:
         if math.isfinite(y):
             mean = y if mean is None else mean + 2 / (n + 1) * (y - mean)
         out.append((x, mean if math.isfinite(y) else y))
-    return out
+    return out if n > 1 else points
 
 
 def thinned(points, most):
@@ -261,28 +258,14 @@ def thinned(points, most):
     return out
 
 
-def span(runs):
-    """First and last step of all runs: every picture has the same."""
-    steps = [p[i][0] for r in runs for p in r.data.values() if p
-             for i in (0, -1)]
-    return (min(steps), max(steps)) if steps else ()
-
-
-def item(runs):
-    """What all runs count: token, image; "item" if they differ."""
-    names = {r.item for r in runs}
-    return names.pop() if len(names) == 1 else "item"
-
-
 def shown(runs, only=()):
     """The series that are worth a picture: asked for, or with values that vary."""
+    items = {r.item for r in runs}
+    item = items.pop() if len(items) == 1 else "item"
     out = []
     for s in SERIES:
-        found = [finite(r.points(s.key)) for r in runs]
-        values = {y for points in found for _, y in points}
-        if only and s.key not in only and s.title not in only:
-            continue
-        if any(r.points(s.key) for r in runs) and \
-                (only or s.key != "loss_scale" or len(values) > 1):
-            out.append(s._replace(unit=s.unit.replace("item", item(runs))))
+        values = {y for r in runs for _, y in r.points(s.key)}
+        wanted = s.key in only if only else s.key != "loss_scale" or len(values) > 1
+        if values and wanted:
+            out.append(s._replace(unit=s.unit.replace("item", item)))
     return out

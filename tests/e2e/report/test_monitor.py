@@ -41,9 +41,7 @@ def test_the_rate_is_that_of_what_the_model_reads(tmp_path):
                          text=True, check=True).stdout
     assert dict(zip(*map(lambda x: x.split(","), out.splitlines()[:2])))[
         "items_per_s"] == "100.0"
-    shown = subprocess.run([MONITOR, folder, "--once"], capture_output=True,
-                           text=True, check=True).stdout
-    assert "100 images/s" in shown
+    assert "100 images/s" in shown(folder, "--once")
 
 
 END = (json.dumps({"summary": {"reason": "finished", "steps": 30}}) + "\n" +
@@ -64,6 +62,12 @@ def monitor(*args, rc=0, **env):
     assert r.returncode == rc, r.stdout + r.stderr
     assert "Traceback" not in r.stderr, r.stderr
     return r
+
+
+def shown(*args, **env):
+    """What it draws where the output is no terminal."""
+    pytest.importorskip("plotext")
+    return monitor(*args, **env).stdout
 
 
 def rows(run, *more):
@@ -88,9 +92,9 @@ def test_what_a_resumed_run_repeats_counts_once(resumed):
     assert [r["loss"] for r in got[20:]] == ["3.0", "nan", "3.0", "3.0", "3.0"]
     assert got[24]["validation_loss"] == "2.5"
     assert all(r["run"] == "a" for r in got)
-    shown = monitor(resumed).stdout
-    assert "step 25" in shown and "resumed at step 21" in shown
-    assert "1 lines not understood" in shown and "not finite: step 22" in shown
+    out = " ".join(shown(resumed).split())
+    assert "step 25" in out and "resumed at step 21" in out
+    assert "1 lines not understood" in out and "not finite: step 22" in out
 
 
 def test_missing_fields_and_files(tmp_path):
@@ -112,59 +116,44 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert len({r["run"] for r in got}) == 2
 
 
-# ---- TensorBoard ----
+# ---- pictures and files, by the packages of tools/setup --python ----
 
-def package_here(name, python=sys.executable):
-    return subprocess.run([python, "-c", f"import {name}"],
-                          capture_output=True).returncode == 0
-
-
-def test_an_event_has_every_value_of_its_step(resumed, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from monitoring import export, runs
-    (run,) = runs.open_runs([str(resumed)])
-    run.read()
-    rows = {step: (time, values)
-            for time, step, values in export.event_rows(run)}
-    assert list(rows) == list(range(1, 26))
-    assert [rows[s][1]["train/loss"] for s in (7, 21)] == [5, 3]
-    assert math.isnan(rows[22][1]["train/loss"])
-    assert rows[25][1]["validation/loss"] == 2.5
-    assert rows[9][0] == 1009 and rows[9][1]["speed/items_per_s"] == 900
-    assert set(rows[3][1]) == {"train/loss", "train/grad_norm", "train/lr",
-                               "speed/items_per_s", "memory/resident_bytes"}
-    assert export.float32(-1e39) == -math.inf and export.float32(3e38) == 3e38
+@pytest.mark.parametrize("package, option", [
+    ("matplotlib", "--svg"), ("plotly", "--html"), ("plotext<6", "--once"),
+    ("tensorboard", "--tensorboard")])
+def test_a_missing_package_is_named(package, option, resumed, tmp_path):
+    (tmp_path / f"{package.partition('<')[0]}.py").write_text("raise ImportError\n")
+    to = [] if option == "--once" else [tmp_path / "out"]
+    r = monitor(resumed, option, *to, rc=1, PYTHONPATH=str(tmp_path))
+    assert f"pip install '{package}'" in r.stderr
+    assert not (tmp_path / "out").exists()
 
 
-def test_says_what_event_files_need(resumed, tmp_path):
-    (tmp_path / "tensorboard.py").write_text("raise ImportError\n")
-    r = monitor(resumed, "--tensorboard", tmp_path / "tb", rc=1,
-                PYTHONPATH=str(tmp_path))
-    assert "pip install tensorboard" in r.stderr
-    assert not (tmp_path / "tb").exists()
-
-
-@pytest.mark.skipif(not package_here("tensorboard"), reason="no tensorboard")
 def test_tensorboard_reads_every_value(resumed, tmp_path):
+    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing import event_file_loader
     monitor(resumed, "--tensorboard", tmp_path / "tb")
     (file,) = (tmp_path / "tb/a").iterdir()
-    first, *events = event_file_loader.RawEventFileLoader(str(file)).Load()
-    got, times = {}, {}
-    for e in map(event_pb2_of, events):
-        times[e.step] = e.wall_time
-        got.update({(v.tag, e.step): v.simple_value for v in e.summary.value})
-    assert event_pb2_of(first).file_version == "brain.Event:2"
+    first, *events = map(event_pb2_of,
+                         event_file_loader.RawEventFileLoader(str(file)).Load())
+    got = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
+    times = {e.step: e.wall_time for e in events}
+    assert first.file_version == "brain.Event:2"
     assert {s for t, s in got if t == "train/loss"} == set(range(1, 26))
     assert got["train/loss", 7] == 5 and got["train/loss", 21] == 3
     assert math.isnan(got["train/loss", 22])
     assert got["validation/loss", 25] == 2.5 and times[9] == 1009
+    assert got["speed/items_per_s", 9] == 900
+    assert {t for t, s in got if s == 3} == {
+        "train/loss", "train/grad_norm", "train/lr", "speed/items_per_s",
+        "memory/resident_bytes"}
     before = file.read_bytes()
     monitor(resumed, "--tensorboard", tmp_path / "tb")  # replaces
     assert [f.read_bytes() for f in (tmp_path / "tb/a").iterdir()] == [before]
-    write_run(resumed, line(1, 2.0, time=5000.0))
-    r = monitor(resumed, "--tensorboard", tmp_path / "tb", rc=1)
-    assert "would mix" in r.stderr
+    write_run(resumed, line(1, 1e39, time=5000.0))
+    assert "would mix" in monitor(resumed, "--tensorboard", tmp_path / "tb",
+                                  rc=1).stderr
+    monitor(resumed, "--tensorboard", tmp_path / "new")  # more than a float holds
 
 
 def event_pb2_of(record):
@@ -172,50 +161,60 @@ def event_pb2_of(record):
     return Event.FromString(record)
 
 
-# ---- pictures ----
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn: the packages, and a function that reads runs."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from monitoring import page, pictures, runs
 
-def test_the_page_needs_nothing_else(resumed, tmp_path):
-    other = write_run(tmp_path / "<b>", "".join(line(s, 4.0)
-                                                for s in range(1, 9)) + END)
+    def read(*folders):
+        found = runs.open_runs(map(str, folders))
+        for r in found:
+            r.read()
+        return found
+    return page, pictures, read
+
+
+def test_a_step_that_is_not_finite_is_a_gap_with_a_mark(resumed, tmp_path, drawn):
+    page, pictures, read = drawn
+    both = read(resumed, write_run(tmp_path / "b", line(1, 4.0) + line(2, 3.0)))
+    chart = page.chart(both, (), 5)
+    of_loss = [t for t in chart.data if t.xaxis == "x"]
+    raw, even, circles, *_ = of_loss
+    assert [t.name for t in of_loss] == ["a", "a", "a", "b", "b"]
+    assert raw.x == even.x == tuple(range(1, 26)) and circles.y == (2.5,)
+    assert even.y[21] is None and None not in even.y[:21] and even.y[22] > raw.y[22]
+    assert [a.x for a in chart.layout.annotations if a.text == "×"] == [22]
+    axes = pictures.figure(both, (), 1).axes
+    titles = ("loss", "gradient norm", "learning rate", "throughput", "resident memory")
+    assert [a.get_title("left").partition(",")[0] for a in axes] == list(titles)
+    assert math.isnan(axes[0].lines[0].get_ydata()[21])
+    assert [list(x.get_xdata()) for x in axes[0].lines if x.get_marker() == "x"] == [
+        [22], []]
+    assert axes[0].get_xlim() == axes[4].get_xlim()
+
+
+def test_the_page_needs_nothing_else(resumed, tmp_path, drawn):
+    other = write_run(tmp_path / "<b>", line(1, 4.0) + line(2, 3.0) + END)
     monitor(resumed, other, "--html", tmp_path / "p.html")
     page = (tmp_path / "p.html").read_text()
-    assert not re.search(r"https?:|<link|<img|src=|@import", page)
+    assert not re.search(r"<link|<img|<script[^>]* src=", page)
     assert "prefers-color-scheme: dark" in page
     assert "&lt;b&gt;" in page and "<b>:" not in page
     assert "limited by the disk" in page
-    drawings = [xml.fromstring(s) for s in
-                re.findall(r"<svg.*?</svg>", page, re.S)]
-    assert [d.get("aria-label").split(",")[0].split(" over")[0]
-            for d in drawings] == ["loss", "gradient norm", "learning rate",
-                                   "throughput", "resident memory"]
-    for d in drawings:
-        lines = [p.get("d") for g in d.findall("g") for p in g.findall("path")]
-        assert len(lines) == 2, "a line per run"
-    # the step that is not finite is a gap
-    assert drawings[0].find("g").find("path").get("d").count("M") == 2
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
-    assert [len(r["points"]) for r in data[0]["runs"]] == [25, 8]
-    assert data[0]["runs"][0]["points"][21] == [22, None]
+    without = re.search("<noscript>(.*?)</noscript>", page, re.S)[1]
+    assert xml.fromstring(without).tag.endswith("svg")
 
 
-@pytest.mark.skipif(not package_here("matplotlib", "/usr/bin/python3"),
-                    reason="no matplotlib")
-def test_png_and_svg(resumed, tmp_path):
-    monitor(resumed, "--png", tmp_path / "p.png", "--svg", tmp_path / "p.svg",
-            "--smooth", "5")
+def test_png_and_svg(resumed, tmp_path, drawn):
+    monitor(resumed, "--png", tmp_path / "p.png", "--svg", tmp_path / "p.svg")
     png = (tmp_path / "p.png").read_bytes()
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) > 20000
-    width, height = struct.unpack(">II", png[16:24])
-    assert width > 1000 and height > 800
     assert xml.parse(tmp_path / "p.svg").getroot().tag.endswith("svg")
-
-
-def test_says_what_pictures_need(resumed, tmp_path):
-    (tmp_path / "matplotlib.py").write_text("raise ImportError\n")
-    r = monitor(resumed, "--png", tmp_path / "p.png", rc=1,
-                PYTHONPATH=str(tmp_path))
-    assert "apt-get install python3-matplotlib" in r.stderr
-    assert not (tmp_path / "p.png").exists()
+    empty = write_run(tmp_path / "c", "")
+    assert "no step to draw" in monitor(empty, "--png", tmp_path / "q", rc=1).stderr
 
 
 # ---- the terminal ----
@@ -223,7 +222,7 @@ def test_says_what_pictures_need(resumed, tmp_path):
 def test_letters_where_there_are_no_dots(resumed, tmp_path):
     other = write_run(tmp_path / "b", "".join(line(s, 4.0)
                                               for s in range(1, 9)))
-    out = monitor(resumed, other, PYTHONIOENCODING="ascii").stdout
+    out = shown(resumed, other, PYTHONIOENCODING="ascii")
     assert out.isascii() and "a a: step 25" in out and "b b: step 8" in out
     plot = [x for x in out.splitlines() if "|" in x]
     assert any("a" in x for x in plot) and any("b" in x for x in plot)
@@ -234,6 +233,7 @@ class Terminal:
     """The tool on a terminal of 100 x 40."""
 
     def __init__(self, *args):
+        pytest.importorskip("plotext")
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ,
                     struct.pack("HHHH", 40, 100, 0, 0))
@@ -311,8 +311,7 @@ def test_a_run_as_it_is(place):
     assert [float(x["loss"]) for x in got] == r.losses
     assert all(float(x["resident_bytes"]) > 1 << 20 for x in got)
     assert got[3]["validation_loss"] and float(got[3]["time"]) > 1e9
-    shown = monitor(r.output).stdout
-    assert "step 4 of 4" in shown and "finished" in shown
-    assert "limited by" in shown
     shutil.copy(r.output / "metrics.jsonl", place.folder / "copy.jsonl")
     assert rows(place.folder / "copy.jsonl")[0]["run"] == "copy"
+    out = shown(r.output)
+    assert "step 4 of 4" in out and "finished" in out and "limited by" in out
