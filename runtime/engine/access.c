@@ -11,6 +11,7 @@
 #include "codelets/gpu/device.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/bounce.h"
+#include "runtime/plan/matrices.h"
 
 /* A chunk's states or its parameters in memory.  What is on disk is read into a
  * buffer, or written back from there. */

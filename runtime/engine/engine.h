@@ -144,6 +144,7 @@ struct iz_track {
     void *batch;
     starpu_data_handle_t batch_handle, *boundary_handle, *saved_handle,
         d_handle;
+    int64_t *boundary_at; /* of each unit's in the file, if they live there */
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
     int64_t first;        /* of its samples, as in iz_units_first_sample */
@@ -283,6 +284,7 @@ struct iz_engine {
     struct iz_matrix_ring matrices;
     struct iz_touched_lists touched;
     struct iz_track *track;
+    char **scratch; /* of the workers that compute units, then of the host's */
     struct iz_boundaries boundaries;
     struct iz_passes uses;
     struct iz_update_order update_order;

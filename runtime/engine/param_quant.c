@@ -10,6 +10,7 @@
 #include "codelets/base/int64.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/bounce.h"
+#include "runtime/plan/unit_sizes.h"
 
 enum { RUN = 64 }; /* groups that are filled at a time */
 

@@ -14,6 +14,7 @@
 #include "runtime/base/json.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
+#include "runtime/plan/fit.h"
 
 #define BYTES_PER_TASK 6144 /* of the trace; 2.2 to 3.1 KiB were seen */
 #define MOST_BYTES (INT64_C(4) << 30)
@@ -219,12 +220,12 @@ static void write_data(const struct iz_engine *e, FILE *f)
     const char *comma = "";
     fprintf(f, "\"data\": {");
     for (enum iz_datum d = 0; d < IZ_DATA; d++) {
-        enum iz_class class = iz_datum_infos[d].class;
-        if (class == IZ_MEM_CLASSES)
+        const struct iz_place *a = iz_places_find(&e->plan.places, d);
+        if (!a)
             continue;
         fprintf(f, "%s\"%s\": {\"class\": \"%s\", \"tier\": \"%s\"}", comma,
-                iz_datum_infos[d].name, iz_class_names[class],
-                iz_tier_names[iz_handle_datum_tier(&e->plan, d)]);
+                iz_datum_infos[d].name, iz_class_names[iz_datum_infos[d].class],
+                iz_tier_names[a->tier]);
         comma = ", ";
     }
     fprintf(f, "},\n\"plan\": [");

@@ -2,11 +2,13 @@
 /* What units own: parameters, gradients and states in memory or in files. */
 #include "runtime/engine/alloc.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "codelets/flat/flat.h"
+#include "runtime/plan/matrices.h"
+#include "runtime/plan/unit_sizes.h"
 
 static void piece_filter(void *parent, void *child,
                          struct starpu_data_filter *f, unsigned id,
@@ -27,12 +29,13 @@ static void piece_filter(void *parent, void *child,
 
 /* StarPU switches between the whole and its pieces by itself: adam's chunks
  * write pieces side by side, fetch reads the whole. */
-static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u)
+static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u,
+                           int64_t held)
 {
     int n = g->plan->chunks;
     if (n == 0)
         return 0;
-    if (n == 1 && g->plan->owned == iz_plan_held(&e->plan, g->plan)) {
+    if (n == 1 && g->plan->owned == held) {
         g->chunk[0].param_handle = g->param_handle;
         return 0;
     }
@@ -50,154 +53,54 @@ static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return 0;
 }
 
-/* A buffer of so many parameters; NULL with what is wrong in *err, or where
- * there are none. */
-static char *open_buffer(struct iz_engine *e, starpu_data_handle_t *h,
-                         enum iz_datum d, int u, int64_t held, int *err)
+int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
+                          void *p)
 {
-    int64_t size = iz_dtype_bytes(e->plan.param_type);
-    if (held > UINT32_MAX) {
+    struct iz_unit_memory *g = &e->unit[a->of];
+    bool apart = a->what == IZ_DATUM_FROZEN;
+    struct iz_chunk *k = apart ? g->frozen : g->chunk;
+    int64_t size = iz_dtype_bytes(e->plan.param_type), n = a->bytes / size;
+    if (!p) {
+        k[a->index].param_at = a->at;
+        k[a->index].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, a->of);
+        return 0;
+    }
+    if (n > UINT32_MAX) {
         fprintf(stderr,
                 "izar: %s: a rank would hold %lld of its parameters, StarPU "
                 "counts to %u: use smaller units or more ranks\n",
-                e->model->unit[u].name, (long long)held, UINT32_MAX);
-        *err = -EINVAL;
-        return NULL;
+                e->model->unit[a->of].name, (long long)n, UINT32_MAX);
+        return -EINVAL;
     }
-    if (!held)
-        return NULL;
-    char *p = iz_memory_take(e->memory, iz_handle_datum_tier(&e->plan, d),
-                             IZ_MEM_PARAM, held * size);
-    if (!p) {
-        *err = -ENOMEM;
-        return NULL;
-    }
+    starpu_data_handle_t *h = apart ? &g->frozen_handle : &g->param_handle;
     starpu_vector_data_register(h, STARPU_MAIN_RAM, iz_handle_address(e, p),
-                                (uint32_t)held, (size_t)size);
-    iz_handle_keep(e, *h, d, u);
-    return p;
+                                (uint32_t)n, (size_t)size);
+    iz_handle_keep(e, *h, a->what, a->of);
+    for (int i = 0; !apart && i < g->plan->chunks; i++)
+        g->chunk[i].param = (char *)p + g->chunk[i].param_first * size;
+    for (int i = 0; i < g->plan->frozen.chunks; i++)
+        if (apart || !e->plan.zero.frozen_apart)
+            g->frozen[i].param = (char *)p + g->frozen[i].param_first * size;
+    return apart ? 0 : register_pieces(e, g, a->of, n);
 }
 
-/* Where chunks of parameters are, in a buffer or in the file. */
-static void place_chunks(struct iz_engine *e, int u, struct iz_chunk *k, int n,
-                         enum iz_home home, char *buffer)
+void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
+                           void *p)
 {
-    int64_t size = iz_dtype_bytes(e->plan.param_type);
-    for (int i = 0; i < n; i++) {
-        k[i].param_home = home;
-        if (home == IZ_HOME_NVME)
-            k[i].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, u);
-        else
-            k[i].param = buffer + k[i].param_first * size;
+    struct iz_unit_memory *g = &e->unit[a->of];
+    bool sums = a->what == IZ_DATUM_BLOCK_SUMS;
+    starpu_data_handle_t *h =
+        sums ? g->block_sums_handle : g->grad_handle[a->index];
+    char *at = p;
+    for (int i = 0; i < g->plan->pieces + sums; i++) {
+        int64_t n = iz_plan_piece(&e->plan, g->plan, i);
+        int64_t bytes = sums ? iz_norm2_blocks(n) * (int64_t)sizeof(double)
+                             : n * iz_dtype_bytes(e->plan.grad_type);
+        if (bytes)
+            h[i] = iz_handle_open(e, at, bytes, a->what, a->of);
+        at += bytes;
     }
-}
-
-static int open_params(struct iz_engine *e, struct iz_unit_memory *g, int u)
-{
-    const struct iz_plan_zero *z = &e->plan.zero;
-    int err = 0;
-    char *all = open_buffer(e, &g->param_handle, IZ_DATUM_PARAM, u,
-                            iz_plan_held(&e->plan, g->plan), &err);
-    char *frozen = all;
-    if (!err && z->frozen_apart)
-        frozen = open_buffer(e, &g->frozen_handle, IZ_DATUM_FROZEN, u,
-                             iz_plan_held_apart(&e->plan, g->plan), &err);
-    if (err)
-        return err;
-    place_chunks(e, u, g->chunk, g->plan->chunks, z->param_home, all);
-    place_chunks(e, u, g->frozen, g->plan->frozen.chunks, z->frozen_home,
-                 frozen);
-    return z->param_home == IZ_HOME_NVME ? 0 : register_pieces(e, g, u);
-}
-
-static int open_quant(struct iz_engine *e, struct iz_unit_memory *g, int u)
-{
-    int64_t bytes = iz_plan_quant_held(&e->plan, g->plan);
-    if (!bytes)
-        return 0;
-    if (e->plan.zero.frozen_home == IZ_HOME_NVME) {
-        g->quant_handle = iz_handle_token(e, IZ_DATUM_QUANT, u);
-        return 0;
-    }
-    g->quant = iz_handle_take(e, &g->quant_handle, IZ_DATUM_QUANT, u, bytes);
-    return g->quant ? 0 : -ENOMEM;
-}
-
-static int open_copy(struct iz_engine *e, struct iz_unit_memory *g, int u)
-{
-    int64_t n = iz_plan_copied(&e->plan, g->plan);
-    g->copied = -1;
-    return n && !iz_handle_take(e, &g->copy_handle, IZ_DATUM_COPY, u,
-                                n * iz_dtype_bytes(e->plan.param_type))
-               ? -ENOMEM
-               : 0;
-}
-
-static int open_states(struct iz_engine *e, struct iz_unit_memory *g, int u)
-{
-    for (int i = 0; i < g->plan->chunks; i++) {
-        struct iz_chunk *k = &g->chunk[i];
-        bool own = k->home == e->plan.zero.state_home;
-        if (e->plan.zero.state_home == IZ_HOME_NVME) {
-            k->state_handle = iz_handle_token(e, IZ_DATUM_STATE, u);
-            continue;
-        }
-        k->state = iz_handle_take(
-            e, &k->state_handle, own ? IZ_DATUM_STATE : IZ_DATUM_SPLIT_STATE, u,
-            iz_plan_states(&e->plan, k->home, k->count, k->lacks).bytes);
-        if (!k->state)
-            return -ENOMEM;
-    }
-    return 0;
-}
-
-/* n handles whose memory follows one another; one of no bytes is none. */
-static bool take_pieces(struct iz_engine *e, starpu_data_handle_t *handle,
-                        enum iz_datum d, int u, const int64_t *bytes, int n)
-{
-    int64_t all = 0;
-    for (int i = 0; i < n; i++)
-        all += bytes[i];
-    if (!all)
-        return true;
-    char *p = iz_memory_take(e->memory, iz_handle_datum_tier(&e->plan, d),
-                             iz_datum_infos[d].class, all);
-    for (int i = 0; p && i < n; p += bytes[i++])
-        if (bytes[i])
-            handle[i] = iz_handle_open(e, p, bytes[i], d, u);
-    return p;
-}
-
-static int open_grads(struct iz_engine *e, struct iz_unit_memory *g, int u)
-{
-    const struct iz_plan_unit *p = g->plan;
-    int64_t apart = iz_plan_grads_apart(&e->plan, p);
-    int64_t size = iz_dtype_bytes(e->plan.grad_type);
-    int64_t own = iz_plan_own_sum(&e->plan, p);
-    int64_t piece[IZ_PIECES_MAX + 1], sums[IZ_PIECES_MAX + 1];
-    bool squared = iz_plan_squared(&e->plan, p), ok = true;
-    for (int i = 0; i <= p->pieces; i++) {
-        int64_t n = iz_plan_piece(&e->plan, p, i);
-        piece[i] = n * size;
-        sums[i] = squared ? iz_norm2_blocks(n) * (int64_t)sizeof(double) : 0;
-    }
-    for (int i = 0; ok && i <= p->split_accum; i++) {
-        ok = (i && e->plan.zero.sums_near) ||
-             take_pieces(e, g->grad_handle[i], IZ_DATUM_GRAD, u, piece,
-                         p->pieces);
-        if (ok && apart)
-            ok = iz_handle_take(e, &g->grad_apart_handle[i],
-                                IZ_DATUM_SPLIT_GRAD, u, apart * size);
-        if (ok && own)
-            ok = iz_handle_take(e, &g->sum_handle[i], IZ_DATUM_OWN_SUM, u,
-                                own * size);
-    }
-    if (ok)
-        ok = take_pieces(e, g->block_sums_handle, IZ_DATUM_BLOCK_SUMS, u, sums,
-                         p->pieces + 1);
-    g->norm2_handle = iz_handle_open(e, e->scalar.sums + u, sizeof(double),
-                                     IZ_DATUM_SQUARES, u);
-    return ok ? 0 : -ENOMEM;
+    assert(at == (char *)p + a->bytes);
 }
 
 /* Chunks of so many elements over the owned ones, the first of which is `own`
@@ -221,7 +124,7 @@ static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
 static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
     const struct iz_unit *unit = &e->model->unit[u];
-    const struct iz_plan_unit *p = g->plan;
+    const struct iz_plan_unit *p = g->plan = &e->plan.unit[u];
     const struct iz_plan_zero *z = &e->plan.zero;
     int rank = z->params_full && !z->states_full ? e->plan.rank : 0;
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
@@ -236,9 +139,13 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
         return -ENOMEM;
     for (int i = 0; i < p->chunks; i++) {
         g->chunk[i].home = i < p->host_chunks ? z->state_home : IZ_HOME_NONE;
+        g->chunk[i].param_home = z->param_home;
         g->chunk[i].lacks = iz_plan_chunk_lacks(&e->plan, p, i);
         g->chunk[i].state_bytes = iz_plan_chunk_bytes(&e->plan, p, i);
     }
+    for (int i = 0; i < p->frozen.chunks; i++)
+        g->frozen[i].param_home = z->frozen_home;
+    g->copied = -1;
     int64_t from[IZ_PARTS] = {0, p->padded, p->padded + p->frozen.padded};
     iz_unit_offsets(unit, from, g->offset);
     g->layout = (struct iz_unit_layout){
@@ -254,22 +161,6 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     return 0;
 }
 
-static int open_unit(struct iz_engine *e, int u)
-{
-    struct iz_unit_memory *g = &e->unit[u];
-    g->plan = &e->plan.unit[u];
-    int r = open_layout(e, g, u);
-    if (!r)
-        r = open_params(e, g, u);
-    if (!r)
-        r = open_quant(e, g, u);
-    if (!r)
-        r = open_copy(e, g, u);
-    if (!r)
-        r = open_states(e, g, u);
-    return r ? r : open_grads(e, g, u);
-}
-
 static void close_unit(struct iz_unit_memory *g)
 {
     if (g->piece)
@@ -282,59 +173,6 @@ static void close_unit(struct iz_unit_memory *g)
     free(g->offset);
 }
 
-/* ---- disk ---- */
-
-static int open_tier_file(struct iz_engine *e, struct iz_nvme **f,
-                          const char *what, const char *dir,
-                          enum iz_class class, int64_t bytes)
-{
-    char name[64];
-    int r = 0;
-    if (!bytes)
-        return 0;
-    snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
-             e->plan.rank, what);
-    if (!e->simulated)
-        r = iz_nvme_open(f, dir, name, bytes, e->config->run.nvme_checksum);
-    if (!r)
-        iz_memory_note(e->memory, IZ_TIER_NVME, class, bytes);
-    return r;
-}
-
-static int open_files(struct iz_engine *e)
-{
-    const struct iz_zero_config *z = &e->config->zero;
-    int64_t size = iz_dtype_bytes(e->plan.param_type), state = 0, param = 0;
-    for (int u = 0; u < e->plan.n_units; u++) {
-        const struct iz_plan_unit *g = &e->plan.unit[u];
-        for (int i = 0; i < g->chunks; i++) {
-            struct iz_chunk *k = &e->unit[u].chunk[i];
-            k->state_at = state;
-            k->param_at = param;
-            state += k->state_bytes;
-            param += k->param ? 0 : g->chunk * size;
-        }
-        for (int i = 0; i < g->frozen.chunks; i++) {
-            struct iz_chunk *k = &e->unit[u].frozen[i];
-            k->param_at = param;
-            param += k->param ? 0 : g->frozen.chunk * size;
-        }
-        e->unit[u].quant_at = param;
-        param += e->unit[u].quant ? 0 : iz_plan_quant_filed(g);
-    }
-    if (z->optimizer.home != IZ_HOME_NVME)
-        state = 0;
-    int r = open_tier_file(e, &e->file.state, "state", z->optimizer.nvme_path,
-                           IZ_MEM_STATE, state);
-    if (!r)
-        r = open_tier_file(e, &e->file.param, "param", z->param.nvme_path,
-                           IZ_MEM_PARAM, param);
-    return r ? r
-             : open_tier_file(e, &e->file.boundary, "boundary",
-                              e->config->boundary_path, IZ_MEM_BOUNDARY,
-                              iz_plan_boundary_file(&e->plan));
-}
-
 int iz_unit_memory_open(struct iz_engine *e)
 {
     int r = 0;
@@ -342,8 +180,8 @@ int iz_unit_memory_open(struct iz_engine *e)
     if (!e->unit)
         return -ENOMEM;
     for (int u = 0; u < e->plan.n_units && !r; u++)
-        r = open_unit(e, u);
-    return r ? r : open_files(e);
+        r = open_layout(e, &e->unit[u], u);
+    return r;
 }
 
 void iz_unit_memory_close(struct iz_engine *e)

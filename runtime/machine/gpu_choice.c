@@ -15,6 +15,7 @@
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/nccl.h"
+#include "runtime/plan/limits.h"
 
 /* Where what all ranks know is told, by the first. */
 static FILE *teller(const struct iz_coll *c)

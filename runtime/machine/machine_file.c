@@ -11,6 +11,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/machine/cores.h"
+#include "runtime/plan/limits.h"
 
 #define MOST INT64_C(4000000000000000000)
 

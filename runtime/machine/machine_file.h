@@ -4,6 +4,7 @@
 #pragma once
 
 #include "codelets/task/task.h"
+#include "runtime/plan/limits.h"
 #include "runtime/plan/plan.h"
 
 /* All figures are sustained ones: what a large product, copy or message

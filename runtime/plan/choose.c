@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "runtime/plan/fit.h"
 #include "runtime/plan/forecast.h"
 
 #define GAIN 0.999 /* a larger part for the GPU has to save as much */

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "codelets/task/where.h"
+#include "runtime/plan/limits.h"
 #include "runtime/plan/plan.h"
 
 /* What a config is completed for. */

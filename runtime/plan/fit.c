@@ -2,47 +2,17 @@
 /* Whether a plan fits into the memory there is, the smallest change of the
  * config with which it would, and the largest model of a shape that does: the
  * same units with more or fewer of the kind that repeats.  See plan.h. */
+#include "runtime/plan/fit.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/units.h"
-#include "runtime/plan/plan.h"
-
-/* NCCL connects every pair of ranks at the first exchange: on eight H100 that
- * took 3.3 GB on each (NVIDIA/nccl, issue 1685), 470 MB for each other rank.
- * Ranks of other hosts share the channels of the network.  Of a small memory
- * the libraries get one part of RESERVE_SHARE, and NCCL another.  On a large
- * card there is twice as much for libraries that load kernels in the middle of
- * a step, of which the free memory at the start tells nothing. */
-#define RESERVE_BYTES (INT64_C(768) << 20)
-#define RESERVE_LARGE_BYTES (INT64_C(1536) << 20)
-#define RESERVE_PEER_BYTES (INT64_C(470) * 1000 * 1000)
-#define RESERVE_PEERS 7
-#define RESERVE_SHARE 16
-
-/* Of a host, beside what ranks use: one part in 33, or 1 GiB; with a GPU 4 GiB,
- * as CUDA's part on the host is 1 to 2 GiB and pinned memory cannot be swapped,
- * but no more than a quarter. */
-#define HOST_RESERVE_PART 33
-#define HOST_RESERVE_LEAST (INT64_C(1) << 30)
-#define HOST_RESERVE_GPU (INT64_C(4) << 30)
-
-int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks)
-{
-    int64_t most = total_bytes / RESERVE_SHARE;
-    int64_t peers = nccl_ranks > 1 ? min64(nccl_ranks - 1, RESERVE_PEERS) : 0;
-    int64_t own =
-        total_bytes > IZ_LARGE_GPU_BYTES ? RESERVE_LARGE_BYTES : RESERVE_BYTES;
-    return min64(own, most) + min64(peers * RESERVE_PEER_BYTES, most);
-}
-
-int64_t iz_plan_host_reserve(int64_t total_bytes, bool gpu)
-{
-    int64_t least = max64(total_bytes / HOST_RESERVE_PART, HOST_RESERVE_LEAST);
-    return gpu ? max64(least, min64(HOST_RESERVE_GPU, total_bytes / 4)) : least;
-}
+#include "runtime/plan/matrices.h"
+#include "runtime/plan/split.h"
+#include "runtime/plan/unit_sizes.h"
 
 /* Cheapest first. */
 enum change {
@@ -373,6 +343,7 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         keep_most(p, c, m, limit);
     if (fits_either_way(p, c, m, limit)) {
         iz_plan_split_widen(p, limit->device - iz_plan_device_need(p, limit));
+        iz_places_list(p, m);
         return 0;
     }
     if (!err)

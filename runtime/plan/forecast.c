@@ -9,7 +9,9 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/flat/flat.h"
+#include "runtime/plan/split.h"
 #include "runtime/plan/state_layout.h"
+#include "runtime/plan/unit_sizes.h"
 
 /* A buffer of a ring: the unit that it holds, and when its last use ends. */
 struct slot {

@@ -6,7 +6,8 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/ops/orthogonal.h"
-#include "runtime/plan/plan.h"
+#include "runtime/plan/matrices.h"
+#include "runtime/plan/unit_sizes.h"
 
 static int matrices_of(const struct iz_param *p)
 {
@@ -221,6 +222,11 @@ int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
                                  iz_plan_lacks(p, g, first));
     }
     return least;
+}
+
+int64_t iz_plan_host_scratch(const struct iz_plan *p)
+{
+    return p->target.gpu && !p->matrices.on_gpu ? p->matrices.work_bytes : 0;
 }
 
 void iz_plan_matrices_print(const struct iz_plan *p, FILE *out)

@@ -10,6 +10,10 @@
 #include "codelets/base/units.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/text.h"
+#include "runtime/plan/fit.h"
+#include "runtime/plan/matrices.h"
+#include "runtime/plan/split.h"
+#include "runtime/plan/unit_sizes.h"
 
 #define ALIGN_SHARD 64       /* elements: whole cache lines for every type */
 #define CHUNK_HOST (1 << 20) /* enough chunks for all workers, few tasks */
@@ -418,6 +422,7 @@ void iz_plan_clear(struct iz_plan *p)
     free(p->ring);
     free(p->cost);
     free(p->matrices.list);
+    free(p->places.list);
     memset(p, 0, sizeof(*p));
 }
 

@@ -7,7 +7,7 @@
 #include "codelets/ops/orthogonal.h"
 #include "codelets/unit/unit.h"
 #include "runtime/config/config.h"
-#include "runtime/plan/bytes.h"
+#include "runtime/plan/places.h"
 #include "runtime/plan/state_layout.h"
 #include "runtime/plan/sum_order.h"
 
@@ -241,15 +241,9 @@ struct iz_plan {
     struct iz_plan_touched touched;
     struct iz_plan_matrices matrices;
     bool attends; /* units have attention */
-    struct iz_bytes bytes;
-    double step_flops; /* of one rank and step, without what is repeated */
-};
-
-/* Memory that a rank may use, bytes. */
-struct iz_limits {
-    int64_t host, device;
-    bool beside; /* count on the host what a process has beside its plan */
-    bool tables; /* count the GPU's page tables for pinned memory */
+    struct iz_places places;
+    struct iz_bytes bytes; /* of all places */
+    double step_flops;     /* of one rank and step, without what is repeated */
 };
 
 /* The least number of slices with which a micro-batch occupies these workers,
@@ -272,192 +266,26 @@ void iz_plan_print_attention(const struct iz_plan *p, FILE *out);
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                   int ranks, FILE *err);
 void iz_plan_clear(struct iz_plan *p);
-/* Counts the bytes of a plan whose parts are known (count.c). */
+/* Sizes the staging buffers of a plan whose other parts are known, and lists
+ * its places (staging.c). */
 void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m);
-/* Counts anew what is kept from forward to backward, and what is near it. */
-void iz_plan_count_activations(struct iz_plan *p, const struct iz_model *m);
-/* Counts anew with sums near or not, where they can be. */
-void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
-                  const struct iz_model *m, bool near);
-/* Counts anew with units that repeat this, but no more than gains memory. */
-void iz_plan_repeat(struct iz_plan *p, const struct iz_model *m,
-                    enum iz_repeat repeat);
-/* Lets units repeat less, of the flops as many less as memory allows: p is
- * within the limits and stays there. */
-void iz_plan_keep(struct iz_plan *p, const struct iz_model *m,
-                  const struct iz_limits *limit);
-/* Of the flops of all forwards, those that backwards repeat; 0: none does. */
-double iz_plan_repeats(const struct iz_plan *p);
-/* How many units that have something to keep repeat this. */
-int iz_plan_repeating(const struct iz_plan *p, const struct iz_model *m,
-                      enum iz_repeat repeat);
-/* Bytes that a unit which repeats this keeps from forward to backward, for one
- * track. */
-int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
-                      int unit, enum iz_repeat repeat);
-/* A line with that part and these numbers, if anything is repeated. */
-void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
-                          FILE *out);
-
 /* Deals the units to rings, whose buffers then have their sizes and numbers.
  * -ENOMEM. */
 int iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
 
-/* Finds the matrices that are updated as such (matrices.c): 0 or -ENOMEM. */
-int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m);
-/* What the update of one does to its unit's buffer. */
-struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
-                                        const struct iz_plan_matrix *a,
-                                        float *unit);
-/* Scratch of each worker of the host, of a run that computes on a GPU. */
-int64_t iz_plan_host_scratch(const struct iz_plan *p);
-void iz_plan_matrices_print(const struct iz_plan *p, FILE *out);
-/* Where the update of a matrix sets the scratch of all workers, and the run
- * would have `left` bytes for that: names its parameter. */
-void iz_plan_matrices_refuse(const struct iz_plan *p, const struct iz_model *m,
-                             int64_t left, FILE *err);
-/* Blocks of IZ_MOMENT_BLOCK elements that lie wholly in matrices of one
- * parameter lack the optimizer's states of elements, and the arrays of those
- * are packed.  Elements of a unit that lack them before its element `at`, which
- * begins a block or ends the unit. */
-int64_t iz_plan_lacks(const struct iz_plan *p, const struct iz_plan_unit *g,
-                      int64_t at);
-/* Whether the block that begins at `at` lacks them.  *end: as far as the next
- * ones do alike. */
-bool iz_plan_lacks_from(const struct iz_plan *p, const struct iz_plan_unit *g,
-                        int64_t at, int64_t *end);
-/* Of a chunk, on any rank at least: all plan the same bytes. */
-int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
-                            const struct iz_plan_unit *g, int chunk);
-
-/* How the optimizer's chunks are divided between host and GPU (split.c):
- * sets host_chunks of all units and what p says of the split. */
-void iz_plan_split(struct iz_plan *p, const struct iz_config *c);
-/* Elements of a unit whose states are where the offloaded optimizer lives. */
-int64_t iz_plan_host_elems(const struct iz_plan_unit *g);
-/* Gives a plan more buffers for chunks that the GPU updates, of so many bytes
- * of its memory that are left. */
-void iz_plan_split_widen(struct iz_plan *p, int64_t bytes);
-void iz_plan_split_print(const struct iz_plan *p, FILE *out);
-
-/* Bytes of a chunk's states in a file: whole pages. */
-int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
-                            const struct iz_plan_unit *g, int chunk);
-
-/* Bytes of host memory that the plan needs (without a GPU the device tier is
- * host memory too), and of the GPU's. */
-int64_t iz_plan_host_bytes(const struct iz_plan *p);
-int64_t iz_plan_device_bytes(const struct iz_plan *p);
+/* Where that lies which host and device both touch: on the host. */
+static inline enum iz_tier iz_plan_shared_tier(const struct iz_plan *p)
+{
+    return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+}
 /* Whether several units may take turns in it: all rings but those of a unit. */
 static inline bool iz_plan_ring_shared(const struct iz_plan *p, int ring)
 {
     return ring == 0 || p->ring[ring].members > 1;
 }
-/* Whether the unit is copied or gathered into a ring. */
-bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Elements of a unit's parameters: gathered; where a rank keeps them in memory,
- * in one buffer with the trained ones, if those are there, or in the frozen
- * ones' own; in whole chunks, on disk.  Quantised ones are only among the
- * gathered ones. */
-int64_t iz_plan_gathered(const struct iz_plan_unit *g);
-int64_t iz_plan_held(const struct iz_plan *p, const struct iz_plan_unit *g);
-int64_t iz_plan_held_apart(const struct iz_plan *p,
-                           const struct iz_plan_unit *g);
-int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Bytes of the quantised: a rank's shard; of all ranks; where a rank keeps
- * them; in whole pages, as on disk. */
-int64_t iz_plan_quant_shard(const struct iz_plan_unit *g);
-int64_t iz_plan_quant_whole(const struct iz_plan *p,
-                            const struct iz_plan_unit *g);
-int64_t iz_plan_quant_held(const struct iz_plan *p,
-                           const struct iz_plan_unit *g);
-int64_t iz_plan_quant_filed(const struct iz_plan_unit *g);
-/* Of a rank's part of its group's copy; 0: there are none. */
-int64_t iz_plan_copied(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Elements of a whole gradient of its, as it is sent. */
-int64_t iz_plan_sent(const struct iz_plan_unit *g);
-/* Elements of an accumulator of its gradient; of its last ones, those that the
- * GPU has apart from the others. */
-int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g);
-int64_t iz_plan_grads_apart(const struct iz_plan *p,
-                            const struct iz_plan_unit *g);
-/* Elements of a buffer for the sum of a rank's contributions, or 0; whether it
- * is one of the ring's; and those of a buffer of the unit's own. */
-int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
-bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
-int64_t iz_plan_own_sum(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Elements of piece i of an accumulator; i = pieces: of what is apart. */
-int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
-                      int i);
-/* Elements whose squares are added block by block, piece by piece, before the
- * blocks are: all or none. */
-int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Bytes of the units' sums of squares, and of the tracks' losses, weights and
- * what they tell. */
-int64_t iz_plan_sums_bytes(const struct iz_plan *p, const struct iz_model *m);
-/* Bytes of what lists the touched rows: a list (there are two), and scratch to
- * make one. */
-int64_t iz_plan_list_bytes(const struct iz_plan *p);
-int64_t iz_plan_list_scratch_bytes(const struct iz_plan *p,
-                                   const struct iz_model *m);
-/* Bytes of a unit's output, for one track. */
-int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
-                               const struct iz_model *m, int unit);
-/* Of the largest one, and of each in a file: there they lie by track, then by
- * unit, but for the last unit with an output. */
-int64_t iz_plan_boundary_room(const struct iz_plan *p);
-int64_t iz_plan_boundary_at(const struct iz_plan *p, int track, int unit);
-int64_t iz_plan_boundary_file(const struct iz_plan *p);
-/* Whether a contribution comes from a GPU straight into the host's accumulator:
- * nothing is to be added and the type is right. */
-bool iz_plan_straight(const struct iz_plan *p, bool first);
-enum iz_tier iz_plan_tier(enum iz_home h);
-/* Where gradients are accumulated. */
-enum iz_tier iz_plan_grad_tier(const struct iz_plan *p);
-/* Separate buffers of a tier at most: what their alignment may cost. */
-int64_t iz_plan_buffers(const struct iz_plan *p);
-
-/* Bytes of host memory that a rank needs; with l->beside, beside its plan too.
- */
-int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l);
-/* Bytes of GPU memory that the plan needs; with l->tables, the page tables of
- * its pinned memory too. */
-int64_t iz_plan_device_need(const struct iz_plan *p, const struct iz_limits *l);
-bool iz_plan_within(const struct iz_plan *p, const struct iz_limits *l);
-
-/* Bytes of a GPU of total_bytes that a plan leaves to the libraries: context,
- * handles, and NCCL's buffers between nccl_ranks ranks (0: no NCCL). */
-int64_t iz_plan_reserve(int64_t total_bytes, int nccl_ranks);
-
-/* Bytes of a host of total_bytes that no plan uses: its system and its other
- * programs have them. */
-int64_t iz_plan_host_reserve(int64_t total_bytes, bool gpu);
-/* Bytes that a rank's process has beside its plan; see l->beside. */
-int64_t iz_plan_beside(const struct iz_plan *p);
-
-/* Fits the plan into the limits: with recompute "auto" units keep what fits.
- * Where nothing fits, prints the table and the smallest change of
- * the config that would, and returns -ENOMEM. */
-int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
-                const struct iz_model *m, const struct iz_limits *limit,
-                FILE *err);
-
-/* Whether a part of the optimizer may be left to a GPU, as
- * runtime/config/check.c wants of a ratio below 1; and the steps in which one
- * is looked for. */
-bool iz_plan_may_split(const struct iz_config *c);
-#define IZ_RATIO_STEPS 20
-
 /* run.gpu_logits_bytes, or what 0 is until iz_plan_choose has chosen. */
 int64_t iz_plan_logits_bytes(const struct iz_config *c);
-
-/* Blocks of the largest model of this shape that fits with this config, 0: not
- * one; *params: its parameters. */
-int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
-                    const struct iz_model *m, const struct iz_limits *limit,
-                    double *params);
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m,
                    FILE *out);

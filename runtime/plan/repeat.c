@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each unit's backward repeats of its forward, and so what the unit keeps;
  * see plan.h. */
-#include "runtime/plan/plan.h"
+#include "runtime/plan/fit.h"
+#include "runtime/plan/unit_sizes.h"
 
 int iz_plan_repeating(const struct iz_plan *p, const struct iz_model *m,
                       enum iz_repeat repeat)
@@ -33,7 +34,7 @@ void iz_plan_repeat(struct iz_plan *p, const struct iz_model *m,
                          iz_plan_saved(p, m, u, (enum iz_repeat)(*r - 1)))
             *r = (enum iz_repeat)(*r - 1);
     }
-    iz_plan_count_activations(p, m);
+    iz_places_list_activations(p, m);
 }
 
 /* ---- as little as memory allows ---- */
@@ -78,13 +79,13 @@ void iz_plan_keep(struct iz_plan *p, const struct iz_model *m,
     while (best_move(p, under, &v)) {
         enum iz_repeat was = p->unit[v.unit].repeat;
         p->unit[v.unit].repeat = v.to;
-        iz_plan_count_activations(p, m);
+        iz_places_list_activations(p, m);
         if (iz_plan_within(p, limit))
             continue;
         p->unit[v.unit].repeat = was;
         under = v.bytes;
     }
-    iz_plan_count_activations(p, m);
+    iz_places_list_activations(p, m);
 }
 
 /* ---- in words ---- */

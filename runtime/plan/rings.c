@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
-#include "runtime/plan/plan.h"
+#include "runtime/plan/unit_sizes.h"
 
 struct size {
     int64_t gathered, sent;

@@ -5,7 +5,8 @@
 
 #include "codelets/base/int64.h"
 #include "runtime/base/text.h"
-#include "runtime/plan/plan.h"
+#include "runtime/plan/split.h"
+#include "runtime/plan/unit_sizes.h"
 
 #define BUFFERS 8 /* chunks on their way to the GPU and back, at least */
 
@@ -78,9 +79,7 @@ void iz_plan_split_widen(struct iz_plan *p, int64_t bytes)
         chunks += p->unit[u].chunks - p->unit[u].host_chunks;
     if (!s->n || chunks <= s->n)
         return;
-    int64_t more = min64(bytes / s->bytes, chunks - s->n);
-    s->n += (int)more;
-    p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_STAGING] += more * s->bytes;
+    s->n += (int)min64(bytes / s->bytes, chunks - s->n);
 }
 
 void iz_plan_split_print(const struct iz_plan *p, FILE *out)

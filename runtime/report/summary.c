@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "codelets/base/units.h"
+#include "runtime/plan/fit.h"
 
 #define COLUMNS 96
 #define EACH 8 /* workers of one kind that are told apart */

@@ -256,8 +256,6 @@ static int open_engine(struct run *r)
     int s =
         iz_run_agree(r, iz_train_open(&r->e, &t, &r->plan), "what was planned");
     if (!s)
-        s = iz_train_check_plan(r->e);
-    if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (!s)
         s = prepare_libraries(r);

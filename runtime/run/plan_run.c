@@ -16,6 +16,7 @@
 #include "runtime/config/rules.h"
 #include "runtime/machine/measure.h"
 #include "runtime/plan/choose.h"
+#include "runtime/plan/fit.h"
 #include "runtime/plan/forecast.h"
 #include "runtime/run/state.h"
 

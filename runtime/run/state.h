@@ -9,6 +9,7 @@
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
 #include "runtime/machine/gpu_choice.h"
+#include "runtime/plan/limits.h"
 #include "runtime/report/metrics.h"
 #include "runtime/run/options.h"
 #include "runtime/run/run.h"

@@ -15,6 +15,7 @@
 #include "runtime/hf/lora.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/plan/choose.h"
+#include "runtime/plan/fit.h"
 #include "runtime/plan/forecast.h"
 #include "runtime/report/summary.h"
 #include "runtime/run/options.h"
@@ -110,8 +111,6 @@ static int open_engine(struct simulation *s)
                                 .simulated = true};
     memcpy(t.rate, s->rate, sizeof(t.rate));
     int r = iz_train_open(&s->e, &t, &s->plan);
-    if (!r)
-        r = iz_train_check_plan(s->e);
     return r ? r : iz_summary_shares_open(&s->shares, s->e);
 }
 

@@ -11,6 +11,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/plan/unit_sizes.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
  * position of the pass: step * tracks + track, with steps as in iz_order_unit.
@@ -60,7 +61,7 @@ static void boundary_io(struct iz_engine *e, bool back, int unit, int track,
 {
     enum { BEFORE_UPDATES = 1 }; /* in the order of submission */
     struct iz_io a = {.file = e->file.boundary,
-                      .offset = iz_plan_boundary_at(&e->plan, track, unit),
+                      .offset = e->track[track].boundary_at[unit],
                       .bytes = iz_plan_boundary_room(&e->plan),
                       .urgency = BEFORE_UPDATES};
     iz_disk_io(e, back ? IZ_LOAD : IZ_STORE, unit, host,

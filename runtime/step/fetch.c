@@ -8,6 +8,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/plan/unit_sizes.h"
 
 /* A part of a unit's parameters: bytes of a shard, and where they begin in what
  * is fetched and in the whole. */

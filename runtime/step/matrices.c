@@ -12,6 +12,7 @@
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/plan/matrices.h"
 
 static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
                                                 int unit)

@@ -11,6 +11,8 @@
 
 #include "codelets/flat/flat.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/plan/split.h"
+#include "runtime/plan/unit_sizes.h"
 
 /* ---- one contribution ---- */
 

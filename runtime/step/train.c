@@ -11,6 +11,7 @@
 #include "codelets/base/die.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
+#include "runtime/plan/matrices.h"
 #include "runtime/step/zero.h"
 
 /* ---- waves ---- */
@@ -192,22 +193,6 @@ struct iz_event iz_train_event(struct iz_engine *e)
 
 /* ---- open, close ---- */
 
-/* Of those that compute units, then of the host's workers beside a GPU. */
-static int take_scratch(struct iz_engine *e, char **scratch)
-{
-    int units = e->plan.tasks_at_once, n = units;
-    int64_t host = iz_plan_host_scratch(&e->plan);
-    n += host ? e->plan.target.workers : 0;
-    for (int w = 0; w < n; w++) {
-        scratch[w] = iz_memory_take(
-            e->memory, w < units ? IZ_TIER_DEVICE : IZ_TIER_CPU, IZ_MEM_SCRATCH,
-            w < units ? e->plan.act.scratch_bytes : host);
-        if (!scratch[w])
-            return -ENOMEM;
-    }
-    return 0;
-}
-
 /* Sooner than other ranks, which wait for this one, give up. */
 #define STUCK_S 60.0
 
@@ -261,23 +246,19 @@ static int open_graph_in_turn(struct iz_engine *e,
 /* After StarPU's start (see iz_graph_open), and by workers that are bound. */
 static int open_memory(struct iz_engine *e)
 {
-    int n = e->plan.tasks_at_once + e->plan.target.workers;
-    char **scratch = calloc((size_t)n, sizeof(*scratch));
-    int r = scratch ? 0 : -ENOMEM;
-    if (!r && e->simulated)
-        r = iz_memory_open_simulated(&e->memory);
-    else if (!r)
-        r = iz_memory_open(&e->memory, e->graph, e->plan.zero.pin_cpu);
-    if (!r && e->plan.target.gpu && !e->simulated)
-        r = iz_memory_open_gpu(
-            e->memory, &e->plan.bytes, iz_plan_buffers(&e->plan),
-            e->config->run.device == IZ_DEVICE_AUTO ? "run.device: auto"
-                                                    : "run.device: cuda");
+    const struct iz_plan *p = &e->plan;
+    int r = e->simulated
+                ? iz_memory_open_simulated(&e->memory)
+                : iz_memory_open(&e->memory, e->graph, p->zero.pin_cpu);
+    if (!r && p->target.gpu && !e->simulated)
+        r = iz_memory_open_gpu(e->memory, &p->places,
+                               e->config->run.device == IZ_DEVICE_AUTO
+                                   ? "run.device: auto"
+                                   : "run.device: cuda");
     if (!r)
-        r = take_scratch(e, scratch);
+        r = iz_alloc_open(e);
     if (!r)
-        iz_graph_give(e->graph, scratch, iz_memory_shadow(e->memory));
-    free(scratch);
+        iz_graph_give(e->graph, e->scratch, iz_memory_shadow(e->memory));
     return r;
 }
 
@@ -306,31 +287,12 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     if (!r)
         r = open_memory(e);
     if (!r)
-        r = iz_alloc_open(e);
-    if (!r)
         r = iz_order_open(e);
     if (c->cores)
         iz_cores_release(c->cores);
     if (r)
         iz_train_close(out);
     return r;
-}
-
-int iz_train_check_plan(const struct iz_engine *e)
-{
-    const struct iz_bytes *planned = &e->plan.bytes;
-    const struct iz_bytes *taken = iz_memory_bytes(e->memory);
-    bool differs = memcmp(planned, taken, sizeof(*planned)) != 0;
-    int q = iz_coll_refuser(e->coll, differs);
-    for (int t = 0; t < IZ_TIERS && q == e->coll->rank; t++)
-        for (int c = 0; c < IZ_MEM_CLASSES; c++)
-            if (taken->b[t][c] != planned->b[t][c])
-                fprintf(stderr,
-                        "izar: rank %d: %s in the %s tier: %lld bytes taken, "
-                        "%lld planned: this is a fault of izar\n",
-                        q, iz_class_names[c], iz_tier_names[t],
-                        (long long)taken->b[t][c], (long long)planned->b[t][c]);
-    return q < 0 ? 0 : -EINVAL;
 }
 
 void iz_train_close(struct iz_engine **out)

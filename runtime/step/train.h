@@ -21,10 +21,6 @@ struct iz_train_config {
  * Negative errno with the reason printed; *out is NULL then. */
 int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan);
-/* Checks that every class took in every tier the bytes that were planned for
- * it. All ranks.  Negative errno on every rank, with each difference of the
- * first rank that has one printed. */
-int iz_train_check_plan(const struct iz_engine *e);
 void iz_train_close(struct iz_engine **e);
 
 /* Fills the parameters with the model's initial values, states with zero.  All

@@ -10,6 +10,8 @@
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/plan/matrices.h"
+#include "runtime/plan/split.h"
 
 struct update_arg {
     struct iz_step step; /* lr, t and grad_scale come from the control, decay

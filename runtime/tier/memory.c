@@ -14,7 +14,7 @@
 #include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 #include "runtime/base/progress.h"
-#include "runtime/plan/plan.h"
+#include "runtime/plan/limits.h"
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
 
@@ -210,12 +210,12 @@ static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
     return 0;
 }
 
-int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
-                       int64_t buffers, const char *wish)
+int iz_memory_open_gpu(struct iz_memory *m, const struct iz_places *places,
+                       const char *wish)
 {
-    int64_t device = iz_bytes_tier(bytes, IZ_TIER_DEVICE) + buffers * ALIGN;
-    int64_t cpu = iz_bytes_tier(bytes, IZ_TIER_CPU) -
-                  bytes->b[IZ_TIER_CPU][IZ_MEM_STATE] + buffers * ALIGN;
+    int64_t device =
+        iz_places_room(places, IZ_TIER_DEVICE, IZ_MEM_CLASSES, ALIGN);
+    int64_t cpu = iz_places_room(places, IZ_TIER_CPU, IZ_MEM_STATE, ALIGN);
     m->gpu = true;
     m->device.base = iz_device_take(device);
     if (!m->device.base)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes every large buffer of a run and counts it by class and tier.  The table
- * must equal the one that the planner computed. */
+/* Takes every large buffer of a run and counts it by class and tier: what the
+ * plan has listed. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "codelets/task/task.h"
-#include "runtime/plan/bytes.h"
+#include "runtime/plan/places.h"
 
 struct iz_memory;
 
@@ -18,12 +18,11 @@ int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
 /* Memory of a simulation: counted addresses with nothing behind them. */
 int iz_memory_open_simulated(struct iz_memory **out);
 /* The device tier is a GPU's from now on.  Both tiers become one allocation
- * each, of `bytes` plus what the alignment of `buffers` pieces may cost; that
- * of the cpu tier is pinned and has all but the optimizer's states, which
- * nothing copies.  wish: the setting that asks for a GPU, for messages.
- * Negative errno with the reason printed. */
-int iz_memory_open_gpu(struct iz_memory *m, const struct iz_bytes *bytes,
-                       int64_t buffers, const char *wish);
+ * each, which these places fill; that of the cpu tier is pinned and has all but
+ * the optimizer's states, which nothing copies.  wish: the setting that asks
+ * for a GPU, for messages.  Negative errno with the reason printed. */
+int iz_memory_open_gpu(struct iz_memory *m, const struct iz_places *places,
+                       const char *wish);
 void iz_memory_close(struct iz_memory **m);
 
 /* Returns zeroed, page-aligned, counted memory, with huge pages if it is large.

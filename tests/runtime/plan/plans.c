@@ -3,6 +3,7 @@
 #include "tests/runtime/plan/plans.h"
 
 #include "models/gpt2.h"
+#include "runtime/plan/fit.h"
 
 const struct iz_target target1 = {.workers = 1}, target2 = {.workers = 2};
 const struct iz_target gpu_bf16 = {

@@ -6,6 +6,7 @@
 #include "tests/runtime/fixture.h"
 
 #include "runtime/plan/choose.h"
+#include "runtime/plan/limits.h"
 #include "runtime/tier/memory.h"
 
 extern const struct iz_target target1, target2, gpu_bf16;

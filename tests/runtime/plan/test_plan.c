@@ -4,6 +4,8 @@
 #include "tests/runtime/plan/plans.h"
 
 #include "models/gpt2.h"
+#include "runtime/plan/fit.h"
+#include "runtime/plan/unit_sizes.h"
 
 static int fit_host(struct iz_plan *plan, const struct iz_config *c,
                     int64_t bytes)

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "runtime/plan/fit.h"
+#include "runtime/plan/split.h"
 
 /* Of all units: elements owned and those of the host; the longest share of the
  * host and the longest chunk of those that it shares; blocks of the norm. */

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Makes a plan fit into the memory there is: what units repeat, where a single
+ * rank adds, and, where nothing helps, what to change. */
+#pragma once
+
+#include "runtime/plan/limits.h"
+
+/* Fits the plan into the limits: with recompute "auto" units keep what fits.
+ * Where nothing fits, prints the table and the smallest change of
+ * the config that would, and returns -ENOMEM. */
+int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
+                const struct iz_model *m, const struct iz_limits *limit,
+                FILE *err);
+
+/* Whether a part of the optimizer may be left to a GPU, as
+ * runtime/config/check.c wants of a ratio below 1; and the steps in which one
+ * is looked for. */
+bool iz_plan_may_split(const struct iz_config *c);
+#define IZ_RATIO_STEPS 20
+
+/* Blocks of the largest model of this shape that fits with this config, 0: not
+ * one; *params: its parameters. */
+int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
+                    const struct iz_model *m, const struct iz_limits *limit,
+                    double *params);
+
+/* Counts anew with sums near or not, where they can be. */
+void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
+                  const struct iz_model *m, bool near);
+/* ---- repeat.c ---- */
+
+/* Counts anew with units that repeat this, but no more than gains memory. */
+void iz_plan_repeat(struct iz_plan *p, const struct iz_model *m,
+                    enum iz_repeat repeat);
+/* Lets units repeat less, of the flops as many less as memory allows: p is
+ * within the limits and stays there. */
+void iz_plan_keep(struct iz_plan *p, const struct iz_model *m,
+                  const struct iz_limits *limit);
+/* Of the flops of all forwards, those that backwards repeat; 0: none does. */
+double iz_plan_repeats(const struct iz_plan *p);
+/* How many units that have something to keep repeat this. */
+int iz_plan_repeating(const struct iz_plan *p, const struct iz_model *m,
+                      enum iz_repeat repeat);
+/* A line with that part and these numbers, if anything is repeated. */
+void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
+                          FILE *out);
