@@ -16,7 +16,6 @@
 struct iz_hf; /* codelets/unit/layer.h */
 
 #define IZ_PATH_MAX 1024
-#define IZ_PRODUCTS_MAX 8192 /* bytes of a list of algorithms */
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 
@@ -130,9 +129,8 @@ struct iz_run_config {
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU, and: */
     enum iz_attention_by gpu_attention_backward;
-    enum iz_muon_by muon_products;      /* of a run that computes on a GPU */
-    char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
-    int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
+    enum iz_muon_by muon_products;     /* of a run that computes on a GPU */
+    int64_t gpu_logits_bytes;          /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */

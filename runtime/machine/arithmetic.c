@@ -385,31 +385,19 @@ static int choose_groups(struct iz_config *c,
 
 /* ---- products on a GPU ---- */
 
-bool iz_arithmetic_is_list(const char *products)
+/* Products had the algorithms that a measurement chose, as a list in the
+ * config: "cublasLt VERSION PRODUCT:ALGORITHM ...". */
+static int refuse_algorithms(const struct iz_config *c,
+                             const struct iz_arithmetic_for *on,
+                             struct iz_coll *coll)
 {
-    return strncmp(products, "cublasLt ", 9) == 0;
-}
-
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why)
-{
-    return refuse_word(coll, "gpu_products", why, NULL,
-                       "; use first or timed, which may have other bits");
-}
-
-/* A run that measures does so when its products are known (begin.c).  Its
- * config has been read when this comes, or is not needed. */
-static void choose_algorithms(struct iz_config *c,
-                              const struct iz_arithmetic_for *on,
-                              struct iz_coll *coll)
-{
-    char *own = c->run.gpu_products, kept[IZ_PRODUCTS_MAX] = "";
-    bool open = strcmp(own, "auto") == 0;
-    if (on->resume && (open || strcmp(own, "timed") == 0))
-        kept_string(c, coll, "gpu_products", kept, sizeof(kept));
-    if (iz_arithmetic_is_list(kept) || (open && *kept))
-        snprintf(own, sizeof(kept), "%s", kept);
-    if (on->gpu && strcmp(own, "auto") == 0)
-        snprintf(own, sizeof(kept), "first");
+    char had[64] = "";
+    if (on->resume && on->gpu)
+        kept_string(c, coll, "gpu_products", had, sizeof(had));
+    return refuse_word(coll, "gpu_products",
+                       strchr(had, ':') ? "the run began with chosen algorithms"
+                                        : NULL,
+                       NULL, ", which were removed");
 }
 
 /* ---- logits on a GPU ---- */
@@ -554,6 +542,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     if (!r)
         r = keep_logits(c, on, coll);
     if (!r)
-        choose_algorithms(c, on, coll);
+        r = refuse_algorithms(c, on, coll);
     return r;
 }

@@ -47,12 +47,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
 
-/* Whether run.gpu_products is a list of algorithms. */
-bool iz_arithmetic_is_list(const char *products);
-
-/* Refuses such a list, as below. */
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
-
 /* Takes our attention, or its backward, in place of cuDNN's if any rank has a
  * reason `why` (NULL: none) and the config left it open; otherwise refuses to:
  * negative errno with the reason printed by one rank.  Collective. */
