@@ -16,7 +16,6 @@
 struct iz_hf; /* codelets/unit/layer.h */
 
 #define IZ_PATH_MAX 1024
-#define IZ_PRODUCTS_MAX 8192 /* bytes of a list of algorithms */
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
@@ -131,9 +130,8 @@ struct iz_run_config {
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU, and: */
     enum iz_attention_by gpu_attention_backward;
-    enum iz_muon_by muon_products;      /* of a run that computes on a GPU */
-    char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
-    int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
+    enum iz_muon_by muon_products;     /* of a run that computes on a GPU */
+    int64_t gpu_logits_bytes;          /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */
@@ -220,6 +218,8 @@ struct iz_config {
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
+    bool had_algorithms; /* ... with a list in run.gpu_products, a removed key
+                            that said how products are formed */
 };
 
 /* The table of keys: parser, --help, docs/config.md and the effective config.
@@ -287,9 +287,6 @@ bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
 /* Of a choice that a resumed run keeps: whether it did; whether it is open. */
 bool iz_config_is_kept(const struct iz_config *c, const char *key);
 bool iz_config_is_open(const struct iz_config *c, const char *key);
-
-/* Whether run.gpu_products is a list of algorithms. */
-bool iz_config_is_list(const char *products);
 
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */

@@ -230,10 +230,17 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
 
 /* ---- products on a GPU ---- */
 
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why)
+/* Products had the algorithms that a measurement chose, as a list in the
+ * config: "cublasLt VERSION PRODUCT:ALGORITHM ...". */
+static int refuse_algorithms(const struct iz_config *c,
+                             const struct iz_arithmetic_for *on,
+                             struct iz_coll *coll)
 {
-    return refuse_word(coll, "gpu_products", why, NULL,
-                       "; use first or timed, which may have other bits");
+    return refuse_word(coll, "gpu_products",
+                       on->gpu && c->had_algorithms
+                           ? "the run began with chosen algorithms"
+                           : NULL,
+                       NULL, ", which were removed");
 }
 
 /* ---- attention on a GPU ---- */
@@ -315,6 +322,8 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_attention(a, c, true, on, coll);
     if (!r)
         r = choose_muon(c, on, coll);
+    if (!r)
+        r = refuse_algorithms(c, on, coll);
     if (r)
         return r;
     if (!run->slices && on->here) {
@@ -323,8 +332,5 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     }
     if (!run->sum_group && on->here)
         run->sum_group = iz_coll_host_group(coll);
-    /* A run that measures does so when its products are known (begin.c). */
-    if (on->gpu && iz_config_is_open(c, "run.gpu_products"))
-        snprintf(run->gpu_products, sizeof(run->gpu_products), "first");
     return 0;
 }

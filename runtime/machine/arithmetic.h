@@ -44,9 +44,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
 
-/* Refuses a list of algorithms in run.gpu_products, as below. */
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
-
 /* Takes our attention, or its backward, in place of cuDNN's if any rank has a
  * reason `why` (NULL: none) and the config left it open; otherwise refuses to:
  * negative errno with the reason printed by one rank.  Collective. */
