@@ -148,12 +148,6 @@ def settings(changes):
             for x in ("--set", f"{k}={v if isinstance(v, (str, pathlib.Path)) else json.dumps(v)}")]
 
 
-def refusal(text):
-    """The program's own words, or None."""
-    found = re.search("^izar: .*", text, re.M)
-    return found and found[0]
-
-
 def simulate(config, machine, *options):
     """What tools/simulate finds of a config, on the machine of a file or of a dict; with
     --plan nothing.  None where it does not fit."""
