@@ -7,8 +7,7 @@
 
 /* Looks at the environment; to be called before anything sets a variable. */
 void iz_environment_keep(void);
-/* One line per variable, and what those have no effect for; nothing where none
- * is set. */
+/* One line per variable. */
 void iz_environment_print(FILE *out);
 /* A variable that is no number, where StarPU ends the process for that; or
  * NULL.

@@ -113,7 +113,7 @@ def test_shards_of_an_earlier_run_are_not_mixed_with_new_ones(place):
     ([], "--tokenizer"), (["--tokenizer", "bytes"], "--out"),
     (["--tokenizer", "bytes", "--out", "x"], "no input"),
     (["--shard-tokens", "0"], "0"), (["--val-fraction", "0.6"], "0.6"),
-    (["--threads", "x"], "x"), (["--chat", "yaml"], "yaml"), (["--no"], "no")])
+    (["--threads", "x"], "x"), (["--chat", "yaml"], "yaml"), (["--tokenizer", "bytes", "--out", "x", "a", "--no"], "--no")])
 def test_a_wrong_command_line_exits_2(args, word):
     run(*args, status=2, words=[word])
 
