@@ -218,8 +218,6 @@ struct iz_config {
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
-    bool had_algorithms; /* ... with a list in run.gpu_products, a removed key
-                            that said how products are formed */
 };
 
 /* The table of keys: parser, --help, docs/config.md and the effective config.
@@ -287,6 +285,10 @@ bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
 /* Of a choice that a resumed run keeps: whether it did; whether it is open. */
 bool iz_config_is_kept(const struct iz_config *c, const char *key);
 bool iz_config_is_open(const struct iz_config *c, const char *key);
+
+/* Whether it began with algorithms of products on a GPU that it had measured,
+ * which nothing can have again. */
+bool iz_config_lists_algorithms(const char *text, int64_t bytes);
 
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */

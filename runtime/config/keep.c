@@ -122,11 +122,18 @@ bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
             c->kept[i] = choices[i].made_for == SAME_BATCH
                              ? keep_cut(c, j)
                              : keep_value(c, &choices[i], run);
-    const char *products =
-        json_string_value(json_object_get(run, "gpu_products"));
-    c->had_algorithms = products && strchr(products, ':');
     json_decref(j);
     return run != NULL;
+}
+
+bool iz_config_lists_algorithms(const char *text, int64_t bytes)
+{
+    json_t *j = bytes ? iz_json_open(text, bytes) : NULL;
+    const char *list =
+        iz_json_text_of(json_object_get(j, "run"), "gpu_products");
+    bool any = strchr(list, ':') != NULL;
+    json_decref(j);
+    return any;
 }
 
 bool iz_config_is_kept(const struct iz_config *c, const char *key)

@@ -228,21 +228,6 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     return r;
 }
 
-/* ---- products on a GPU ---- */
-
-/* Products had the algorithms that a measurement chose, as a list in the
- * config: "cublasLt VERSION PRODUCT:ALGORITHM ...". */
-static int refuse_algorithms(const struct iz_config *c,
-                             const struct iz_arithmetic_for *on,
-                             struct iz_coll *coll)
-{
-    return refuse_word(coll, "gpu_products",
-                       on->gpu && c->had_algorithms
-                           ? "the run began with chosen algorithms"
-                           : NULL,
-                       NULL, ", which were removed");
-}
-
 /* ---- attention on a GPU ---- */
 
 static enum iz_attention_by *attention_by(struct iz_config *c, bool back)
@@ -322,8 +307,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_attention(a, c, true, on, coll);
     if (!r)
         r = choose_muon(c, on, coll);
-    if (!r)
-        r = refuse_algorithms(c, on, coll);
     if (r)
         return r;
     if (!run->slices && on->here) {

@@ -42,6 +42,11 @@ static int keep_choices(struct run *r)
     int s = iz_run_agree(r, text ? 0 : -ENOMEM, "the choices");
     if (!s) {
         iz_coll_broadcast(r->coll, text, bytes, 0, "the choices");
+        if (iz_config_lists_algorithms(text, bytes))
+            s = iz_text_refuse(iz_run_err(r),
+                               "%s: run.gpu_products: timed was removed; "
+                               "without the key the run has other bits",
+                               path);
         bool told = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
         snprintf(path, sizeof(path), "%s/checkpoints", r->c.run.output);
         r->lost = !told && access(path, F_OK) == 0;

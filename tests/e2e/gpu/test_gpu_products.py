@@ -68,7 +68,7 @@ def test_a_run_from_before_there_was_a_choice(go):
                 "config.json does not tell", "set the bytes of a chunk")
 
 
-def test_a_run_with_chosen_algorithms_does_not_go_on(go):
+def test_a_run_with_measured_algorithms_does_not_go_on(go):
     """No longer can they be had; a list without any had those that all have."""
     path = go("out", 1).output / "config.json"
     config = json.loads(path.read_text())
@@ -77,4 +77,4 @@ def test_a_run_with_chosen_algorithms_does_not_go_on(go):
         path.write_text(json.dumps(config))
         r = go("out", 2, good=not tail)
         if tail:
-            run.refused(r, "run.gpu_products", "chosen algorithms", "were removed")
+            run.refused(r, "run.gpu_products: timed was removed")
