@@ -5,8 +5,9 @@
  * no GPU: 0.1 s and 80 MB of memory. */
 #include <dlfcn.h>
 
+#include <cublasLt.h>
+
 #include "codelets/base/die.h"
-#include "codelets/gpu/matmul_cuda.h"
 
 #define TEXT(x) TEXT_OF(x)
 #define TEXT_OF(x) #x
@@ -31,7 +32,6 @@ static void *cublaslt_function(const char *name)
         return f(__VA_ARGS__);                                                 \
     }
 
-HAND_OVER(size_t, cublasLtGetVersion, (void))
 HAND_OVER(const char *, cublasLtGetStatusString, (cublasStatus_t s), s)
 HAND_OVER(cublasStatus_t, cublasLtCreate, (cublasLtHandle_t * h), h)
 HAND_OVER(cublasStatus_t, cublasLtDestroy, (cublasLtHandle_t h), h)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products with weights on a GPU, through cuBLASLt, which this file and
- * product_choice.c know.  A product is one call; how the library does it is
- * asked once per shape, types and alignment, and kept.
+/* Matrix products with weights on a GPU, through cuBLASLt, which this file
+ * alone calls.  A product is one call; how the library does it is asked once
+ * per shape, types and alignment, and kept: by its first algorithm, by its own
+ * estimate, whose sums have a fixed order.
  *
  * The bias is added by the product (BIAS epilogue).  GELU is not, although the
  * library could: the backward needs the sum before GELU too, so the product
@@ -13,10 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cublasLt.h>
+
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
-#include "codelets/gpu/matmul_cuda.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
+
+#define PLANS 512
+#define ALGOS 8 /* that the library is asked for */
+#define ALIGN 256
+#define WORKSPACE (IZ_PRODUCT_SCRATCH - ALIGN)
 
 /* Reductions of a product whose k is split.  The same inputs have to give the
  * same bits.  By its documentation ("Results Reproducibility") the library
@@ -28,6 +36,26 @@
  * like OUTPUT_TYPE it rounds every partial sum to the type of the output. */
 #define REDUCTIONS                                                             \
     (CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+
+/* All that the choice of an algorithm depends on; no padding. */
+struct product_key {
+    int64_t m, n, k, lda, ldb, ldd, ta, tb, in, out, use, compute;
+    int64_t align_a, align_b, align_c, align_d, align_bias;
+};
+
+struct product_plan {
+    struct product_key key;
+    bool taken, possible;
+    cublasLtMatmulDescOpaque_t op;
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* c has the layout of d */
+    cublasLtMatmulAlgo_t algo;
+};
+
+/* Open addressing; entries are never removed. */
+struct iz_cublas {
+    cublasLtHandle_t lt;
+    struct product_plan plan[PLANS];
+};
 
 int iz_cublas_open(struct iz_cublas **out)
 {
@@ -55,7 +83,7 @@ void iz_cublas_close(struct iz_cublas **b)
 }
 
 static void matmul_cuda_check(cublasStatus_t s, const char *call,
-                              const struct iz_product_key *k)
+                              const struct product_key *k)
 {
     if (s != CUBLAS_STATUS_SUCCESS)
         iz_die("%s for [%lld,%lld] [%lld,%lld], %s to %s: %s", call,
@@ -95,12 +123,12 @@ static int64_t rounded_rows(int64_t n)
     return r;
 }
 
-static struct iz_product_key key_of(const struct iz_exec *x,
-                                    const struct iz_product *p)
+static struct product_key key_of(const struct iz_exec *x,
+                                 const struct iz_product *p)
 {
     bool tf32 = x->tf32 && p->a.dtype == IZ_F32;
     const void *c = added_to(p);
-    return (struct iz_product_key){
+    return (struct product_key){
         .m = p->d.rows,
         .n = iz_product_n(p),
         .k = iz_product_k(p),
@@ -120,7 +148,7 @@ static struct iz_product_key key_of(const struct iz_exec *x,
         .align_bias = alignment(p->use ? p->bias.p : NULL)};
 }
 
-uint64_t iz_product_hash(const struct iz_product_key *k)
+static uint64_t product_hash(const struct product_key *k)
 {
     int64_t field[sizeof(*k) / sizeof(int64_t)];
     uint64_t h = 0;
@@ -130,14 +158,14 @@ uint64_t iz_product_hash(const struct iz_product_key *k)
     return h;
 }
 
-static void set(struct iz_product_plan *q, cublasLtMatmulDescAttributes_t attr,
+static void set(struct product_plan *q, cublasLtMatmulDescAttributes_t attr,
                 const void *value, size_t size)
 {
     matmul_cuda_check(cublasLtMatmulDescSetAttribute(&q->op, attr, value, size),
                       "cublasLtMatmulDescSetAttribute", &q->key);
 }
 
-static void set_operation(struct iz_product_plan *q, int64_t transposed,
+static void set_operation(struct product_plan *q, int64_t transposed,
                           cublasLtMatmulDescAttributes_t attr)
 {
     int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -146,7 +174,7 @@ static void set_operation(struct iz_product_plan *q, int64_t transposed,
 
 /* The search reads the alignment of the vector off its address, so it gets one
  * that is aligned as the key says and no better. */
-static void set_bias(struct iz_product_plan *q)
+static void set_bias(struct product_plan *q)
 {
     static const uint32_t epilogue[] = {
         [IZ_BIAS_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
@@ -167,9 +195,8 @@ static void set_bias(struct iz_product_plan *q)
 
 /* A row-major matrix with rows of `cols` elements: to the library, which counts
  * by columns, the same memory is the transposed matrix. */
-static void set_layout(struct iz_product_plan *q,
-                       cublasLtMatrixLayoutOpaque_t *m, int64_t type,
-                       int64_t rows, int64_t cols, int64_t ld)
+static void set_layout(struct product_plan *q, cublasLtMatrixLayoutOpaque_t *m,
+                       int64_t type, int64_t rows, int64_t cols, int64_t ld)
 {
     assert(ld >= cols);
     matmul_cuda_check(cublasLtMatrixLayoutInit(m, data_type(type),
@@ -180,9 +207,9 @@ static void set_layout(struct iz_product_plan *q,
 
 /* d = op(a) op(b) by rows is d' = op(b)' op(a)' by columns, so the operands
  * change places and nothing is copied. */
-static void set_layouts(struct iz_product_plan *q)
+static void set_layouts(struct product_plan *q)
 {
-    const struct iz_product_key *k = &q->key;
+    const struct product_key *k = &q->key;
     set_layout(q, &q->a, k->in, k->ta ? k->k : k->m, k->ta ? k->m : k->k,
                k->lda);
     set_layout(q, &q->b, k->in, k->tb ? k->n : k->k, k->tb ? k->k : k->n,
@@ -190,9 +217,9 @@ static void set_layouts(struct iz_product_plan *q)
     set_layout(q, &q->d, k->out, k->m, k->n, k->ldd);
 }
 
-static void matmul_cuda_describe(struct iz_product_plan *q)
+static void matmul_cuda_describe(struct product_plan *q)
 {
-    const struct iz_product_key *k = &q->key;
+    const struct product_key *k = &q->key;
     matmul_cuda_check(cublasLtMatmulDescInit(
                           &q->op, (cublasComputeType_t)k->compute, CUDA_R_32F),
                       "cublasLtMatmulDescInit", k);
@@ -203,7 +230,7 @@ static void matmul_cuda_describe(struct iz_product_plan *q)
 }
 
 static void prefer(cublasLtMatmulPreferenceOpaque_t *pref,
-                   const struct iz_product_key *k,
+                   const struct product_key *k,
                    cublasLtMatmulPreferenceAttributes_t attr, uint32_t value)
 {
     matmul_cuda_check(
@@ -212,9 +239,9 @@ static void prefer(cublasLtMatmulPreferenceOpaque_t *pref,
 }
 
 static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
-                          const struct iz_product_key *k)
+                          const struct product_key *k)
 {
-    uint64_t bytes = IZ_PRODUCT_WORKSPACE;
+    uint64_t bytes = WORKSPACE;
     matmul_cuda_check(cublasLtMatmulPreferenceInit(pref),
                       "cublasLtMatmulPreferenceInit", k);
     matmul_cuda_check(cublasLtMatmulPreferenceSetAttribute(
@@ -233,12 +260,13 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
 }
 
 /* What the library may refuse for whatever reason: the job has another way. */
-static bool is_optional(const struct iz_product_key *k)
+static bool is_optional(const struct product_key *k)
 {
     return k->use != IZ_BIAS_NONE;
 }
 
-bool iz_matmul_in_order(const cublasLtMatmulAlgo_t *a)
+/* Whether an algorithm adds in the same order every time. */
+static bool is_in_order(const cublasLtMatmulAlgo_t *a)
 {
     uint32_t scheme = 0;
     return !cublasLtMatmulAlgoConfigGetAttribute(
@@ -247,42 +275,35 @@ bool iz_matmul_in_order(const cublasLtMatmulAlgo_t *a)
            !(scheme & ~(uint32_t)REDUCTIONS);
 }
 
-int iz_product_search(struct iz_cublas *b, struct iz_product_plan *q,
-                      cublasLtMatmulAlgo_t algo[IZ_PRODUCT_ALGOS])
+/* Takes the library's best algorithm, by its estimate, that may be used.  None
+ * leaves the plan impossible; without another way it ends the job. */
+static void take_first(struct iz_cublas *b, struct product_plan *q)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t found[IZ_PRODUCT_ALGOS];
-    int n = 0, usable = 0;
+    cublasLtMatmulHeuristicResult_t found[ALGOS];
+    int n = 0;
     set_bias(q); /* an address may have come in between */
     describe_wish(&pref, &q->key);
     cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
-        b->lt, &q->op, &q->b, &q->a, &q->d, &q->d, &pref, IZ_PRODUCT_ALGOS,
-        found, &n);
-    for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS &&
-            iz_matmul_in_order(&found[i].algo))
-            algo[usable++] = found[i].algo;
-    if (!usable && !is_optional(&q->key))
+        b->lt, &q->op, &q->b, &q->a, &q->d, &q->d, &pref, ALGOS, found, &n);
+    q->possible = false;
+    for (int i = 0; s == CUBLAS_STATUS_SUCCESS && i < n && !q->possible; i++) {
+        q->possible = found[i].state == CUBLAS_STATUS_SUCCESS &&
+                      is_in_order(&found[i].algo);
+        q->algo = found[i].algo;
+    }
+    if (!q->possible && !is_optional(&q->key))
         matmul_cuda_check(
             s != CUBLAS_STATUS_SUCCESS ? s : CUBLAS_STATUS_NOT_SUPPORTED,
             "cublasLtMatmulAlgoGetHeuristic", &q->key);
-    return usable;
 }
 
-void iz_product_take_first(struct iz_cublas *b, struct iz_product_plan *q)
+static struct product_plan *plan_of(struct iz_cublas *b,
+                                    const struct product_key *k)
 {
-    cublasLtMatmulAlgo_t algo[IZ_PRODUCT_ALGOS];
-    q->possible = iz_product_search(b, q, algo) > 0;
-    if (q->possible)
-        q->algo = algo[0];
-}
-
-static struct iz_product_plan *plan_of(struct iz_cublas *b,
-                                       const struct iz_product_key *k)
-{
-    uint64_t h = iz_product_hash(k);
-    for (uint64_t i = 0; i < IZ_PRODUCT_PLANS; i++) {
-        struct iz_product_plan *q = &b->plan[(h + i) % IZ_PRODUCT_PLANS];
+    uint64_t h = product_hash(k);
+    for (uint64_t i = 0; i < PLANS; i++) {
+        struct product_plan *q = &b->plan[(h + i) % PLANS];
         if (q->taken && memcmp(&q->key, k, sizeof(*k)) == 0)
             return q;
         if (q->taken)
@@ -290,31 +311,21 @@ static struct iz_product_plan *plan_of(struct iz_cublas *b,
         q->key = *k;
         q->taken = true;
         matmul_cuda_describe(q);
-        iz_product_take_first(b, q);
+        take_first(b, q);
         return q;
     }
-    iz_die("more than %d kinds of matrix products", IZ_PRODUCT_PLANS);
+    iz_die("more than %d kinds of matrix products", PLANS);
 }
 
-/* Without memory every operand has the alignment that arenas give. */
-void iz_product_ask(struct iz_exec *x, const struct iz_product *p)
-{
-    struct iz_padded padded = iz_product_pad(p, NULL);
-    struct iz_product_key k = key_of(x, &padded.p);
-    struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
-    q->asked = padded.p;
-    q->calls++;
-}
-
-cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
-                                  const struct iz_product *p,
-                                  struct iz_view scratch)
+/* p, of the kind that q is for, by the algorithm of q. */
+static cublasStatus_t enqueue_by(struct iz_exec *x, struct product_plan *q,
+                                 const struct iz_product *p,
+                                 struct iz_view scratch)
 {
     const void *c = added_to(p);
     float alpha = p->scale != 0 ? p->scale : 1;
     float beta = !c ? 0 : p->keep != 0 ? p->keep : 1;
-    uintptr_t space = ((uintptr_t)scratch.p + IZ_PRODUCT_ALIGN - 1) /
-                      IZ_PRODUCT_ALIGN * IZ_PRODUCT_ALIGN;
+    uintptr_t space = ((uintptr_t)scratch.p + ALIGN - 1) / ALIGN * ALIGN;
     assert(p->a.dtype == p->b.dtype &&
            (!p->c.rows || p->c.dtype == p->d.dtype));
     assert(!p->use || p->bias.dtype == p->d.dtype);
@@ -324,7 +335,7 @@ cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
             sizeof(p->bias.p));
     return cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b.p, &q->b,
                           p->a.p, &q->a, &beta, c ? c : p->d.p, &q->d, p->d.p,
-                          &q->d, &q->algo, (void *)space, IZ_PRODUCT_WORKSPACE,
+                          &q->d, &q->algo, (void *)space, WORKSPACE,
                           (cudaStream_t)x->stream);
 }
 
@@ -335,21 +346,20 @@ cublasStatus_t iz_product_enqueue(struct iz_exec *x, struct iz_product_plan *q,
 static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
                             struct iz_view scratch)
 {
-    struct iz_product_key k = key_of(x, p), wide = k;
+    struct product_key k = key_of(x, p), wide = k;
     struct iz_cublas *b = x->cuda->blas;
     cublasLtMatmulHeuristicResult_t found;
     int64_t *rows = p->ta ? &wide.k : &wide.m;
     *rows = rounded_rows(*rows);
-    struct iz_product_plan q = *plan_of(b, &wide);
+    struct product_plan q = *plan_of(b, &wide);
     q.key = k;
     set_layouts(&q);
     if (!q.possible ||
         cublasLtMatmulAlgoCheck(b->lt, &q.op, &q.b, &q.a, &q.d, &q.d, &q.algo,
                                 &found) != CUBLAS_STATUS_SUCCESS ||
-        found.workspaceSize > IZ_PRODUCT_WORKSPACE)
-        iz_product_take_first(b, &q);
-    matmul_cuda_check(iz_product_enqueue(x, &q, p, scratch), "cublasLtMatmul",
-                      &k);
+        found.workspaceSize > WORKSPACE)
+        take_first(b, &q);
+    matmul_cuda_check(enqueue_by(x, &q, p, scratch), "cublasLtMatmul", &k);
 }
 
 static bool enqueue(struct iz_exec *x, const struct iz_product *p,
@@ -359,12 +369,11 @@ static bool enqueue(struct iz_exec *x, const struct iz_product *p,
         enqueue_varying(x, p, scratch);
         return true;
     }
-    struct iz_product_key k = key_of(x, p);
-    struct iz_product_plan *q = plan_of(x->cuda->blas, &k);
+    struct product_key k = key_of(x, p);
+    struct product_plan *q = plan_of(x->cuda->blas, &k);
     if (!q->possible)
         return false;
-    matmul_cuda_check(iz_product_enqueue(x, q, p, scratch), "cublasLtMatmul",
-                      &k);
+    matmul_cuda_check(enqueue_by(x, q, p, scratch), "cublasLtMatmul", &k);
     return true;
 }
 

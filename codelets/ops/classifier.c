@@ -166,27 +166,6 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     return p;
 }
 
-/* The products of each chunk, as iz_classifier_cuda makes them. */
-static void ask_cuda(struct iz_exec *x, const struct iz_classifier *c,
-                     const struct iz_classifier_parts *p)
-{
-    for (int64_t at = 0; at < c->a.rows; at += p->rows) {
-        int64_t n = min64(p->rows, c->a.rows - at);
-        struct iz_view a = iz_view_rows(c->a, at, n);
-        struct iz_view d = iz_view_rows(p->grad, 0, n);
-        struct iz_product q =
-            iz_classifier_logits(iz_view_rows(p->logits, 0, n), a, p->w);
-        iz_product_ask(x, &q);
-        if (!c->da.rows)
-            continue;
-        q = iz_classifier_da(iz_view_rows(c->da, at, n), d, p->w);
-        iz_product_ask(x, &q);
-        q = iz_classifier_dw(p->dw, d, a, at > 0);
-        if (p->dw.rows)
-            iz_product_ask(x, &q);
-    }
-}
-
 /* The products, of which dw is summed in fp32 over the chunks or rounded at the
  * end, and a pass over the logits, which writes their gradients. */
 static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
@@ -217,8 +196,6 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_classifier_parts p = iz_classifier_parts(x, c, NULL);
     struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, p.bytes);
     count_cuda(x, c, &p);
-    if (x->asks_products)
-        ask_cuda(x, c, &p);
     if (!x->dry)
         iz_classifier_cuda(x, c, check_targets(c->target, c->a.rows, c->w.rows),
                            scratch);

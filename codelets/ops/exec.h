@@ -78,7 +78,6 @@ struct iz_exec {
      * that are counted, and the first refusal is recorded here.  NULL: the
      * libraries are not involved. */
     struct iz_refusal *ask;
-    bool asks_products; /* ... and for matrix products */
     /* On a GPU: the CUDA stream that work is enqueued on, and the handles of
      * its libraries (struct iz_cuda).  A mover, which copies, has a stream too.
      */

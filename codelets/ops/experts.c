@@ -380,12 +380,10 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     int64_t here = iz_route_experts_here(r);
     struct iz_adapter own[IZ_EXPERT_ADAPTERS];
     struct iz_linear one = iz_product_expert(l, 0, here, own);
-    bool dry = x->dry, asks = x->asks_products;
+    bool dry = x->dry;
     x->dry = true;
-    x->asks_products = false;
     f(x, to, from, &one);
     x->dry = dry;
-    x->asks_products = asks;
     x->flops = before.flops + part * (x->flops - before.flops);
     x->bytes = before.bytes + part * (x->bytes - before.bytes);
     x->seconds = before.seconds + part * (x->seconds - before.seconds);

@@ -177,25 +177,6 @@ void iz_orthogonal_cuda(struct iz_exec *x, const struct iz_orthogonal *m,
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,
                          double seconds);
 
-/* product_choice.c, outside of steps: which of cuBLASLt's algorithms the
- * products that a dry run has asked for have. */
-struct iz_product; /* product.h */
-struct iz_product_choice {
-    int asked, timed, others; /* kinds; others: not by the library's first */
-    double seconds;           /* that were measured */
-    double first_s, best_s;   /* of all calls of a dry run: before and after */
-};
-void iz_product_ask(struct iz_exec *x, const struct iz_product *p);
-/* Times them on operands in x's work arena, those with most flops first, until
- * budget_s are spent: the others have the library's first.  list: what
- * iz_product_take takes. */
-void iz_product_time(struct iz_exec *x, double budget_s, char *list,
-                     size_t size, struct iz_product_choice *c);
-/* False with the reason: the list is of another version of the library, or
- * holds what is no algorithm of a product of this run. */
-bool iz_product_take(struct iz_exec *x, const char *list,
-                     struct iz_product_choice *c, struct iz_refusal *why);
-
 /* cuda_lib.c: handles of the libraries for a compute worker; waits.  -errno
  * with the reason printed; close accepts NULL. */
 int iz_cuda_open(struct iz_cuda **out);

@@ -201,8 +201,6 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x, &p);
-        if (x->asks_products)
-            iz_product_ask(x, &p);
         if (!x->dry)
             iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
     } else {
@@ -220,8 +218,6 @@ static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     product_count(x, &p);
     if (x->backend == IZ_CUDA) {
         struct iz_view scratch = matmul_cuda_scratch(x, &p);
-        if (x->asks_products)
-            iz_product_ask(x, &p);
         if (!x->dry)
             iz_matmul_da_cuda(x, da, dy, l, scratch);
     } else {
@@ -282,8 +278,6 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
     } else if (dw || db) {
         struct iz_product most = iz_product_dw_db(dy, a, l);
         struct iz_view scratch = matmul_cuda_scratch(x, db ? &most : &p);
-        if (x->asks_products && dw)
-            iz_product_ask(x, &p);
         if (!x->dry)
             iz_matmul_dw_cuda(x, dy, a, l, scratch);
     }

@@ -412,7 +412,6 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     x.stream = like->stream;
     x.cuda = like->cuda;
     x.tf32 = like->tf32;
-    x.asks_products = like->asks_products;
     x.ask = why;
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);

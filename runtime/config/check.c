@@ -124,13 +124,6 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
     check_attention(f, "run.gpu_attention", c->run.gpu_attention, c);
     check_attention(f, "run.gpu_attention_backward",
                     c->run.gpu_attention_backward, c);
-    const char *products = c->run.gpu_products;
-    if (strcmp(products, "auto") != 0 && strcmp(products, "first") != 0 &&
-        strcmp(products, "timed") != 0 && strncmp(products, "cublasLt ", 9))
-        iz_fault(f, "run.gpu_products",
-                 "%.60s is not auto, first, timed or a list, which begins with "
-                 "cublasLt",
-                 products);
     c->grad_accum_open = c->cut_auto && accum == 0 && c->dtype != IZ_F32;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);

@@ -16,7 +16,6 @@
 struct iz_hf; /* codelets/unit/layer.h */
 
 #define IZ_PATH_MAX 1024
-#define IZ_PRODUCTS_MAX 8192 /* bytes of a list of algorithms */
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
@@ -131,9 +130,8 @@ struct iz_run_config {
     enum iz_product_type cpu_products;  /* with bf16 weights on a CPU */
     enum iz_attention_by gpu_attention; /* on a GPU, and: */
     enum iz_attention_by gpu_attention_backward;
-    enum iz_muon_by muon_products;      /* of a run that computes on a GPU */
-    char gpu_products[IZ_PRODUCTS_MAX]; /* "auto", "first", "timed", a list */
-    int64_t gpu_logits_bytes;           /* at a time, there; 0: chosen */
+    enum iz_muon_by muon_products;     /* of a run that computes on a GPU */
+    int64_t gpu_logits_bytes;          /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */
     int workers; /* compute workers of each rank; 0 = its cores */
@@ -288,8 +286,9 @@ bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
 bool iz_config_is_kept(const struct iz_config *c, const char *key);
 bool iz_config_is_open(const struct iz_config *c, const char *key);
 
-/* Whether run.gpu_products is a list of algorithms. */
-bool iz_config_is_list(const char *products);
+/* Whether it began with algorithms of products on a GPU that it had measured,
+ * which nothing can have again. */
+bool iz_config_lists_algorithms(const char *text, int64_t bytes);
 
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */

@@ -36,7 +36,6 @@ static const struct choice {
     {"run.gpu_attention", OF_16_BITS, "\"own\""},
     {"run.gpu_attention_backward", OF_16_BITS, "\"own\""},
     {"run.muon_products", ALL, "\"host\""},
-    {"run.gpu_products", ALL, NULL},
     {"run.gpu_logits_bytes", ALL, "268435456"},
     {"run.slices", SAME_MICRO_BATCH, NULL},
     {"run.sum_order", ALL, "\"ranks_first\""},
@@ -89,21 +88,6 @@ static bool is_open(const struct iz_config *c, const struct iz_key *k)
                                    : *(const int *)at == 0;
 }
 
-bool iz_config_is_list(const char *products)
-{
-    return strncmp(products, "cublasLt ", 9) == 0;
-}
-
-/* What was timed once is not timed again. */
-static bool was_timed(const struct iz_config *c, const struct iz_key *k,
-                      const json_t *had)
-{
-    const char *products = c->run.gpu_products;
-    return (const char *)c + k->offset == products &&
-           strcmp(products, "timed") == 0 && json_is_string(had) &&
-           iz_config_is_list(json_string_value(had));
-}
-
 /* Returns whether it is kept. */
 static bool keep_value(struct iz_config *c, const struct choice *choice,
                        const json_t *run)
@@ -113,8 +97,8 @@ static bool keep_value(struct iz_config *c, const struct choice *choice,
     json_t *had = json_incref(json_object_get(run, k->name + strlen("run.")));
     if (!had && choice->before)
         had = json_loads(choice->before, JSON_DECODE_ANY, NULL);
-    bool kept = had && (is_open(c, k) || was_timed(c, k, had)) &&
-                iz_key_store(why, c, k, had) && !is_open(c, k);
+    bool kept =
+        had && is_open(c, k) && iz_key_store(why, c, k, had) && !is_open(c, k);
     json_decref(had);
     return kept;
 }
@@ -140,6 +124,16 @@ bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
                              : keep_value(c, &choices[i], run);
     json_decref(j);
     return run != NULL;
+}
+
+bool iz_config_lists_algorithms(const char *text, int64_t bytes)
+{
+    json_t *j = bytes ? iz_json_open(text, bytes) : NULL;
+    const char *list =
+        iz_json_text_of(json_object_get(j, "run"), "gpu_products");
+    bool any = strchr(list, ':') != NULL;
+    json_decref(j);
+    return any;
 }
 
 bool iz_config_is_kept(const struct iz_config *c, const char *key)

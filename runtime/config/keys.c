@@ -377,15 +377,6 @@ const struct iz_key iz_config_keys[] = {
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
          "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
          "gram, whose sums are fp32. auto: gpu."),
-    TEXT("run.gpu_products", c.run.gpu_products, "\"auto\"",
-         "On a GPU: by which of cuBLASLt's algorithms products are formed. "
-         "first: what the library estimates to be best. timed: the fastest of "
-         "its first 8, measured before step 0 for up to 20 s; another new run "
-         "may measure another choice, with other bits. The config beside the "
-         "output then has the choice as a list, cublasLt VERSION "
-         "PRODUCT:ALGORITHM ..., which is a value too: the same algorithms, "
-         "refused with another version of the library or other products. "
-         "auto: first. A resumed run keeps its list for timed too."),
     NUMBER("run.gpu_logits_bytes", INT64, c.run.gpu_logits_bytes, 0, COUNT_MAX,
            "0",
            "On a GPU: bytes of fp32 logits that are computed at a time, at "

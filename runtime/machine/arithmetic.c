@@ -228,14 +228,6 @@ static int choose_products(struct iz_arithmetic *a, struct iz_config *c,
     return r;
 }
 
-/* ---- products on a GPU ---- */
-
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why)
-{
-    return refuse_word(coll, "gpu_products", why, NULL,
-                       "; use first or timed, which may have other bits");
-}
-
 /* ---- attention on a GPU ---- */
 
 static enum iz_attention_by *attention_by(struct iz_config *c, bool back)
@@ -323,8 +315,5 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
     }
     if (!run->sum_group && on->here)
         run->sum_group = iz_coll_host_group(coll);
-    /* A run that measures does so when its products are known (begin.c). */
-    if (on->gpu && iz_config_is_open(c, "run.gpu_products"))
-        snprintf(run->gpu_products, sizeof(run->gpu_products), "first");
     return 0;
 }

@@ -2,9 +2,8 @@
 /* The choice of a run's arithmetic: whose kernels make products on CPUs
  * (run.cpu_kernels), products of fp32 or bf16 there (run.cpu_products), our
  * attention kernels or cuDNN's on a GPU (run.gpu_attention, and
- * run.gpu_attention_backward), how many logits
- * are computed there at a time (run.gpu_logits_bytes) and by which algorithms
- * products are formed (run.gpu_products), which side updates Muon's matrices
+ * run.gpu_attention_backward), how many logits are computed there at a time
+ * (run.gpu_logits_bytes), which side updates Muon's matrices
  * (run.muon_products), how many micro-batches a step is cut into and how many
  * slices a micro-batch (run.slices), and in which order gradients are added
  * (run.sum_order, run.sum_group).  A run chooses where its config says "auto"
@@ -43,9 +42,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_model *m,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll);
-
-/* Refuses a list of algorithms in run.gpu_products, as below. */
-int iz_arithmetic_refuse_list(struct iz_coll *coll, const char *why);
 
 /* Takes our attention, or its backward, in place of cuDNN's if any rank has a
  * reason `why` (NULL: none) and the config left it open; otherwise refuses to:

@@ -42,6 +42,11 @@ static int keep_choices(struct run *r)
     int s = iz_run_agree(r, text ? 0 : -ENOMEM, "the choices");
     if (!s) {
         iz_coll_broadcast(r->coll, text, bytes, 0, "the choices");
+        if (iz_config_lists_algorithms(text, bytes))
+            s = iz_text_refuse(iz_run_err(r),
+                               "%s: run.gpu_products: timed was removed; "
+                               "without the key the run has other bits",
+                               path);
         bool told = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
         snprintf(path, sizeof(path), "%s/checkpoints", r->c.run.output);
         r->lost = !told && access(path, F_OK) == 0;
@@ -142,7 +147,6 @@ static int open_data(struct run *r)
 struct library_wish {
     struct run *r;
     bool forward, backward; /* attention by cuDNN */
-    bool products;          /* by other algorithms than the library's first */
     struct iz_refusal refusal;
 };
 
@@ -154,50 +158,12 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
     struct iz_exec like = *x;
     like.cudnn = w->forward;
     like.cudnn_bwd = w->backward;
-    like.asks_products = w->products;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
         if (e->config->run.sample_tokens > 0 && w->forward)
             iz_unit_ask(e->model, u, 1, e->plan.param_type, &like, &w->refusal);
     }
-}
-
-/* Of the GPU. */
-#define TIMED_BUDGET_S 20.0
-
-static void time_products(void *arg, int i, struct iz_exec *x)
-{
-    struct run *r = ((struct library_wish *)arg)->r;
-    iz_product_time(x, TIMED_BUDGET_S, r->c.run.gpu_products,
-                    sizeof(r->c.run.gpu_products), &r->products);
-}
-
-static void take_products(void *arg, int i, struct iz_exec *x)
-{
-    struct library_wish *w = arg;
-    iz_product_take(x, w->r->c.run.gpu_products, &w->r->products, &w->refusal);
-}
-
-/* The algorithms of products: a list, or what rank 0 measures.  All ranks take
- * the same. */
-static int prepare_products(struct library_wish *w)
-{
-    struct run *r = w->r;
-    char *list = r->c.run.gpu_products;
-    bool timed = !iz_config_is_list(list);
-    if (timed && iz_run_first(r))
-        iz_graph_on_device(r->e->graph, time_products, w);
-    if (timed)
-        iz_coll_broadcast(r->coll, list, sizeof(r->c.run.gpu_products), 0,
-                          "algorithms of products");
-    iz_graph_on_device(r->e->graph, take_products, w);
-    int s = iz_arithmetic_refuse_list(
-        r->coll, w->refusal.why[0] ? w->refusal.why : NULL);
-    if (!s && timed)
-        s = iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0,
-                         "the config");
-    return s;
 }
 
 static void take_attention(void *arg, int i, struct iz_exec *x)
@@ -228,20 +194,6 @@ static int prepare_attention(struct run *r, bool back)
     return iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0, "the config");
 }
 
-/* Asks the GPU's libraries for all that the plan's tasks will want of them, and
- * has them make that ready.  Collective. */
-static int prepare_libraries(struct run *r)
-{
-    struct library_wish w = {.r = r, .products = true};
-    int s = prepare_attention(r, false);
-    if (!s)
-        s = prepare_attention(r, true);
-    if (s || r->gpu.device < 0 || strcmp(r->c.run.gpu_products, "first") == 0)
-        return s;
-    iz_graph_on_device(r->e->graph, ask_library, &w);
-    return prepare_products(&w);
-}
-
 static int open_engine(struct run *r)
 {
     struct iz_train_config t = {.config = &r->c,
@@ -258,7 +210,9 @@ static int open_engine(struct run *r)
     if (!s)
         s = iz_run_agree(r, iz_coll_gpu_connect(r->coll), "the connections");
     if (!s)
-        s = prepare_libraries(r);
+        s = prepare_attention(r, false);
+    if (!s)
+        s = prepare_attention(r, true);
     if (s)
         return s;
     int64_t opened = iz_clock_ns();

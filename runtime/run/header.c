@@ -107,20 +107,6 @@ static void print_disks(const struct iz_nvme *f, const char *what)
     printf("\n");
 }
 
-static void print_products(const struct iz_product_choice *p)
-{
-    if (!p->asked)
-        return;
-    printf("      %d of %d kinds of products by another algorithm than "
-           "cuBLASLt's first",
-           p->others, p->asked);
-    if (p->seconds > 0)
-        printf("; %d were timed, for %.1f s: %.1f %% of their time is left",
-               p->timed, p->seconds,
-               p->first_s > 0 ? 100 * p->best_s / p->first_s : 100);
-    printf("\n");
-}
-
 /* Of all ranks, in order; malloc'ed. */
 static struct iz_binding *gather_bindings(const struct run *r)
 {
@@ -157,7 +143,6 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     if (r->arithmetic.why[0])
         printf("      products in fp32: %s\n", r->arithmetic.why);
     print_place(r);
-    print_products(&r->products);
     iz_environment_print(stdout);
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");

@@ -48,7 +48,6 @@ struct run {
     struct iz_metrics *metrics;
     int workers;
     struct run_gemm gemm;
-    struct iz_product_choice products; /* on the GPU */
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;

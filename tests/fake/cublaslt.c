@@ -2,8 +2,10 @@
 /* The few functions of cuBLASLt that the program calls; see the header.  The
  * descriptors live in the library's opaque structs.  An algorithm remembers the
  * problem that it was found for, and refuses any other, but for one with fewer
- * columns of D or shorter sums of which it was asked just before.  It has none
- * for matrices of 16 bits whose neighbours in memory do not come in eights. */
+ * columns of D or shorter sums of which it was asked just before.  Before the
+ * one that it has it offers one that is not supported, and one whose sums have
+ * no fixed order, which it refuses to run.  It has none for matrices of 16 bits
+ * whose neighbours in memory do not come in eights. */
 #include "tests/fake/cublaslt.h"
 
 #include <assert.h>
@@ -18,7 +20,7 @@
 #include "codelets/flat/dtype.h"
 #include "tests/fake/cuda_on_cpu/launch.h"
 
-enum { SPOILED = 64 << 10, OFFERS = 8 };
+enum { SPOILED = 64 << 10 };
 
 struct fake_cublaslt fake_cublaslt;
 
@@ -39,38 +41,12 @@ struct wish {
 
 struct algo {
     uint64_t problem, kind, workspace;
-    int32_t cols, k;   /* of D; of a sum */
-    uint32_t align[5]; /* of A, B, C, D and the bias */
-    uint32_t parts;    /* that k is added in, of fp32: other bits for others */
+    int32_t cols, k;     /* of D; of a sum */
+    uint32_t align[5];   /* of A, B, C, D and the bias */
     uint32_t reductions; /* its scheme */
-    float ms;
 };
 
 static_assert(sizeof(struct algo) <= sizeof(cublasLtMatmulAlgo_t), "opaque");
-
-/* What a search finds: IZ_CUBLASLT, milliseconds with commas between, "!"
- * after one that adds in no fixed order whatever was wished; after ";" those of
- * the next rank, if they are others.  One otherwise. */
-static int offers(struct algo a[])
-{
-    const char *text = getenv("IZ_CUBLASLT");
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *next;
-    for (long r = rank ? strtol(rank, NULL, 10) : 0;
-         r > 0 && text && (next = strchr(text, ';')); r--)
-        text = next + 1;
-    int n = 0;
-    char *end;
-    do {
-        a[n] = (struct algo){.parts = 1 + (uint32_t)n};
-        a[n].ms = text ? strtof(text, &end) : 0;
-        if (text && *end == '!') {
-            a[n].reductions = CUBLASLT_REDUCTION_SCHEME_INPLACE;
-            end++;
-        }
-        text = text && *end == ',' ? end + 1 : NULL;
-    } while (++n < OFFERS && text);
-    return n;
-}
 
 static struct op *op_of(cublasLtMatmulDesc_t d)
 {
@@ -261,8 +237,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatmulHeuristicResult_t found[], int *n)
 {
     const struct wish *w = (const struct wish *)p->data;
-    struct algo g[OFFERS];
-    if (!h || wanted < 2 ||
+    if (!h || wanted < 3 ||
         !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
         memcmp(c, out, sizeof(*c)) != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -283,18 +258,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         return CUBLAS_STATUS_INVALID_VALUE;
     memset(found, 0, (size_t)wanted * sizeof(*found));
     found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
-    int have = offers(g);
-    for (*n = 1; *n < wanted && *n <= have; (*n)++) {
-        struct algo *one = &g[*n - 1];
-        one->problem = problem(d, a, b, c, out);
-        one->kind = kind(d, a, b, out);
-        one->cols = (int32_t)layout_of(out)->cols;
-        one->k = (int32_t)terms(d, a);
-        one->workspace = w->workspace;
-        memcpy(one->align, w->align, sizeof(w->align));
-        one->align[4] = align_of(op_of(d)->bias);
-        memcpy(&found[*n].algo, one, sizeof(*one));
-    }
+    struct algo one = {.problem = problem(d, a, b, c, out),
+                       .kind = kind(d, a, b, out),
+                       .workspace = w->workspace,
+                       .cols = (int32_t)layout_of(out)->cols,
+                       .k = (int32_t)terms(d, a),
+                       .reductions = CUBLASLT_REDUCTION_SCHEME_INPLACE};
+    memcpy(one.align, w->align, sizeof(w->align));
+    one.align[4] = align_of(op_of(d)->bias);
+    memcpy(&found[1].algo, &one, sizeof(one));
+    one.reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+    memcpy(&found[2].algo, &one, sizeof(one));
+    *n = 3;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -331,19 +306,6 @@ cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
         return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(value, &g.reductions, size);
     return CUBLAS_STATUS_SUCCESS;
-}
-
-size_t cublasLtGetVersion(void)
-{
-    const char *text = getenv("IZ_CUBLASLT_VERSION");
-    return text ? strtoul(text, NULL, 10) : CUBLAS_VERSION;
-}
-
-/* No time passes here but what the last product pretended to take. */
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
-{
-    *ms = fake_cublaslt.ms;
-    return cudaSuccess;
 }
 
 static enum iz_dtype dtype(int64_t t)
@@ -392,7 +354,6 @@ struct product {
     const void *pa, *pb, *c;
     void *d, *workspace;
     size_t workspace_bytes;
-    int64_t parts;
     struct operand a, b;
     double alpha, beta;
 };
@@ -400,13 +361,8 @@ struct product {
 static double element(const struct product *p, int64_t i, int64_t j)
 {
     double s = 0;
-    int64_t each = (p->a.cols + p->parts - 1) / p->parts;
-    for (int64_t from = 0; from < p->a.cols; from += each) {
-        double part = 0;
-        for (int64_t k = from; k < from + each && k < p->a.cols; k++)
-            part += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
-        s = p->parts > 1 ? (double)((float)s + (float)part) : part;
-    }
+    for (int64_t k = 0; k < p->a.cols; k++)
+        s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
     s *= p->alpha;
     if (p->beta != 0)
         s += p->beta * get(p->c, p->l.type, j * p->l.ld + i);
@@ -509,7 +465,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
     uint64_t asked = problem(d, la, lb, lc, ld);
     bool may = asked == g.problem ||
                (asked == checked && g.kind == kind(d, la, lb, ld));
-    if (!h || !may ||
+    if (!h || !may || g.reductions == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
         !as_promised(&g, address, layout_of(la)->type != CUDA_R_32F) ||
         workspace_bytes < g.workspace || (uintptr_t)workspace % 256 != 0 ||
         overlap(out, layout_of(ld), a, layout_of(la)) ||
@@ -528,11 +484,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                           .d = out,
                           .workspace = workspace,
                           .workspace_bytes = workspace_bytes,
-                          .parts = g.parts,
                           .alpha = *(const float *)alpha,
                           .beta = *(const float *)beta};
     fake_cublaslt.products++;
-    fake_cublaslt.ms = g.ms;
     fake_cublaslt.sums += is_sum(&p->o);
     fake_cublaslt.compute = p->o.compute;
     emu_enqueue(stream, run, p);

@@ -18,7 +18,6 @@ struct fake_cublaslt {
     int products;  /* calls of cublasLtMatmul */
     int sums;      /* of these, with a bias gradient */
     int compute;   /* compute type of the last product */
-    float ms;      /* that it pretends to take */
 };
 
 extern struct fake_cublaslt fake_cublaslt;

@@ -71,8 +71,7 @@ def table():
                        "model.seq": 127}),
         ("own attention", {**BF16, "run.gpu_attention": "own",
                            "run.gpu_attention_backward": "own"}),
-        ("cudnn", {**BF16, **CUDNN, "model.width": 256}),
-        ("timed", {**BF16, "model.width": 256, "run.gpu_products": "timed"}))]
+        ("cudnn", {**BF16, **CUDNN, "model.width": 256}))]
     rows += [Small(f"llama {name}", "llama", "llama-tiny", more) for name, more in (
         ("nf4 lora", {**BF16, **lora(8), "model.base_dtype": "nf4"}),
         ("int8 lora", {**BF16, **lora(8), "model.base_dtype": "int8"}),

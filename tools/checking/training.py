@@ -44,7 +44,6 @@ def states(dtype):
 
 RESIDENT = homes(0, "none", "none")
 OWN = {"run.gpu_attention": "own", "run.gpu_attention_backward": "own"}
-TIMED = {"run.gpu_products": "timed"}
 LOG = {"run.task_log": True}
 
 FP32 = states("fp32")  # as the peers have them
@@ -61,8 +60,6 @@ FIRST = (
     Row("7B 32K, fp8 states", 36, "gpt2", "gpt2-7b", states("fp8"), 4),
     Row("1.5B resident, own attention", 12, "gpt2", "gpt2-1.5b",
         {**RESIDENT, **batch(16), **FP32, **OWN}),
-    Row("1.5B resident, products timed", 14, "gpt2", "gpt2-1.5b",
-        {**RESIDENT, **batch(16), **FP32, **TIMED}),
 )
 BESIDE = (  # proofs and no timings: they run beside each other
     Row("124M, 2 ranks on one GPU", 15, "gpt2", "gpt2-124m",

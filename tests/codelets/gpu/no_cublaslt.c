@@ -27,11 +27,6 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     iz_die("a product without cuBLASLt");
 }
 
-void iz_product_ask(struct iz_exec *x, const struct iz_product *p)
-{
-    iz_die("a product without cuBLASLt");
-}
-
 void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l,
                         struct iz_view scratch)

@@ -373,26 +373,6 @@ bool iz_attention_ask_cudnn(struct iz_exec *x, const struct iz_attention *a,
     return !none;
 }
 
-/* There is no cuBLASLt, so nothing to choose from. */
-void iz_product_ask(struct iz_exec *, const struct iz_product *)
-{
-}
-
-void iz_product_time(struct iz_exec *, double, char *list, size_t size,
-                     struct iz_product_choice *)
-{
-    snprintf(list, size, "cublasLt 0");
-}
-
-bool iz_product_take(struct iz_exec *, const char *list,
-                     struct iz_product_choice *, struct iz_refusal *why)
-{
-    bool ok = strcmp(list, "cublasLt 0") == 0;
-    if (!ok)
-        snprintf(why->why, sizeof(why->why), "there is no cuBLASLt here");
-    return ok;
-}
-
 /* No library has a handle here, but who opens one closes it. */
 int iz_cuda_open(struct iz_cuda **out)
 {

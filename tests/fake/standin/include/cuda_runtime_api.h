@@ -139,8 +139,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
-/* Where times are pretended: ops.cc, tests/fake/cublaslt.c. */
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b);
 
 /* Copies. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n,
