@@ -11,11 +11,11 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
-#include "runtime/config/imported.h"
-#include "runtime/config/rules.h"
+#include "runtime/formats/imported.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
-#include "runtime/hf/lora.h"
+#include "runtime/model/lora.h"
+#include "runtime/model/rules.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
@@ -118,7 +118,7 @@ static char *model_text(const struct run *r)
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
     for (const struct iz_key *k = r->p->section.keys; k->name; k++) {
         fprintf(f, ", \"%s\": ", k->name);
-        iz_config_value(f, k, r->p->section.target);
+        iz_key_print(f, k, r->p->section.target);
     }
     if (r->c.lora.rank)
         fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
@@ -156,8 +156,8 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
     struct library_wish *w = arg;
     const struct iz_engine *e = w->r->e;
     struct iz_exec like = *x;
-    like.cudnn = w->forward;
-    like.cudnn_bwd = w->backward;
+    like.numerics.cudnn = w->forward;
+    like.numerics.cudnn_bwd = w->backward;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
@@ -169,8 +169,7 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
 static void take_attention(void *arg, int i, struct iz_exec *x)
 {
     const struct iz_target *t = arg;
-    x->cudnn = t->cudnn;
-    x->cudnn_bwd = t->cudnn_bwd;
+    x->numerics = t->numerics;
 }
 
 /* Has cuDNN make its plans for the forward or the backward, if it is to.  Where
@@ -180,7 +179,7 @@ static int prepare_attention(struct run *r, bool back)
 {
     struct iz_target *t = &r->e->plan.target;
     struct library_wish w = {.r = r, .forward = !back, .backward = back};
-    bool *cudnn = back ? &t->cudnn_bwd : &t->cudnn;
+    bool *cudnn = back ? &t->numerics.cudnn_bwd : &t->numerics.cudnn;
     if (!*cudnn)
         return 0;
     iz_graph_on_device(r->e->graph, ask_library, &w);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rules for parameters by name; see rules.h. */
-#include "runtime/config/rules.h"
+#include "runtime/model/rules.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/nearest.h"
 #include "runtime/base/text.h"
-#include "runtime/config/keys.h"
 
 int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
                   const char *what, FILE *err)

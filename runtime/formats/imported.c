@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of small files, complete or not there; see imported.h. */
-#include "runtime/config/imported.h"
+#include "runtime/formats/imported.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "runtime/base/durable.h"
-#include "runtime/config/config.h"
-#include "runtime/config/published.h"
+#include "runtime/base/key.h"
+#include "runtime/formats/published.h"
 
 #define WHO "run.output"
 #define KEPT "imported"
