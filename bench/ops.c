@@ -118,8 +118,8 @@ struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes)
 {
     return (struct iz_exec){.backend = b->backend,
                             .act = b->act,
-                            .capability = b->capability,
-                            .logits_bytes = BENCH_LOGITS_BYTES,
+                            .numerics.capability = b->capability,
+                            .numerics.logits_bytes = BENCH_LOGITS_BYTES,
                             .stream = b->stream,
                             .cuda = b->cuda,
                             .work = {.base = base, .size = bytes}};

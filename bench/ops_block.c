@@ -236,7 +236,7 @@ static void run_op(void *arg, int i)
 {
     struct job *j = arg;
     j->x.fused_db = j->op->fused_db;
-    j->x.cudnn = j->x.cudnn_bwd = j->op->cudnn;
+    j->x.numerics.cudnn = j->x.numerics.cudnn_bwd = j->op->cudnn;
     call_op(j, j->op, &j->t[i % j->sets]);
 }
 
@@ -245,8 +245,8 @@ static int64_t scratch_bytes(struct job j)
 {
     struct iz_attention a = attention_of(&j, &j.t[0]);
     j.x = iz_exec_dry(j.bench->backend, j.bench->act);
-    j.x.capability = j.bench->capability;
-    j.x.logits_bytes = BENCH_LOGITS_BYTES;
+    j.x.numerics.capability = j.bench->capability;
+    j.x.numerics.logits_bytes = BENCH_LOGITS_BYTES;
     run_op(&j, 0);
     return j.x.work.peak +
            (j.op->more ? iz_gpu_cudnn_bwd_bytes(j.op->more, a.seq, a.heads,

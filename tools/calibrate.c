@@ -162,7 +162,7 @@ static double rate_of(enum what what)
     struct work w = {
         .x = {.backend = IZ_CPU,
               .act = IZ_F32,
-              .bf16_products = what == PRODUCTS_16,
+              .numerics.bf16_products = what == PRODUCTS_16,
               .work = {.base = calibrate_take(SCRATCH), .size = SCRATCH}}};
     double begin, spent;
     for (int i = 0; i < 10 && tensors[what][i][0]; i++) {

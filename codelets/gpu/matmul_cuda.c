@@ -126,7 +126,7 @@ static int64_t rounded_rows(int64_t n)
 static struct product_key key_of(const struct iz_exec *x,
                                  const struct iz_product *p)
 {
-    bool tf32 = x->tf32 && p->a.dtype == IZ_F32;
+    bool tf32 = x->numerics.tf32 && p->a.dtype == IZ_F32;
     const void *c = added_to(p);
     return (struct product_key){
         .m = p->d.rows,

@@ -69,7 +69,7 @@ static int chunk_of(const struct iz_heads *a, enum iz_dtype t)
 /* Their kernels need compute capability 8.0. */
 static bool on_tensor_cores(const struct iz_exec *x, enum iz_dtype t)
 {
-    return t != IZ_F32 && x->capability >= 80;
+    return t != IZ_F32 && x->numerics.capability >= 80;
 }
 
 static __global__ void __launch_bounds__(256)
@@ -141,7 +141,7 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
         delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
     });
     if (on_tensor_cores(x, a->o.dtype))
-        iz_attention_bwd_16(&h, a->o.dtype, x->capability, x->stream);
+        iz_attention_bwd_16(&h, a->o.dtype, x->numerics.capability, x->stream);
     else
-        iz_attention_bwd_32(&h, a->o.dtype, x->capability, x->stream);
+        iz_attention_bwd_32(&h, a->o.dtype, x->numerics.capability, x->stream);
 }

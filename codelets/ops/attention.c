@@ -85,7 +85,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
  * 64 KiB at 7.5, 99 KiB at 8.6, 8.9 and 12. */
 static int columns_most(const struct iz_exec *x)
 {
-    switch (x->capability) {
+    switch (x->numerics.capability) {
     case 75:
         return 128;
     case 86:
@@ -102,13 +102,13 @@ static int columns_most(const struct iz_exec *x)
 static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t d = a->o.cols / a->heads;
-    assert(x->capability >= (x->act == IZ_BF16 ? 80 : 70));
+    assert(x->numerics.capability >= (x->act == IZ_BF16 ? 80 : 70));
     if (d > columns_most(x) || (x->act != IZ_F32 && d % 8))
         iz_die("attention in %s on a GPU of compute capability %d.%d: heads of "
                "%lld columns; possible are %s up to %d",
-               iz_dtype_name(x->act), x->capability / 10, x->capability % 10,
-               (long long)d, x->act == IZ_F32 ? "all" : "multiples of 8",
-               columns_most(x));
+               iz_dtype_name(x->act), x->numerics.capability / 10,
+               x->numerics.capability % 10, (long long)d,
+               x->act == IZ_F32 ? "all" : "multiples of 8", columns_most(x));
 }
 
 /* Whether the library can, where that is asked; one refusal is enough. */
@@ -134,7 +134,7 @@ static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
-    if (x->cudnn)
+    if (x->numerics.cudnn)
         cudnn_fwd(x, a);
     else {
         struct iz_view begins =
@@ -170,7 +170,7 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                      const struct iz_attention *a)
 {
     check_cuda(x, a);
-    if (x->cudnn_bwd) {
+    if (x->numerics.cudnn_bwd) {
         cudnn_bwd(x, dqkv, dy, a);
         return;
     }
@@ -186,7 +186,7 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
     attention_check(a);
     x->attends = true;
     iz_exec_count_attention(
-        x, x->cudnn, false, 2 * flops(a),
+        x, x->numerics.cudnn, false, 2 * flops(a),
         (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, false, NULL, NULL);
@@ -203,7 +203,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
     int64_t mark = iz_exec_mark(x);
     attention_check(a);
     x->attends = true;
-    iz_exec_count_attention(x, x->cudnn_bwd, true, 4 * flops(a),
+    iz_exec_count_attention(x, x->numerics.cudnn_bwd, true, 4 * flops(a),
                             (double)(iz_view_bytes(a->qkv) +
                                      iz_view_bytes(a->o) + iz_view_bytes(dqkv) +
                                      iz_view_bytes(dy)));

@@ -144,8 +144,8 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     struct iz_exec e = iz_exec_dry(IZ_CUDA, x->act);
     struct iz_classifier_parts p = {0};
     int64_t m = c->a.rows, v = c->w.rows, ld = round_up(v, CUDA_COLS);
-    assert(x->logits_bytes > 0);
-    p.rows = chunk_rows(m, ld, x->logits_bytes, CUDA_ROWS);
+    assert(x->numerics.logits_bytes > 0);
+    p.rows = chunk_rows(m, ld, x->numerics.logits_bytes, CUDA_ROWS);
     e.work.base = base;
     p.loss = iz_exec_work(&e, IZ_U8, m, sizeof(double)).p;
     p.target = iz_exec_work(&e, IZ_I32, m, 1).p;

@@ -60,20 +60,25 @@ struct iz_refusal {
     char why[512];
 };
 
-struct iz_exec {
-    enum iz_backend backend; /* whose kernels, whose scratch */
-    bool dry;                /* only count */
-    bool tf32;     /* fp32 products may round their operands to tf32 */
-    bool fused_db; /* on a GPU: the library sums db beside dw: to measure */
+/* How a worker computes what could be computed otherwise, with other bits. */
+struct iz_numerics {
+    bool tf32;          /* fp32 products may round their operands to tf32 */
     bool bf16_products; /* on the CPU: products with bf16 weights are of bf16 */
-    bool rows_vary;     /* those of products, from one call to the next */
     bool cudnn;         /* on a GPU: attention's forward is cuDNN's */
     bool cudnn_bwd;     /* ... and its backward */
-    enum iz_dtype act;  /* type of activations: fp32 on the CPU */
     int capability;     /* compute capability of the GPU, 90 for 9.0 */
     /* On a GPU: of fp32 logits that the classifier computes at a time, if 8
      * rows do not have more.  Sums over chunks depend on it. */
     int64_t logits_bytes;
+};
+
+struct iz_exec {
+    enum iz_backend backend; /* whose kernels, whose scratch */
+    bool dry;                /* only count */
+    struct iz_numerics numerics;
+    bool fused_db;     /* on a GPU: the library sums db beside dw: to measure */
+    bool rows_vary;    /* those of products, from one call to the next */
+    enum iz_dtype act; /* type of activations: fp32 on the CPU */
     /* In a dry run by a GPU's worker: the libraries prepare for the operations
      * that are counted, and the first refusal is recorded here.  NULL: the
      * libraries are not involved. */

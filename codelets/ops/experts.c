@@ -401,12 +401,13 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
                         const struct iz_routes *r)
 {
     int64_t here = iz_route_experts_here(r), first;
-    bool bf16_products = x->bf16_products;
+    bool bf16_products = x->numerics.bf16_products;
     struct iz_adapter own[IZ_EXPERT_ADAPTERS];
     check_routes(r);
     assert(l->out_in && !l->b.rows && l->w.rows % here == 0);
     assert(to.rows == iz_view_len(r->place) && from.rows == to.rows);
-    x->bf16_products = false; /* their scratch may be any for fewer rows */
+    x->numerics.bf16_products =
+        false; /* their scratch may be any for fewer rows */
     x->rows_vary = true;
     count_products(x, f, to, from, l, r);
     struct counters counted = counters_of(x);
@@ -422,7 +423,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
     }
     counters_set(x, counted);
     x->rows_vary = false;
-    x->bf16_products = bf16_products;
+    x->numerics.bf16_products = bf16_products;
 }
 
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,

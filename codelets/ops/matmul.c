@@ -176,7 +176,8 @@ static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
 {
     bool whole = p->d.cols == iz_product_n(p) &&
                  p->a.cols == (p->ta ? p->d.rows : iz_product_k(p));
-    if (x->bf16_products && l->w.dtype == IZ_BF16 && l->scale == 0 && whole)
+    if (x->numerics.bf16_products && l->w.dtype == IZ_BF16 && l->scale == 0 &&
+        whole)
         product_16(x, p);
     else
         product_32(x, p);

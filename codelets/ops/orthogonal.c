@@ -123,7 +123,7 @@ static struct iz_strided work(struct iz_exec *x, int64_t rows, int64_t cols)
 /* X X^T's powers need more bits than bf16 has. */
 static bool with_bf16(const struct iz_exec *x, const struct iz_orthogonal *m)
 {
-    return x->bf16_products && !m->gram;
+    return x->numerics.bf16_products && !m->gram;
 }
 
 static void orthogonal_cpu(struct iz_exec *x, const struct iz_orthogonal *m)

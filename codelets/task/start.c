@@ -68,7 +68,7 @@ static int open_workers(struct iz_graph *g)
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
-        k->exec.bf16_products = g->config.bf16_products;
+        k->exec.numerics = g->config.numerics;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
         k->log.span = malloc(SPANS * sizeof(*k->log.span));
         if (!k->log.span)
@@ -128,11 +128,6 @@ static void open_cuda(void *arg, int i, struct iz_exec *x)
     struct iz_graph *g = arg;
     x->backend = IZ_CUDA;
     x->act = g->config.act;
-    x->tf32 = g->config.tf32;
-    x->capability = g->config.capability;
-    x->cudnn = g->config.cudnn;
-    x->cudnn_bwd = g->config.cudnn_bwd;
-    x->logits_bytes = g->config.logits_bytes;
     x->stream = iz_device_worker_stream();
     if (iz_cuda_open(&x->cuda))
         iz_die("the libraries of the GPU cannot be used");

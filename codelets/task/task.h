@@ -100,13 +100,10 @@ struct iz_span {
 };
 
 struct iz_graph_config {
-    int workers;              /* compute workers of the CPU */
-    int device;               /* index of the rank's GPU, -1: none */
-    enum iz_dtype act;        /* type of activations */
-    int capability;           /* of the GPU, and: */
-    bool tf32, bf16_products; /* as in struct iz_exec */
-    bool cudnn, cudnn_bwd;    /* the same, and: */
-    int64_t logits_bytes;
+    int workers;       /* compute workers of the CPU */
+    int device;        /* index of the rank's GPU, -1: none */
+    enum iz_dtype act; /* type of activations */
+    struct iz_numerics numerics;
     /* For schedulers that ask what a task costs, and for a simulation, which
      * takes the cost for the truth.  Zero: plausible rates. */
     struct iz_rate rate[IZ_RATES];

@@ -327,11 +327,7 @@ static void dry_call(struct iz_exec *x, const struct iz_model *m, int unit,
 static struct iz_exec dry_like(const struct iz_exec *like)
 {
     struct iz_exec x = iz_exec_dry(like->backend, like->act);
-    x.bf16_products = like->bf16_products;
-    x.capability = like->capability;
-    x.cudnn = like->cudnn;
-    x.cudnn_bwd = like->cudnn_bwd;
-    x.logits_bytes = like->logits_bytes;
+    x.numerics = like->numerics;
     x.rate = like->rate;
     return x;
 }
@@ -411,7 +407,6 @@ void iz_unit_ask(const struct iz_model *m, int unit, int samples,
     struct iz_exec x = dry_like(like);
     x.stream = like->stream;
     x.cuda = like->cuda;
-    x.tf32 = like->tf32;
     x.ask = why;
     if (u->forward)
         dry_call(&x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);

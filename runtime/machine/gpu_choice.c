@@ -288,5 +288,5 @@ struct iz_target iz_gpu_target(const struct iz_gpu_choice *p,
                               .gpu = gpu,
                               .nccl = p->nccl,
                               .act = gpu ? iz_cuda_act(c->dtype) : IZ_F32,
-                              .capability = p->info.capability};
+                              .numerics.capability = p->info.capability};
 }

@@ -234,9 +234,9 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
         .workers = workers > 0 ? workers : 1,
         .gpu = gpu,
         .nccl = gpu && ranks > 1,
-        .bf16_products = bf16_products,
+        .numerics = {.bf16_products = bf16_products,
+                     .capability = m->gpu_capability},
         .act = gpu ? params : IZ_F32,
-        .capability = m->gpu_capability,
         .host_group = (int)gcd64(iz_machine_ranks(m, ranks), ranks),
         .compute = iz_machine_compute(m, params, bf16_products, ranks)};
     return 0;

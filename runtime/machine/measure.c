@@ -167,7 +167,7 @@ static int time_gpu(struct iz_machine *m, const struct iz_plan *p, int device,
     struct iz_device_info info;
     struct iz_exec x = {.backend = IZ_CUDA,
                         .act = p->target.act,
-                        .capability = p->target.capability};
+                        .numerics.capability = p->target.numerics.capability};
     double rate = 0;
     int r = iz_device_use(device, &info);
     if (r)
@@ -199,7 +199,7 @@ int iz_machine_measure(struct iz_machine *m, const struct iz_plan *p,
     *m = (struct iz_machine){.name = "this machine",
                              .gpus = ranks,
                              .cores = p->target.workers * ranks,
-                             .gpu_capability = p->target.capability,
+                             .gpu_capability = p->target.numerics.capability,
                              .launch_ns = 10000,
                              .kernel_ns = 3000,
                              .copy_ns = 15000,

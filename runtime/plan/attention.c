@@ -22,13 +22,15 @@ const char *iz_plan_not_cudnn(const struct iz_config *c, int capability)
 void iz_plan_print_attention(const struct iz_plan *p, FILE *out)
 {
     const struct iz_target *t = &p->target;
-    const char *fwd = t->cudnn || !t->why_own[0] ? "" : t->why_own[0];
-    const char *bwd = t->cudnn_bwd || !t->why_own[1] ? "" : t->why_own[1];
+    const char *fwd = t->numerics.cudnn || !t->why_own[0] ? "" : t->why_own[0];
+    const char *bwd =
+        t->numerics.cudnn_bwd || !t->why_own[1] ? "" : t->why_own[1];
     if (!t->gpu || !p->attends)
         return;
     if (strcmp(fwd, bwd) == 0)
         bwd = "";
     fprintf(out, "      attention: forward by %s, backward by %s%s%s%s%s\n",
-            t->cudnn ? "cuDNN" : "izar", t->cudnn_bwd ? "cuDNN" : "izar",
-            *fwd || *bwd ? ": " : "", fwd, *fwd && *bwd ? "; " : "", bwd);
+            t->numerics.cudnn ? "cuDNN" : "izar",
+            t->numerics.cudnn_bwd ? "cuDNN" : "izar", *fwd || *bwd ? ": " : "",
+            fwd, *fwd && *bwd ? "; " : "", bwd);
 }

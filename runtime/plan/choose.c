@@ -133,7 +133,7 @@ static void choose_attention(struct iz_config *c, const struct iz_plan_for *f)
         if (*by[back] != IZ_ATTENTION_AUTO)
             continue;
         *by[back] = IZ_ATTENTION_OWN;
-        if ((*why = iz_plan_not_cudnn(c, f->target->capability)))
+        if ((*why = iz_plan_not_cudnn(c, f->target->numerics.capability)))
             continue;
         struct tried own = try_config(c, f);
         *by[back] = IZ_ATTENTION_CUDNN;
@@ -155,7 +155,8 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
     enum iz_attention_by *by[] = {&c->run.gpu_attention,
                                   &c->run.gpu_attention_backward};
     enum iz_attention_by asked[] = {*by[0], *by[1]};
-    bool may = f->target->gpu && !iz_plan_not_cudnn(c, f->target->capability);
+    bool may =
+        f->target->gpu && !iz_plan_not_cudnn(c, f->target->numerics.capability);
     for (int i = 0; i < 2; i++)
         if (may && asked[i] == IZ_ATTENTION_AUTO)
             *by[i] = IZ_ATTENTION_CUDNN;

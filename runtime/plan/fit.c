@@ -182,7 +182,7 @@ static bool make(const struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, struct iz_plan *q)
 {
     struct iz_target t = p->target;
-    t.bf16_products = t.bf16_products && c->run.cpu_products != IZ_PRODUCTS_F32;
+    t.numerics.bf16_products &= c->run.cpu_products != IZ_PRODUCTS_F32;
     return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
 }
 
@@ -361,7 +361,8 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 iz_units_mib(iz_plan_device_need(p, limit)),
                 iz_units_mib(limit->device));
     iz_plan_print(p, m, err);
-    if (p->target.cudnn_bwd && iz_plan_device_need(p, limit) > limit->device)
+    if (p->target.numerics.cudnn_bwd &&
+        iz_plan_device_need(p, limit) > limit->device)
         print_backward(p, c, m, err);
     iz_plan_matrices_refuse(p, m,
                             limit->host - iz_plan_host_need(p, limit) +

@@ -65,7 +65,7 @@ static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a,
     struct iz_exec x =
         iz_exec_dry(p->matrices.on_gpu ? IZ_CUDA : IZ_CPU, IZ_F32);
     struct iz_orthogonal m = iz_plan_orthogonal(p, a, NULL);
-    x.bf16_products = p->target.bf16_products;
+    x.numerics = p->target.numerics;
     iz_orthogonal(&x, &m);
     a->flops = x.flops;
     a->bytes = x.bytes;

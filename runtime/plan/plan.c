@@ -249,22 +249,13 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
     return same;
 }
 
-int64_t iz_plan_logits_bytes(const struct iz_config *c)
-{
-    return c->run.gpu_logits_bytes ? c->run.gpu_logits_bytes : IZ_LOGITS_BYTES;
-}
-
 static void plan_costs(struct iz_plan *p, const struct iz_config *c,
                        const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
                            .act = p->target.act,
-                           .bf16_products = p->target.bf16_products,
-                           .capability = p->target.capability,
-                           .cudnn = p->target.cudnn,
-                           .cudnn_bwd = p->target.cudnn_bwd,
-                           .logits_bytes = iz_plan_logits_bytes(c),
+                           .numerics = p->target.numerics,
                            .rate = p->target.compute};
     for (int u = 0; u < m->n_units; u++) {
         int same = 0;
@@ -308,7 +299,7 @@ static bool divides(int group, int ranks)
 int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
                   int ranks, FILE *err)
 {
-    int have = target->capability;
+    int have = target->numerics.capability;
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
                       : c->run.tf32       ? "run.tf32: true"
                                           : NULL;
@@ -364,6 +355,16 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
         key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
 }
 
+static void set_numerics(struct iz_target *t, const struct iz_run_config *c)
+{
+    struct iz_numerics *n = &t->numerics;
+    n->tf32 = c->tf32;
+    n->cudnn = t->gpu && c->gpu_attention == IZ_ATTENTION_CUDNN;
+    n->cudnn_bwd = t->gpu && c->gpu_attention_backward == IZ_ATTENTION_CUDNN;
+    n->logits_bytes =
+        c->gpu_logits_bytes ? c->gpu_logits_bytes : IZ_LOGITS_BYTES;
+}
+
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target)
@@ -380,9 +381,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
-    p->target.cudnn = target->gpu && c->run.gpu_attention == IZ_ATTENTION_CUDNN;
-    p->target.cudnn_bwd =
-        target->gpu && c->run.gpu_attention_backward == IZ_ATTENTION_CUDNN;
+    set_numerics(&p->target, &c->run);
     p->n_units = m->n_units;
     p->unit = calloc((size_t)m->n_units, sizeof(*p->unit));
     p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));

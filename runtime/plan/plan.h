@@ -117,15 +117,13 @@ struct iz_plan_ring {
 
 /* What one rank computes on. */
 struct iz_target {
-    int workers;        /* of the CPU */
-    bool gpu;           /* units are computed on a GPU with memory of its own */
-    bool nccl;          /* between GPUs; else collectives go through the host */
-    bool bf16_products; /* products with bf16 weights on a CPU are of bf16 */
-    bool cudnn;         /* of a plan: attention's forward is cuDNN's */
-    bool cudnn_bwd;     /* ... and its backward */
-    enum iz_dtype act;  /* type of activations */
-    int capability;     /* compute capability of the GPU, 90 for 9.0 */
-    int host_group;     /* what run.sum_group 0 means; 0: all ranks */
+    int workers; /* of the CPU */
+    bool gpu;    /* units are computed on a GPU with memory of its own */
+    bool nccl;   /* between GPUs; else collectives go through the host */
+    struct iz_numerics numerics; /* of a plan; before, without what the config
+                                    says */
+    enum iz_dtype act;           /* type of activations */
+    int host_group;              /* what run.sum_group 0 means; 0: all ranks */
     /* Why "auto" has become our forward of attention, and backward, in words
      * that are borrowed; NULL: it has not. */
     const char *why_own[2];
@@ -284,8 +282,6 @@ static inline bool iz_plan_ring_shared(const struct iz_plan *p, int ring)
 {
     return ring == 0 || p->ring[ring].members > 1;
 }
-/* run.gpu_logits_bytes, or what 0 is until iz_plan_choose has chosen. */
-int64_t iz_plan_logits_bytes(const struct iz_config *c);
 
 void iz_plan_print(const struct iz_plan *p, const struct iz_model *m,
                    FILE *out);

@@ -156,8 +156,8 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
     struct library_wish *w = arg;
     const struct iz_engine *e = w->r->e;
     struct iz_exec like = *x;
-    like.cudnn = w->forward;
-    like.cudnn_bwd = w->backward;
+    like.numerics.cudnn = w->forward;
+    like.numerics.cudnn_bwd = w->backward;
     for (int u = 0; u < e->model->n_units; u++) {
         iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
                     &w->refusal);
@@ -169,8 +169,7 @@ static void ask_library(void *arg, int i, struct iz_exec *x)
 static void take_attention(void *arg, int i, struct iz_exec *x)
 {
     const struct iz_target *t = arg;
-    x->cudnn = t->cudnn;
-    x->cudnn_bwd = t->cudnn_bwd;
+    x->numerics = t->numerics;
 }
 
 /* Has cuDNN make its plans for the forward or the backward, if it is to.  Where
@@ -180,7 +179,7 @@ static int prepare_attention(struct run *r, bool back)
 {
     struct iz_target *t = &r->e->plan.target;
     struct library_wish w = {.r = r, .forward = !back, .backward = back};
-    bool *cudnn = back ? &t->cudnn_bwd : &t->cudnn;
+    bool *cudnn = back ? &t->numerics.cudnn_bwd : &t->numerics.cudnn;
     if (!*cudnn)
         return 0;
     iz_graph_on_device(r->e->graph, ask_library, &w);

@@ -48,8 +48,9 @@ static double measure_core(const struct iz_exec *x)
 {
     int side = iz_run_yardstick(), m = side < 512 ? side : 512;
     double seconds = 0.15 * side / USUAL;
-    return x->bf16_products ? iz_rate_gemm16(m, 3 * m, 3 * m / 4, seconds)
-                            : iz_rate_blas(m, 3 * m, 3 * m / 4, seconds);
+    return x->numerics.bf16_products
+               ? iz_rate_gemm16(m, 3 * m, 3 * m / 4, seconds)
+               : iz_rate_blas(m, 3 * m, 3 * m / 4, seconds);
 }
 
 static void run_measure(void *arg, int i, struct iz_exec *x)

@@ -158,7 +158,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                   "leave a rank no worker",
                                   r->o.ranks);
         *t = iz_gpu_target(&r->gpu, &r->c, r->workers);
-        t->bf16_products = r->arithmetic.bf16_products;
+        t->numerics.bf16_products = r->arithmetic.bf16_products;
         for (int back = 0; back < 2; back++)
             if (r->arithmetic.attention_why[back].why[0])
                 t->why_own[back] = r->arithmetic.attention_why[back].why;

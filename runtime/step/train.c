@@ -204,12 +204,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .workers = p->target.workers,
         .device = t->device,
         .act = p->target.act,
-        .capability = p->target.capability,
-        .tf32 = c->run.tf32,
-        .bf16_products = p->target.bf16_products,
-        .cudnn = p->target.cudnn,
-        .cudnn_bwd = p->target.cudnn_bwd,
-        .logits_bytes = iz_plan_logits_bytes(c),
+        .numerics = p->target.numerics,
         .comm = p->ranks > 1,
         .comm_alone = !c->zero.overlap_comm,
         .io_workers = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) ? 2

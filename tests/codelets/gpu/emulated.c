@@ -14,13 +14,14 @@ static enum iz_dtype act_of(enum iz_dtype param)
 
 static void become(int capability)
 {
-    backend.x.capability = capability;
+    backend.x.numerics.capability = capability;
     emu_device(capability);
 }
 
 /* A few rows of logits are several chunks. */
 struct backend backend = {
-    .x = {.backend = IZ_CUDA, .capability = 90, .logits_bytes = 64 << 10},
+    .x = {.backend = IZ_CUDA,
+          .numerics = {.capability = 90, .logits_bytes = 64 << 10}},
     .act = act_of,
     .refuses = true,
     .piece = 128,

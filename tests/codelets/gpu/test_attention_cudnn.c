@@ -156,7 +156,7 @@ static bool ask(enum iz_dtype type, bool back, struct iz_refusal *why)
         v[i] = t.s.t[i].v;
     t.cudnn = !back;
     t.cudnn_bwd = back;
-    x.capability = backend.x.capability;
+    x.numerics.capability = backend.x.numerics.capability;
     x.cuda = &cuda;
     x.stream = &cuda;
     x.ask = why;

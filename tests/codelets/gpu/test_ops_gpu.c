@@ -12,9 +12,10 @@
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/ops/scene.h"
 
-struct backend backend = {.x = {.backend = IZ_CUDA, .logits_bytes = 256 << 20},
-                          .device = true,
-                          .piece = 128};
+struct backend backend = {
+    .x = {.backend = IZ_CUDA, .numerics.logits_bytes = 256 << 20},
+    .device = true,
+    .piece = 128};
 
 /* Opens the GPU and its libraries; false with the reason printed. */
 static bool gpu_open(void)
@@ -29,7 +30,7 @@ static bool gpu_open(void)
         return false;
     printf("GPU: %s, compute capability %d.%d\n", info.name,
            info.capability / 10, info.capability % 10);
-    x->capability = info.capability;
+    x->numerics.capability = info.capability;
     x->stream = iz_device_stream_open();
     backend.act = iz_cuda_act;
     /* the stand-in's table: the CPU's ops in its streams */

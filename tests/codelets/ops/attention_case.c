@@ -65,7 +65,7 @@ void attention_forward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct attention *t = arg;
     struct iz_attention a = attention_of(v, t);
-    x->cudnn = t->cudnn;
+    x->numerics.cudnn = t->cudnn;
     iz_attention_fwd(x, &a);
 }
 
@@ -74,7 +74,7 @@ void attention_backward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct attention *t = arg;
     struct iz_attention a = attention_of(v, t);
-    x->cudnn_bwd = t->cudnn_bwd;
+    x->numerics.cudnn_bwd = t->cudnn_bwd;
     iz_attention_bwd(x, v[DQKV], v[DY], &a);
 }
 

@@ -14,7 +14,7 @@
 /* What attention.c does not refuse on this GPU; fp32 is computed always. */
 static bool possible(enum iz_dtype act, const struct shape *s)
 {
-    int c = backend.x.capability;
+    int c = backend.x.numerics.capability;
     bool small = c == 86 || c == 89 || c / 10 == 12;
     if (backend.x.backend == IZ_CPU)
         return true;
@@ -97,7 +97,7 @@ static void attention_by_cudnn_agrees(void **state)
         {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 64, 3},
         {2, 33, 1, 128, 1},  {1, 130, 1, 80, 1}, {1, 70, 1, 200, 1},
         {1, 1024, 2, 64, 2}, {2, 130, 4, 64, 1}, {1, 513, 8, 128, 2}};
-    if (backend.x.backend == IZ_CPU || backend.x.capability < 80 ||
+    if (backend.x.backend == IZ_CPU || backend.x.numerics.capability < 80 ||
         iz_cudnn_missing())
         skip();
     for (int i = 0; i < 2 * COUNT(shape); i += scene_step())
@@ -391,7 +391,7 @@ static void heads_of(const void *arg)
         .seq = 4,
         .heads = 1,
     };
-    x.capability = h->capability;
+    x.numerics.capability = h->capability;
     iz_attention_fwd(&x, &a);
 }
 

@@ -147,7 +147,7 @@ static void *backward_thread(void *arg)
     struct iz_linear l = {.w = p->s.t[W].v};
     struct iz_exec x = {
         .backend = IZ_CPU,
-        .bf16_products = l.w.dtype == IZ_BF16,
+        .numerics.bf16_products = l.w.dtype == IZ_BF16,
         .work = {.base = fixture_take(1 << 20), .size = 1 << 20}};
     iz_matmul_da(&x, p->s.t[DA].v, p->s.t[DY].v, &l);
     free(x.work.base);

@@ -172,10 +172,10 @@ static void losses_agree_with_central_differences(void **state)
 /* On a GPU: a sample begins in one chunk of rows and ends in another. */
 static void chunks_of_rows_make_no_difference(void **state)
 {
-    int64_t bytes = backend.x.logits_bytes;
-    backend.x.logits_bytes = 7 * 4 * (int64_t)VOCAB;
+    int64_t bytes = backend.x.numerics.logits_bytes;
+    backend.x.numerics.logits_bytes = 7 * 4 * (int64_t)VOCAB;
     check_pairs((struct iz_preference){IZ_LOSS_DPO, 0.3, 0.5});
-    backend.x.logits_bytes = bytes;
+    backend.x.numerics.logits_bytes = bytes;
 }
 
 int ops_preference(void)

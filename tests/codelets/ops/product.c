@@ -64,8 +64,8 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                           .out_in = p->out_in,
                           .add = p->add,
                           .scale = p->rank ? 0 : p->scale};
-    x->bf16_products = p->bf16;
-    x->tf32 = p->tf32;
+    x->numerics.bf16_products = p->bf16;
+    x->numerics.tf32 = p->tf32;
     x->fused_db = p->fused_db;
     if (p->rank) {
         *f = (struct iz_adapter){v[LA],

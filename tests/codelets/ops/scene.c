@@ -223,8 +223,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     struct strips at[SCENE_MOST], work;
     x.act = x.backend == IZ_CPU ? IZ_F32 : s->t[s->act].v.dtype;
     struct iz_exec dry = iz_exec_dry(x.backend, x.act);
-    dry.capability = x.capability;
-    dry.logits_bytes = x.logits_bytes;
+    dry.numerics = x.numerics;
     call(p, &dry, s, NULL, arg);
     views_up(at, s, p->reads);
     work = strips_take(dry.work.peak + s->spare, turns++, false);
@@ -377,7 +376,7 @@ void scene_check(const char *what, struct tensor *t,
 bool backend_computes(enum iz_dtype t)
 {
     return t != IZ_BF16 || backend.x.backend == IZ_CPU ||
-           backend.x.capability >= 80;
+           backend.x.numerics.capability >= 80;
 }
 
 bool backend_multiplies(void)

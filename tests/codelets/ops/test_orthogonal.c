@@ -172,7 +172,7 @@ static double *expected(const struct iz_orthogonal *m)
 static void orthogonal_with(const struct iz_orthogonal *m, bool bf16)
 {
     struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
-    x.bf16_products = bf16;
+    x.numerics.bf16_products = bf16;
     iz_orthogonal(&x, m);
     assert_true(x.flops > 0 && x.work.used == 0);
     int64_t size = x.work.peak;
@@ -180,7 +180,7 @@ static void orthogonal_with(const struct iz_orthogonal *m, bool bf16)
     assert_non_null(scratch);
     memset(scratch, 0xff, (size_t)size); /* NaN */
     x = (struct iz_exec){.work = {.base = scratch, .size = size},
-                         .bf16_products = bf16};
+                         .numerics.bf16_products = bf16};
     iz_orthogonal(&x, m);
     free(scratch);
 }

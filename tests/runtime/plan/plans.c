@@ -10,7 +10,7 @@ const struct iz_target gpu_bf16 = {
     .workers = 2,
     .gpu = true,
     .act = IZ_BF16,
-    .capability = 80,
+    .numerics.capability = 80,
     .compute = {.flops_per_s = 700e12, .bytes_per_s = 3e12}};
 
 struct iz_model *model;

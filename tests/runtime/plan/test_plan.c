@@ -331,7 +331,7 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
         struct iz_target t = gpu_bf16;
         struct iz_config d = c;
-        t.capability = cases[i].capability;
+        t.numerics.capability = cases[i].capability;
         d.data.document_end = cases[i].end;
         d.run.gpu_attention = cases[i].asked;
         choose(&d, 1, &t, l, 1e11);
