@@ -9,6 +9,7 @@
 
 #include "codelets/base/int64.h"
 #include "runtime/base/json.h"
+#include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/config/imported.h"
 #include "runtime/config/peft.h"

@@ -79,3 +79,44 @@ void iz_json_print(FILE *out, const char *s)
     }
     fputc('"', out);
 }
+
+static void new_line(struct iz_nest *n)
+{
+    fprintf(n->out, "%s\n%*s", n->first ? "" : ",", n->indent * (n->depth + 1),
+            "");
+    n->first = false;
+}
+
+void iz_nest_end(struct iz_nest *n)
+{
+    char *dot = strrchr(n->open, '.');
+    *(dot ? dot : n->open) = '\0';
+    n->depth--;
+    fprintf(n->out, "\n%*s}", n->indent * (n->depth + 1), "");
+    n->first = false;
+}
+
+static bool is_inside(const char *section, const char *name)
+{
+    size_t n = strlen(section);
+    return n == 0 || (strncmp(section, name, n) == 0 && name[n] == '.');
+}
+
+void iz_nest_name(struct iz_nest *n, const char *name)
+{
+    while (!is_inside(n->open, name))
+        iz_nest_end(n);
+    size_t at = n->open[0] != '\0' ? strlen(n->open) + 1 : 0;
+    for (const char *dot; (dot = strchr(name + at, '.')) != NULL;) {
+        size_t end = (size_t)(dot - name);
+        new_line(n);
+        fprintf(n->out, "\"%.*s\": {", (int)(end - at), name + at);
+        snprintf(n->open, sizeof(n->open), "%.*s", (int)end, name);
+        n->depth++;
+        n->first = true;
+        at = end + 1;
+    }
+    new_line(n);
+    iz_json_print(n->out, name + at);
+    fputs(": ", n->out);
+}

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "runtime/base/key.h"
+
 /* Any JSON value; members that occur twice are refused.  NULL: not JSON. */
 json_t *iz_json_open(const char *text, int64_t bytes);
 /* The object that a whole file is.  NULL with the fault printed on `err`, which
@@ -28,3 +30,17 @@ char *iz_json_dump(const json_t *v);
 
 /* A string with its quotes. */
 void iz_json_print(FILE *out, const char *s);
+
+/* Members of JSON objects that are written by their dotted names: the sections
+ * that are open. */
+struct iz_nest {
+    FILE *out;
+    char open[IZ_KEY_NAME_MAX]; /* dotted, "" at the top level */
+    int indent, depth;
+    bool first; /* nothing in the innermost section yet */
+};
+
+/* Ends and begins sections until the key can follow, and writes its name. */
+void iz_nest_name(struct iz_nest *n, const char *name);
+/* Ends the innermost section. */
+void iz_nest_end(struct iz_nest *n);

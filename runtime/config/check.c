@@ -2,6 +2,7 @@
 /* The rules between keys: what follows from what, and what cannot be together.
  * A rule says nothing about a key that already has a fault of its own. */
 #include "runtime/config/keys.h"
+#include "runtime/config/peft.h"
 
 #include <assert.h>
 #include <math.h>
@@ -22,7 +23,7 @@ static bool is_given(struct iz_config_file *file, const char *name)
 /* Whether one of these keys, "a|b", has a fault of its own. */
 static bool is_bad(struct iz_config_file *file, const char *names)
 {
-    char name[IZ_CONFIG_NAME_MAX];
+    char name[IZ_KEY_NAME_MAX];
     bool bad = false;
     for (int i = 0; iz_text_word(name, sizeof(name), names, i); i++)
         bad |= *given(file, name) == IZ_GIVEN_BAD;
@@ -188,7 +189,7 @@ static void resolve_defaults(struct iz_config_file *file,
                              const struct iz_optimizer *o)
 {
     for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
-        char name[IZ_CONFIG_NAME_MAX];
+        char name[IZ_KEY_NAME_MAX];
         snprintf(name, sizeof(name), OPTIMIZER "%s", p->key);
         struct iz_key k = *iz_key_find(iz_config_keys, name);
         if (!p->fallback || *given(file, name) != IZ_GIVEN_NOT)
@@ -290,7 +291,7 @@ static void check_offload(struct iz_config_file *file, struct iz_faults *f,
                           const char *section,
                           const struct iz_offload_config *o)
 {
-    char key[IZ_CONFIG_NAME_MAX];
+    char key[IZ_KEY_NAME_MAX];
     snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
     bool all = o->home == IZ_HOME_NVME, frozen = o->frozen - 1 == IZ_HOME_NVME;
     if ((all || frozen) && !o->nvme_path[0] && !is_bad(file, key))
@@ -442,6 +443,42 @@ static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
                  file->c.boundary_path);
 }
 
+/* A number of the file beside that of the config; 0: the config has none. */
+static void compare_number(struct iz_faults *f, const char *path,
+                           const char *key, double ours, const char *name,
+                           double theirs)
+{
+    if (ours != 0 && ours != theirs)
+        iz_fault(f, key, "%g, but in %s %s is %g", ours, path, name, theirs);
+}
+
+static void peft_fault(void *arg, const char *what)
+{
+    iz_fault(arg, "lora.import", "%s", what);
+}
+
+/* Takes rank and alpha from the folder of lora.import, if there is one; what
+ * the config says of them must be the same. */
+static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
+{
+    struct iz_lora_config *l = &file->c.lora;
+    char path[IZ_PATH_MAX + 32];
+    struct iz_peft p;
+    if (l->import[0] == '\0')
+        return;
+    snprintf(path, sizeof(path), "%s/" IZ_PEFT_CONFIG, l->import);
+    if (!iz_peft_read(&p, path, peft_fault, f, f->err)) {
+        iz_fault(f, "lora.import", "%s cannot be imported", l->import);
+        return;
+    }
+    compare_number(f, path, "lora.rank", l->rank, "r", p.rank);
+    compare_number(f, path, "lora.alpha", l->alpha, "lora_alpha", p.alpha);
+    l->rank = p.rank;
+    l->alpha = p.alpha;
+    l->gate_up = p.gate_up;
+    l->down = p.down;
+}
+
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lora_config *l = &file->c.lora;
@@ -500,6 +537,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
     assert(ranks > 0);
+    resolve_import(file, f);
     if (file->c.zero.sub_group_size == 0)
         iz_key_store_default(
             file,

@@ -12,10 +12,8 @@
 #include "codelets/flat/optimizer.h"
 #include "codelets/flat/quant.h"
 #include "codelets/ops/ops.h"
+#include "runtime/base/key.h"
 
-struct iz_hf; /* codelets/unit/layer.h */
-
-#define IZ_PATH_MAX 1024
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
@@ -220,53 +218,6 @@ struct iz_config {
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
 };
 
-/* The table of keys: parser, --help, docs/config.md and the effective config.
- */
-
-enum iz_key_type {
-    IZ_KEY_BOOL,   /* bool */
-    IZ_KEY_INT,    /* int */
-    IZ_KEY_INT64,  /* int64_t */
-    IZ_KEY_UINT64, /* uint64_t */
-    IZ_KEY_DOUBLE, /* double */
-    IZ_KEY_STRING, /* char[size] */
-    IZ_KEY_LIST,   /* the same, several with commas: in JSON also an array */
-    IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
-    IZ_KEY_PAIR,   /* double[2] */
-    /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
-     * stands for JSON's null */
-    IZ_KEY_ENUM,
-};
-
-struct iz_key {
-    const char *name; /* dotted: "zero_optimization.offload_param.device" */
-    enum iz_key_type type;
-    size_t offset, size; /* of the field in its struct; size for strings */
-    double min, max; /* of numbers, inclusive; both 0 or min > max: unchecked */
-    const char *words;    /* of IZ_KEY_ENUM */
-    const char *fallback; /* default, as JSON text */
-    const char *doc;      /* one sentence */
-};
-
-static inline bool iz_key_is_text(const struct iz_key *k)
-{
-    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST ||
-           k->type == IZ_KEY_INTS;
-}
-
-/* "gpt2-124m": model.preset = name applies `json` before the other keys. */
-struct iz_preset {
-    const char *name, *json, *doc;
-};
-
-/* A model's own section "model": its keys and the struct they fill. */
-struct iz_section {
-    const struct iz_key *keys; /* ends with name = NULL; without "model." */
-    void *target;
-    const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
-    const struct iz_hf *hf; /* published checkpoints; NULL: there are none */
-};
-
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
  * them), fills *c and the model's section.  Prints on `notes` (may be NULL)
  * what was assumed where the file leaves it open ("auto", no optimizer), and
@@ -299,9 +250,6 @@ void iz_config_cut(struct iz_config *c, int micro_batches);
  * reason printed. */
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path);
-
-/* One value of the struct at `base` as JSON that reads back the same. */
-void iz_config_value(FILE *out, const struct iz_key *k, const void *base);
 
 /* Prints the keys for --help (markdown = false) or docs/config.md (true). */
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out);

@@ -48,7 +48,7 @@ static void print_type(FILE *out, const struct iz_key *k)
         [IZ_KEY_STRING] = "string",    [IZ_KEY_LIST] = "string, or several",
         [IZ_KEY_INTS] = "integers",    [IZ_KEY_ENUM] = "",
     };
-    char word[IZ_CONFIG_NAME_MAX];
+    char word[IZ_KEY_NAME_MAX];
     fputs(types[k->type], out);
     print_range(out, k);
     for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++)
@@ -168,7 +168,7 @@ static bool is_ignored(const struct iz_foreign_key *k)
 
 static void print_accept(FILE *out, const char *accept, bool ignored)
 {
-    char word[IZ_CONFIG_NAME_MAX];
+    char word[IZ_KEY_NAME_MAX];
     if (ignored)
         fputs(accept, out);
     else if (strcmp(accept, "off") == 0)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/base/durable.h"
-#include "runtime/config/config.h"
+#include "runtime/base/key.h"
 #include "runtime/config/published.h"
 
 #define WHO "run.output"

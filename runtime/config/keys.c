@@ -491,13 +491,6 @@ _Static_assert(sizeof(iz_config_keys) / sizeof(iz_config_keys[0]) <=
                    IZ_CONFIG_KEYS_MAX,
                "struct iz_config_file.given holds every key");
 
-const struct iz_key *iz_key_find(const struct iz_key *table, const char *name)
-{
-    while (table->name && strcmp(table->name, name) != 0)
-        table++;
-    return table->name ? table : NULL;
-}
-
 /* ---- the members of the array "parameters" ---- */
 
 #define RULE(name_, type_, field, doc_)                                        \

@@ -6,11 +6,11 @@
 
 #include "codelets/base/build.h"
 #include "runtime/base/json.h"
+#include "runtime/base/nearest.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
 #define IZ_CONFIG_KEYS_MAX 128
-#define IZ_CONFIG_NAME_MAX 256 /* bytes of a dotted key */
 
 enum iz_given { IZ_GIVEN_NOT, IZ_GIVEN_AUTO, IZ_GIVEN_BAD, IZ_GIVEN_VALUE };
 
@@ -75,58 +75,9 @@ enum { IZ_FAULTS_TOLD = 100 };
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
-/* The row of a table that has this name, or NULL. */
-const struct iz_key *iz_key_find(const struct iz_key *table, const char *name);
-
-/* Whether a key's numbers have a range. */
-static inline bool iz_key_ranged(const struct iz_key *k)
-{
-    return k->min <= k->max && (k->min != 0 || k->max != 0);
-}
-
-/* The known name nearest to `name` by edit distance. */
-struct iz_nearest {
-    const char *name;
-    bool whole; /* names are compared whole, not also from their last dot on */
-    int score;
-    char near[IZ_CONFIG_NAME_MAX];      /* "": none is near */
-    char hint[IZ_CONFIG_NAME_MAX + 32]; /* "; did you mean NEAR?", or "" */
-};
-
-struct iz_nearest iz_nearest_start(const char *name, bool whole);
-void iz_nearest_try(struct iz_nearest *n, const char *known);
 /* The nearest of all keys of a config. */
 struct iz_nearest iz_nearest_key(const char *name,
                                  const struct iz_section *model);
-
-/* Members of JSON objects that are written by their dotted names: the sections
- * that are open. */
-struct iz_nest {
-    FILE *out;
-    char open[IZ_CONFIG_NAME_MAX]; /* dotted, "" at the top level */
-    int indent, depth;
-    bool first; /* nothing in the innermost section yet */
-};
-
-/* Ends and begins sections until the key can follow, and writes its name. */
-void iz_nest_name(struct iz_nest *n, const char *name);
-/* Ends the innermost section. */
-void iz_nest_end(struct iz_nest *n);
-
-#define IZ_WHY_MAX 512
-
-/* `5e8 (a number)`, `"x" (a string)`, `an object`. */
-void iz_key_describe(char *out, size_t size, const json_t *v);
-/* Numbers compare as numbers. */
-bool iz_key_same(const json_t *a, const json_t *b);
-/* Whether v is one of the JSON values of "a|b". */
-bool iz_key_among(const json_t *v, const char *values);
-/* Stores v at the offset of k in the struct at `base`.  Returns false with the
- * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
-bool iz_key_store(char *why, void *base, const struct iz_key *k,
-                  const json_t *v);
-void iz_key_store_default(void *base, const struct iz_key *k);
-void iz_key_store_defaults(void *base, const struct iz_key *k);
 
 /* Turns the file's fields into those of file->c and reports every rule between
  * keys that is broken. */

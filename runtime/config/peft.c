@@ -2,8 +2,10 @@
 /* Which adapters of PEFT are ours too; see peft.h. */
 #include "runtime/config/peft.h"
 
+#include <stdarg.h>
 #include <string.h>
 
+#include "codelets/base/build.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 
@@ -37,30 +39,48 @@ static bool is_without(const json_t *v)
            (json_is_array(v) && json_array_size(v) == 0);
 }
 
+struct reader {
+    const char *path;
+    iz_peft_fault *fault;
+    void *arg;
+};
+
+IZ_PRINTF(2, 3)
+static void peft_tell(const struct reader *r, const char *fmt, ...)
+{
+    char what[1024];
+    int n = snprintf(what, sizeof(what), "%s: ", r->path);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what + n, sizeof(what) - (size_t)n, fmt, ap);
+    va_end(ap);
+    r->fault(r->arg, what);
+}
+
 /* Weights that are no module's: of experts that are one tensor. */
-static void read_parameters(struct iz_lora_config *l, struct iz_faults *f,
-                            const char *path, const json_t *list)
+static void read_parameters(struct iz_peft *p, const struct reader *r,
+                            const json_t *list)
 {
     size_t i;
     json_t *v;
     if (!json_is_array(list) && !is_without(list))
-        iz_fault(f, "lora.import", "%s: target_parameters is no list", path);
+        peft_tell(r, "target_parameters is no list");
     json_array_foreach(list, i, v)
     {
         const char *text = json_is_string(v) ? json_string_value(v) : "";
         const char *dot = strrchr(text, '.'), *name = dot ? dot + 1 : text;
-        l->gate_up |= strcmp(name, "gate_up_proj") == 0;
-        l->down |= strcmp(name, "down_proj") == 0;
+        p->gate_up |= strcmp(name, "gate_up_proj") == 0;
+        p->down |= strcmp(name, "down_proj") == 0;
         if (!iz_text_among(name, "gate_up_proj|down_proj"))
-            iz_fault(f, "lora.import",
-                     "%s: target_parameters has \"%s\"; only gate_up_proj and "
-                     "down_proj of experts are read",
-                     path, text);
+            peft_tell(r,
+                      "target_parameters has \"%s\"; only gate_up_proj and "
+                      "down_proj of experts are read",
+                      text);
     }
 }
 
-static void check_member(struct iz_faults *f, const char *path,
-                         const char *name, const json_t *v)
+static void check_member(const struct reader *r, const char *name,
+                         const json_t *v)
 {
     char found[IZ_WHY_MAX / 2];
     int i = 0;
@@ -71,47 +91,30 @@ static void check_member(struct iz_faults *f, const char *path,
     if (i < ACCEPTED ? iz_key_among(v, accepted[i].values) : is_without(v))
         return;
     iz_key_describe(found, sizeof(found), v);
-    iz_fault(f, "lora.import", "%s: %s is %s; adapters here have %s", path,
-             name, found, i < ACCEPTED ? accepted[i].values : "none of it");
+    peft_tell(r, "%s is %s; adapters here have %s", name, found,
+              i < ACCEPTED ? accepted[i].values : "none of it");
 }
 
-/* A number of the file beside that of the config; 0: the config has none. */
-static void compare_number(struct iz_faults *f, const char *path,
-                           const char *key, double ours, const char *name,
-                           double theirs)
+bool iz_peft_read(struct iz_peft *p, const char *path, iz_peft_fault *fault,
+                  void *arg, FILE *err)
 {
-    if (ours != 0 && ours != theirs)
-        iz_fault(f, key, "%g, but in %s %s is %g", ours, path, name, theirs);
-}
-
-void iz_peft_read(struct iz_config_file *file, struct iz_faults *f)
-{
-    struct iz_lora_config *l = &file->c.lora;
-    char path[IZ_PATH_MAX + 32];
+    const struct reader r = {path, fault, arg};
     const char *name;
-    json_t *v;
-    if (l->import[0] == '\0')
-        return;
-    snprintf(path, sizeof(path), "%s/" IZ_PEFT_CONFIG, l->import);
-    json_t *root = iz_json_read(path, f->err);
-    if (!root) {
-        iz_fault(f, "lora.import", "%s cannot be imported", l->import);
-        return;
-    }
-    json_object_foreach(root, name, v) check_member(f, path, name, v);
+    json_t *v, *root = iz_json_read(path, err);
+    *p = (struct iz_peft){0};
+    if (!root)
+        return false;
+    json_object_foreach(root, name, v) check_member(&r, name, v);
     if ((v = json_object_get(root, "target_parameters")))
-        read_parameters(l, f, path, v);
+        read_parameters(p, &r, v);
     const json_t *rank = json_object_get(root, "r");
-    double r = json_number_value(rank);
-    double alpha = json_number_value(json_object_get(root, "lora_alpha"));
-    if (!json_is_integer(rank) || r < 1 || r > ADAPTER_RANKS)
-        iz_fault(f, "lora.import", "%s: r is no rank of 1 to %d", path,
-                 ADAPTER_RANKS);
-    else if (!(alpha > 0))
-        iz_fault(f, "lora.import", "%s: lora_alpha is no number above 0", path);
-    compare_number(f, path, "lora.rank", l->rank, "r", r);
-    compare_number(f, path, "lora.alpha", l->alpha, "lora_alpha", alpha);
-    l->rank = (int)r;
-    l->alpha = alpha;
+    double n = json_number_value(rank);
+    p->alpha = json_number_value(json_object_get(root, "lora_alpha"));
+    if (!json_is_integer(rank) || n < 1 || n > ADAPTER_RANKS)
+        peft_tell(&r, "r is no rank of 1 to %d", ADAPTER_RANKS);
+    else if (!(p->alpha > 0))
+        peft_tell(&r, "lora_alpha is no number above 0");
+    p->rank = (int)n;
     json_decref(root);
+    return true;
 }

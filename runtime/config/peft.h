@@ -2,11 +2,21 @@
 /* adapter_config.json of Hugging Face's PEFT. */
 #pragma once
 
-#include "runtime/config/keys.h"
+#include <stdbool.h>
+#include <stdio.h>
 
 #define IZ_PEFT_CONFIG "adapter_config.json"
 
-/* Takes rank and alpha from the folder of lora.import, if there is one; what
- * the config says of them must be the same.  Everything that makes another
- * adapter than this program has is a fault. */
-void iz_peft_read(struct iz_config_file *file, struct iz_faults *f);
+struct iz_peft {
+    int rank;
+    double alpha;
+    bool gate_up, down; /* adapters of the fused weights of experts */
+};
+
+typedef void iz_peft_fault(void *arg, const char *what);
+
+/* Reads such a file.  Everything that makes another adapter than this program
+ * has is a fault.  False with the reason printed on `err` (may be NULL): it is
+ * no JSON. */
+bool iz_peft_read(struct iz_peft *p, const char *path, iz_peft_fault *fault,
+                  void *arg, FILE *err);

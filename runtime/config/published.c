@@ -10,7 +10,6 @@
 #include "codelets/unit/layer.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
-#include "runtime/config/keys.h"
 
 struct reader {
     const char *path;
@@ -248,7 +247,7 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
         *(const int *)((const char *)self + ours->offset) == 0)
         fputs("null", out);
     else
-        iz_config_value(out, ours, self);
+        iz_key_print(out, ours, self);
 }
 
 /* Whether a member of a config.json is said by this program. */

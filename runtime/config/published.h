@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "codelets/flat/dtype.h"
-#include "runtime/config/config.h"
+#include "runtime/base/key.h"
 
 #define IZ_PUBLISHED_CONFIG "config.json"
 

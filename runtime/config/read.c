@@ -4,7 +4,6 @@
 #include "runtime/config/config.h"
 
 #include "runtime/config/keys.h"
-#include "runtime/config/peft.h"
 #include "runtime/config/published.h"
 
 #include <assert.h>
@@ -41,7 +40,7 @@ static bool expect(struct iz_faults *f, const char *key, bool is,
 static void read_member(struct iz_rule *rule, int index, const char *name,
                         const json_t *v, struct iz_faults *f)
 {
-    char key[IZ_CONFIG_NAME_MAX], why[IZ_WHY_MAX];
+    char key[IZ_KEY_NAME_MAX], why[IZ_WHY_MAX];
     const struct iz_key *k = iz_key_find(iz_rule_keys, name);
     struct iz_nearest near = iz_nearest_start(name, false);
     snprintf(key, sizeof(key), "parameters[%d].%.100s", index, name);
@@ -218,7 +217,7 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 static void read_model_key(struct reader *r, const char *name, const json_t *v)
 {
     const struct iz_key *k = iz_key_find(r->model->keys, name);
-    char why[IZ_WHY_MAX], full[IZ_CONFIG_NAME_MAX];
+    char why[IZ_WHY_MAX], full[IZ_KEY_NAME_MAX];
     snprintf(full, sizeof(full), "model.%s", name);
     if (!k)
         unknown(r, full);
@@ -290,7 +289,7 @@ static void read_model(struct reader *r, json_t *object)
     read_preset(r, json_object_get(object, "preset"));
     json_object_foreach(object, key, v)
     {
-        char name[IZ_CONFIG_NAME_MAX];
+        char name[IZ_KEY_NAME_MAX];
         snprintf(name, sizeof(name), "model.%s", key);
         const struct iz_key *k = iz_key_find(iz_config_keys, name);
         if (strcmp(key, "preset") == 0 || strcmp(key, "import") == 0)
@@ -341,7 +340,7 @@ static void read_object(struct reader *r, const char *prefix, json_t *object);
 /* `name` is dotted, `v` its value. */
 static void read_value(struct reader *r, const char *name, json_t *v)
 {
-    char full[IZ_CONFIG_NAME_MAX];
+    char full[IZ_KEY_NAME_MAX];
     const char *other = other_name(full, sizeof(full), name);
     if (other) {
         read_value(r, other, v);
@@ -372,7 +371,7 @@ static void read_value(struct reader *r, const char *name, json_t *v)
 
 static void read_object(struct reader *r, const char *prefix, json_t *object)
 {
-    char name[IZ_CONFIG_NAME_MAX];
+    char name[IZ_KEY_NAME_MAX];
     const char *key;
     json_t *v;
     json_object_foreach(object, key, v)
@@ -425,7 +424,7 @@ static void insert(json_t *object, char *name, json_t *v)
 
 static void apply_override(struct reader *r, json_t *root, const char *set)
 {
-    char name[IZ_CONFIG_NAME_MAX];
+    char name[IZ_KEY_NAME_MAX];
     size_t n = strcspn(set, "=");
     json_t *utf8 = json_string(set);
     if (set[n] != '=' || n == 0 || n >= sizeof(name) || !utf8) {
@@ -491,7 +490,7 @@ static void note_value(FILE *notes, const struct iz_config_file *file,
                        const struct iz_key *k, const char *before)
 {
     fprintf(notes, "%s%s ", before, k->name);
-    iz_config_value(notes, k, file);
+    iz_key_print(notes, k, file);
 }
 
 /* What the plan chooses, whose table has it. */
@@ -549,7 +548,6 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
         apply_override(&r, root, set[i]);
     override_batch(root, set, n_set);
     read_object(&r, "", root);
-    iz_peft_read(&file, &r.faults);
     iz_config_resolve(&file, &r.faults, ranks);
     char *ignored = iz_text_close(&r.ignored);
     if (notes && r.faults.count == 0)

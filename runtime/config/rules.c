@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/nearest.h"
 #include "runtime/base/text.h"
-#include "runtime/config/keys.h"
 
 int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
                   const char *what, FILE *err)

@@ -118,7 +118,7 @@ static char *model_text(const struct run *r)
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
     for (const struct iz_key *k = r->p->section.keys; k->name; k++) {
         fprintf(f, ", \"%s\": ", k->name);
-        iz_config_value(f, k, r->p->section.target);
+        iz_key_print(f, k, r->p->section.target);
     }
     if (r->c.lora.rank)
         fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,

@@ -87,12 +87,12 @@ static const char *settings(void)
     for (int i = 0; iz_config_keys[i].name; i++)
         if (file.given[i] == IZ_GIVEN_VALUE) {
             fprintf(out, "%s ", iz_config_keys[i].name);
-            iz_config_value(out, &iz_config_keys[i], &file);
+            iz_key_print(out, &iz_config_keys[i], &file);
             fputc(';', out);
         }
     for (const struct iz_key *k = toy_keys; k->name; k++) {
         fprintf(out, "model.%s ", k->name);
-        iz_config_value(out, k, &toy);
+        iz_key_print(out, k, &toy);
         fputc(';', out);
     }
     fclose(out);

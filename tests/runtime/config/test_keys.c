@@ -41,7 +41,7 @@ static void every_key_checks_its_type_and_range(void **state)
 /* Misspelt by a letter, every key finds itself. */
 static void every_key_is_its_own_nearest(void **state)
 {
-    char name[IZ_CONFIG_NAME_MAX], found[IZ_CONFIG_NAME_MAX + 32];
+    char name[IZ_KEY_NAME_MAX], found[IZ_KEY_NAME_MAX + 32];
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         size_t n = strlen(k->name);
         snprintf(name, sizeof(name), "%.*s~%c", (int)n - 1, k->name,
@@ -154,7 +154,7 @@ static void help_and_page_have_every_key(void **state)
 /* Each type is the word at its place, and has no key but of the table. */
 static void every_optimizer_is_spelled_in_its_place(void **state)
 {
-    char word[IZ_CONFIG_NAME_MAX], name[IZ_CONFIG_NAME_MAX];
+    char word[IZ_KEY_NAME_MAX], name[IZ_KEY_NAME_MAX];
     int n = 0;
     for (; iz_text_word(word, sizeof(word), IZ_OPTIMIZER_TYPES, n); n++) {
         const struct iz_optimizer *o = iz_optimizer((enum iz_optimizer_type)n);

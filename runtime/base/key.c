@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts one JSON value into the field a key of a table names, or says why it
- * does not fit. */
-#include "runtime/config/keys.h"
+/* Puts one JSON value into the field that a key of a table names, or says why
+ * it does not fit; and prints it. */
+#include "runtime/base/key.h"
 
 #include <assert.h>
 #include <limits.h>
@@ -9,6 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "runtime/base/json.h"
+#include "runtime/base/nearest.h"
+#include "runtime/base/text.h"
+
+const struct iz_key *iz_key_find(const struct iz_key *table, const char *name)
+{
+    while (table->name && strcmp(table->name, name) != 0)
+        table++;
+    return table->name ? table : NULL;
+}
 
 void iz_key_describe(char *out, size_t size, const json_t *v)
 {
@@ -40,7 +51,7 @@ bool iz_key_same(const json_t *a, const json_t *b)
 
 bool iz_key_among(const json_t *v, const char *values)
 {
-    char word[IZ_CONFIG_NAME_MAX];
+    char word[IZ_KEY_NAME_MAX];
     bool same = false;
     for (int i = 0; !same && iz_text_word(word, sizeof(word), values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
@@ -192,7 +203,7 @@ static bool store_word(char *why, int *at, const struct iz_key *k,
     if (!s)
         return mismatch(why, k->words, v);
     struct iz_nearest near = iz_nearest_start(s, false);
-    char word[IZ_CONFIG_NAME_MAX];
+    char word[IZ_KEY_NAME_MAX];
     for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++) {
         if (strcasecmp(word, s) == 0 && strcmp(word, "null") != 0) {
             *at = i;
@@ -274,4 +285,65 @@ void iz_key_store_defaults(void *base, const struct iz_key *k)
 {
     for (; k->name; k++)
         iz_key_store_default(base, k);
+}
+
+/* The fewest digits that read back as x. */
+static void print_double(FILE *out, double x)
+{
+    char text[32];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    fprintf(out, "%s%s", text, strpbrk(text, ".e") != NULL ? "" : ".0");
+}
+
+static void print_word(FILE *out, const char *words, int i)
+{
+    char word[IZ_KEY_NAME_MAX];
+    if (!iz_text_word(word, sizeof(word), words, i) ||
+        strcmp(word, "null") == 0)
+        fputs("null", out);
+    else
+        iz_json_print(out, word);
+}
+
+void iz_key_print(FILE *out, const struct iz_key *k, const void *base)
+{
+    const void *at = (const char *)base + k->offset;
+    switch (k->type) {
+    case IZ_KEY_BOOL:
+        fputs(*(const bool *)at ? "true" : "false", out);
+        break;
+    case IZ_KEY_INT:
+        fprintf(out, "%d", *(const int *)at);
+        break;
+    case IZ_KEY_INT64:
+        fprintf(out, "%lld", (long long)*(const int64_t *)at);
+        break;
+    case IZ_KEY_UINT64:
+        fprintf(out, "%llu", (unsigned long long)*(const uint64_t *)at);
+        break;
+    case IZ_KEY_DOUBLE:
+        print_double(out, *(const double *)at);
+        break;
+    case IZ_KEY_PAIR:
+        fputc('[', out);
+        print_double(out, ((const double *)at)[0]);
+        fputs(", ", out);
+        print_double(out, ((const double *)at)[1]);
+        fputc(']', out);
+        break;
+    case IZ_KEY_STRING:
+    case IZ_KEY_LIST:
+        iz_json_print(out, at);
+        break;
+    case IZ_KEY_INTS:
+        fprintf(out, "[%s]", (const char *)at);
+        break;
+    case IZ_KEY_ENUM:
+        print_word(out, k->words, *(const int *)at);
+        break;
+    }
 }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of keys: the fields of a struct, and the JSON that they are read from
+ * and written as.  Models have such tables too. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+struct iz_hf; /* codelets/unit/layer.h */
+struct json_t;
+
+#define IZ_PATH_MAX 1024
+#define IZ_KEY_NAME_MAX 256 /* bytes of a dotted key */
+
+enum iz_key_type {
+    IZ_KEY_BOOL,   /* bool */
+    IZ_KEY_INT,    /* int */
+    IZ_KEY_INT64,  /* int64_t */
+    IZ_KEY_UINT64, /* uint64_t */
+    IZ_KEY_DOUBLE, /* double */
+    IZ_KEY_STRING, /* char[size] */
+    IZ_KEY_LIST,   /* the same, several with commas: in JSON also an array */
+    IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
+    IZ_KEY_PAIR,   /* double[2] */
+    /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
+     * stands for JSON's null */
+    IZ_KEY_ENUM,
+};
+
+struct iz_key {
+    const char *name; /* dotted: "zero_optimization.offload_param.device" */
+    enum iz_key_type type;
+    size_t offset, size; /* of the field in its struct; size for strings */
+    double min, max; /* of numbers, inclusive; both 0 or min > max: unchecked */
+    const char *words;    /* of IZ_KEY_ENUM */
+    const char *fallback; /* default, as JSON text */
+    const char *doc;      /* one sentence */
+};
+
+static inline bool iz_key_is_text(const struct iz_key *k)
+{
+    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST ||
+           k->type == IZ_KEY_INTS;
+}
+
+/* "gpt2-124m": model.preset = name applies `json` before the other keys. */
+struct iz_preset {
+    const char *name, *json, *doc;
+};
+
+/* A model's own section "model": its keys and the struct they fill. */
+struct iz_section {
+    const struct iz_key *keys; /* ends with name = NULL; without "model." */
+    void *target;
+    const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
+    const struct iz_hf *hf; /* published checkpoints; NULL: there are none */
+};
+
+/* The row of a table that has this name, or NULL. */
+const struct iz_key *iz_key_find(const struct iz_key *table, const char *name);
+
+/* Whether a key's numbers have a range. */
+static inline bool iz_key_ranged(const struct iz_key *k)
+{
+    return k->min <= k->max && (k->min != 0 || k->max != 0);
+}
+
+#define IZ_WHY_MAX 512
+
+/* `5e8 (a number)`, `"x" (a string)`, `an object`. */
+void iz_key_describe(char *out, size_t size, const struct json_t *v);
+/* Numbers compare as numbers. */
+bool iz_key_same(const struct json_t *a, const struct json_t *b);
+/* Whether v is one of the JSON values of "a|b". */
+bool iz_key_among(const struct json_t *v, const char *values);
+/* Stores v at the offset of k in the struct at `base`.  Returns false with the
+ * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
+bool iz_key_store(char *why, void *base, const struct iz_key *k,
+                  const struct json_t *v);
+void iz_key_store_default(void *base, const struct iz_key *k);
+void iz_key_store_defaults(void *base, const struct iz_key *k);
+
+/* One value of the struct at `base` as JSON that reads back the same. */
+void iz_key_print(FILE *out, const struct iz_key *k, const void *base);
