@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 rooms="
 codelets/base codelets/flat codelets/ops codelets/kernels codelets/gpu
 codelets/task codelets/unit
-runtime/base runtime/config runtime/comm runtime/plan runtime/machine
+runtime/base runtime/formats runtime/config runtime/model runtime/comm runtime/plan runtime/machine
 runtime/tier runtime/data runtime/engine runtime/step runtime/ckpt runtime/hf
 runtime/report runtime/run runtime/sim
 models tools"

@@ -33,7 +33,7 @@ struct iz_param {
     /* Of experts, whose matrices lie one below the other: these outputs come so
      * many times, as rows.  0: once. */
     int64_t times;
-    /* Set by the runtime (runtime/config/rules.h), not by a model. */
+    /* Set by the runtime (runtime/model/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
     bool frozen;    /* has no gradient: its view in dw is absent (rows = 0) */
@@ -103,10 +103,10 @@ struct iz_unit {
     struct iz_param *param;
     int n_params;
     /* Adapters at the end of `param`, first a and then b of each.  The runtime
-     * adds them (runtime/hf/lora.h); the layer finds them in its views. */
+     * adds them (runtime/model/lora.h); the layer finds them in its views. */
     int n_adapters;
     /* Behind them, for the reference of pairs: frozen copies of what is
-     * trained.  The runtime adds them, too (runtime/config/rules.c). */
+     * trained.  The runtime adds them, too (runtime/model/rules.c). */
     int n_copies;
     /* A parameter of an earlier unit that this unit uses too (one parameter,
      * one gradient); tied_unit is -1 if there is none. */

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "runtime/base/st_format.h"
+#include "runtime/formats/st.h"
 #include "runtime/plan/bytes.h"
 
 /* Elements [first, first + count) of the array `name` of `total` elements. */

@@ -2,7 +2,7 @@
 /* The rules between keys: what follows from what, and what cannot be together.
  * A rule says nothing about a key that already has a fault of its own. */
 #include "runtime/config/keys.h"
-#include "runtime/config/peft.h"
+#include "runtime/formats/peft.h"
 
 #include <assert.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "runtime/config/config.h"
 
 #include "runtime/config/keys.h"
-#include "runtime/config/published.h"
+#include "runtime/formats/published.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -10,7 +10,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
-#include "runtime/hf/lora.h"
+#include "runtime/model/lora.h"
 
 #define TAIL ".weight"
 

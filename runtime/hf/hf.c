@@ -12,13 +12,13 @@
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
-#include "runtime/config/imported.h"
-#include "runtime/config/peft.h"
-#include "runtime/config/published.h"
 #include "runtime/engine/access.h"
+#include "runtime/formats/imported.h"
+#include "runtime/formats/peft.h"
+#include "runtime/formats/published.h"
 #include "runtime/hf/adapter.h"
-#include "runtime/hf/lora.h"
 #include "runtime/hf/tensors.h"
+#include "runtime/model/lora.h"
 #include "runtime/step/train.h"
 
 /* ---- import ---- */

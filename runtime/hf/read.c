@@ -15,7 +15,7 @@
 #include "codelets/base/int64.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
-#include "runtime/config/published.h"
+#include "runtime/formats/published.h"
 
 enum { RUN = 512 }; /* elements converted at a time */
 /* Of a transposition: runs of 64 bytes and more on both sides. */

@@ -18,7 +18,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
-#include "runtime/config/imported.h"
+#include "runtime/formats/imported.h"
 
 #define WHO "export"
 #define PATH (IZ_PATH_MAX + 64)

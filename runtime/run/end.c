@@ -7,7 +7,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/ckpt/ckpt.h"
-#include "runtime/config/imported.h"
+#include "runtime/formats/imported.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"

@@ -12,7 +12,7 @@
 #include "codelets/base/clock.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/progress.h"
-#include "runtime/config/rules.h"
+#include "runtime/model/rules.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 

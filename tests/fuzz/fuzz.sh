@@ -19,12 +19,12 @@ command -v clang >/dev/null || {
 }
 sources=(runtime/config/read.c runtime/config/check.c runtime/config/doc.c
     runtime/config/fault.c runtime/config/foreign.c runtime/config/keys.c
-    runtime/config/keep.c runtime/config/write.c runtime/config/published.c
-    runtime/config/peft.c
+    runtime/config/keep.c runtime/config/write.c runtime/formats/published.c
+    runtime/formats/peft.c
     runtime/data/data.c runtime/data/shard.c
     runtime/base/durable.c runtime/base/json.c runtime/base/key.c
     runtime/base/nearest.c runtime/base/text.c
-    runtime/base/st_format.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c codelets/flat/optimizer.c codelets/flat/quant.c codelets/flat/nf4.c
+    runtime/formats/st.c runtime/ckpt/rank_file.c runtime/base/hash.c codelets/flat/cast.c codelets/flat/optimizer.c codelets/flat/quant.c codelets/flat/nf4.c
     runtime/base/progress.c codelets/base/clock.c codelets/base/die.c codelets/flat/loops.c codelets/flat/simd.c codelets/flat/simd_any.c
     codelets/ops/attention_loops.c)
 

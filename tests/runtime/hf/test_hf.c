@@ -6,8 +6,8 @@
 
 #include "codelets/base/mix.h"
 #include "runtime/base/durable.h"
-#include "runtime/config/imported.h"
-#include "runtime/config/published.h"
+#include "runtime/formats/imported.h"
+#include "runtime/formats/published.h"
 #include "runtime/hf/tensors.h"
 #include "tests/runtime/disk.h"
 

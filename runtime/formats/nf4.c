@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
-#include "runtime/hf/tensors.h"
+#include "runtime/formats/nf4.h"
 
 static const char *const suffix[IZ_HF_NF4_PARTS] = {
     [IZ_HF_NF4_SCALE] = ".absmax",

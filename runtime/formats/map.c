@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Instantiates the table of a model for its units, and cuts ranges of flat
  * arrays into rectangles of tensors. */
-#include "runtime/hf/tensors.h"
+#include "runtime/formats/map.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading and writing headers; see st_format.h. */
-#include "runtime/base/st_format.h"
+#include "runtime/formats/st.h"
 
 #include <errno.h>
 #include <fcntl.h>

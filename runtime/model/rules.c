@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rules for parameters by name; see rules.h. */
-#include "runtime/config/rules.h"
+#include "runtime/model/rules.h"
 
 #include <errno.h>
 #include <fnmatch.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which files a folder has, and that each tensor is in one of them; see
  * tensors.h. */
-#include "runtime/hf/tensors.h"
+#include "runtime/formats/folder.h"
 
 #include <errno.h>
 #include <stdlib.h>

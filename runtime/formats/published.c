@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Translating config.json by the table of the model; see published.h. */
-#include "runtime/config/published.h"
+#include "runtime/formats/published.h"
 
 #include <assert.h>
 #include <errno.h>

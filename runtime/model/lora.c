@@ -2,7 +2,7 @@
 /* Adapters as parameters of their units; see lora.h. */
 #define _DEFAULT_SOURCE /* strsep */
 
-#include "runtime/hf/lora.h"
+#include "runtime/model/lora.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -14,10 +14,11 @@
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/unit/unit.h"
-#include "runtime/base/st_format.h"
 #include "runtime/base/text.h"
-#include "runtime/config/rules.h"
-#include "runtime/hf/tensors.h"
+#include "runtime/formats/folder.h"
+#include "runtime/formats/map.h"
+#include "runtime/formats/st.h"
+#include "runtime/model/rules.h"
 
 /* ---- making them ---- */
 

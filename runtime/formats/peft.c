@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which adapters of PEFT are ours too; see peft.h. */
-#include "runtime/config/peft.h"
+#include "runtime/formats/peft.h"
 
 #include <stdarg.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of small files, complete or not there; see imported.h. */
-#include "runtime/config/imported.h"
+#include "runtime/formats/imported.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 #include "runtime/base/durable.h"
 #include "runtime/base/key.h"
-#include "runtime/config/published.h"
+#include "runtime/formats/published.h"
 
 #define WHO "run.output"
 #define KEPT "imported"
