@@ -17,9 +17,9 @@
 
 #include "codelets/base/mix.h"
 #include "codelets/base/units.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
 #include "codelets/gpu/device.h"
-#include "codelets/gpu/flat_buffer.h"
 #include "codelets/ops/blas.h"
 #include "codelets/ops/gemm_rate.h"
 

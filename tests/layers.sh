@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 rooms="
-codelets/base codelets/flat codelets/ops codelets/kernels codelets/gpu
+codelets/base codelets/flat codelets/ops codelets/kernels codelets/gpu codelets/buffer
 codelets/task codelets/unit
 runtime/base runtime/formats runtime/config runtime/model runtime/comm runtime/plan runtime/machine
 runtime/tier runtime/data runtime/engine runtime/step runtime/ckpt runtime/hf

@@ -6,8 +6,8 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/touched_rows.h"
-#include "codelets/gpu/flat_buffer.h"
 
 /* buf NULL: a dry run. */
 static void *unit_at(void **buf, int i)

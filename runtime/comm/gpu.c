@@ -9,9 +9,9 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
 #include "codelets/gpu/device.h"
-#include "codelets/gpu/flat_buffer.h"
 #include "runtime/comm/coll.h"
 #include "runtime/comm/nccl.h"
 

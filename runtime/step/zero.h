@@ -4,8 +4,8 @@
  * rank and what is a shard. */
 #pragma once
 
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/touched_rows.h"
-#include "codelets/gpu/flat_buffer.h"
 #include "runtime/engine/access.h"
 
 /* ---- what all of them use ---- */

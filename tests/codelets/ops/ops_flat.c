@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/half.h"
-#include "codelets/gpu/flat_buffer.h"
 #include "codelets/ops/gpu_ops.h"
 
 enum { IN_MOST = 4, MOST = 3000001 };

@@ -3,8 +3,8 @@
  * tests/codelets/flat has for itself. */
 #include "tests/codelets/ops/scene.h"
 
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/nf4.h"
-#include "codelets/gpu/flat_buffer.h"
 
 struct quant {
     enum iz_quant format;
