@@ -48,7 +48,7 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
     struct iz_part p = iz_part_of_array(e, u, (enum iz_array)a);
     struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_parts_range *arg = &s->arg[s->k.n_parts];
-    if (load && e->plan.zero.states_full && a != IZ_QUANT_WORDS) {
+    if (load && e->plan.zero.state.whole && a != IZ_QUANT_WORDS) {
         p.begin = 0;
         p.end = p.n;
     }

@@ -240,7 +240,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
                              .at = raw_at(r->e, r->n),
                              .bytes = r->n * size};
     struct iz_task t =
-        snapshot_task(r, r->e->plan.zero.frozen_home, run_raw, buffer, true);
+        snapshot_task(r, r->e->plan.zero.frozen.home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
     iz_step_submit(r->e, &t, &a, sizeof(a));
 }
@@ -285,7 +285,7 @@ static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array < IZ_MASTER;
-    enum iz_home home = frozen ? r->e->plan.zero.frozen_home
+    enum iz_home home = frozen ? r->e->plan.zero.frozen.home
                                : home_of(r, r->e->unit[r->unit].chunk);
     if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
         quant_disk(r, buffer);

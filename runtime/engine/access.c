@@ -171,7 +171,7 @@ struct iz_part iz_part_of(const struct iz_engine *e, int unit,
         return iz_param_quant_values(e, unit);
     int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
     int64_t own = shard * e->plan.rank;
-    int64_t first = e->plan.zero.states_full ? 0 : own;
+    int64_t first = e->plan.zero.state.whole ? 0 : own;
     return (struct iz_part){
         .array = frozen ? IZ_FROZEN : IZ_MASTER,
         .n = n,

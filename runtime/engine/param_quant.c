@@ -69,7 +69,7 @@ struct iz_part iz_param_quant_words(const struct iz_engine *e, int unit)
 
 int64_t iz_param_quant_own(const struct iz_engine *e, int unit)
 {
-    return e->plan.zero.params_full
+    return e->plan.zero.param.whole
                ? iz_plan_quant_shard(e->unit[unit].plan) * e->plan.rank
                : 0;
 }
@@ -89,7 +89,7 @@ void iz_param_quant_move(struct iz_engine *e, int unit, int64_t from,
             piece = e->staging[IZ_STAGING_PARAM].buffer[0].p;
             iz_nvme_read(e->file.param, piece, g->quant_at + at, bytes);
         }
-        iz_bounce_move(e, g->quant ? e->plan.zero.frozen_home : IZ_HOME_CPU,
+        iz_bounce_move(e, g->quant ? e->plan.zero.frozen.home : IZ_HOME_CPU,
                        piece + (from - at), host, k, put);
         if (!g->quant && put)
             iz_nvme_write(e->file.param, piece, g->quant_at + at, bytes);
@@ -238,7 +238,7 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
     size_t shard = (size_t)g->plan->quant.shard;
     size_t all = shard * (size_t)e->plan.ranks;
     char *own = g->quant + iz_param_quant_own(e, unit);
-    bool far = g->quant && iz_bounce_far(e, e->plan.zero.frozen_home);
+    bool far = g->quant && iz_bounce_far(e, e->plan.zero.frozen.home);
     *f = (struct filling){
         .format = quant_of(e, unit),
         .group = far        ? calloc(shard, (size_t)group_bytes(e, unit))

@@ -79,7 +79,7 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
     for (int i = 0; !apart && i < g->plan->chunks; i++)
         g->chunk[i].param = (char *)p + g->chunk[i].param_first * size;
     for (int i = 0; i < g->plan->frozen.chunks; i++)
-        if (apart || !e->plan.zero.frozen_apart)
+        if (apart || !iz_plan_frozen_apart(&e->plan))
             g->frozen[i].param = (char *)p + g->frozen[i].param_first * size;
     return apart ? 0 : register_pieces(e, g, a->of, n);
 }
@@ -126,25 +126,25 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     const struct iz_unit *unit = &e->model->unit[u];
     const struct iz_plan_unit *p = g->plan = &e->plan.unit[u];
     const struct iz_plan_zero *z = &e->plan.zero;
-    int rank = z->params_full && !z->states_full ? e->plan.rank : 0;
+    int rank = z->param.whole && !z->state.whole ? e->plan.rank : 0;
     g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
     g->chunk = open_chunks(p->chunk, p->owned, p->shard * rank);
     g->frozen =
         open_chunks(p->frozen.chunk, p->frozen.owned,
-                    p->frozen.shard * rank + (z->frozen_apart  ? 0
-                                              : z->params_full ? p->padded
+                    p->frozen.shard * rank + (iz_plan_frozen_apart(&e->plan) ? 0
+                                              : z->param.whole ? p->padded
                                                                : p->shard));
     g->segment = iz_rules_segments(unit);
     if (!g->offset || !g->chunk || !g->frozen || !g->segment)
         return -ENOMEM;
     for (int i = 0; i < p->chunks; i++) {
-        g->chunk[i].home = i < p->host_chunks ? z->state_home : IZ_HOME_NONE;
-        g->chunk[i].param_home = z->param_home;
+        g->chunk[i].home = i < p->host_chunks ? z->state.home : IZ_HOME_NONE;
+        g->chunk[i].param_home = z->param.home;
         g->chunk[i].lacks = iz_plan_chunk_lacks(&e->plan, p, i);
         g->chunk[i].state_bytes = iz_plan_chunk_bytes(&e->plan, p, i);
     }
     for (int i = 0; i < p->frozen.chunks; i++)
-        g->frozen[i].param_home = z->frozen_home;
+        g->frozen[i].param_home = z->frozen.home;
     g->copied = -1;
     int64_t from[IZ_PARTS] = {0, p->padded, p->padded + p->frozen.padded};
     iz_unit_offsets(unit, from, g->offset);

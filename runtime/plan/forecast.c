@@ -91,7 +91,7 @@ static int gpu_chunks(const struct iz_plan *p, int u)
 {
     const struct iz_plan_unit *g = &p->unit[u];
     return !g->n                                ? 0
-           : p->zero.state_home == IZ_HOME_NONE ? g->chunks
+           : p->zero.state.home == IZ_HOME_NONE ? g->chunks
                                                 : g->chunks - g->host_chunks;
 }
 
@@ -102,7 +102,7 @@ static void update_on_host(struct course *c, double before)
 {
     const struct iz_plan *p = c->p;
     double sum = -before, chunks = 0, workers = p->target.workers;
-    bool disk = p->zero.state_home == IZ_HOME_NVME;
+    bool disk = p->zero.state.home == IZ_HOME_NVME;
     for (int u = 0; u < p->n_units; u++) {
         const struct iz_plan_unit *g = &p->unit[u];
         double n = (double)iz_plan_host_elems(g), states = 0;
@@ -138,8 +138,8 @@ static double far_bytes(const struct iz_plan *p, int unit, bool params)
 {
     const struct iz_plan_unit *g = &p->unit[unit];
     bool far =
-        p->zero.state_home != IZ_HOME_NONE &&
-        (params ? p->zero.param_home != IZ_HOME_NONE : !p->zero.grads_apart);
+        p->zero.state.home != IZ_HOME_NONE &&
+        (params ? p->zero.param.home != IZ_HOME_NONE : !p->zero.grads_apart);
     int64_t size = iz_dtype_bytes(params ? p->param_type : p->grad_type);
     return far ? (double)(min64(g->chunk, g->owned) * size) : 0;
 }
@@ -220,10 +220,10 @@ static double fetch(struct course *c, int u, double from, struct slot **slot)
     if (there)
         return from;
     double bytes = shard_bytes(p, g), t = fmax(from, (*slot)->end_s);
-    if (p->zero.param_home == IZ_HOME_NVME)
+    if (p->zero.param.home == IZ_HOME_NVME)
         t = pass(&c->io_s, &c->rate[IZ_ON_IO], bytes / 2, t);
-    if (p->zero.param_home != IZ_HOME_NONE ||
-        p->zero.frozen_home != IZ_HOME_NONE)
+    if (p->zero.param.home != IZ_HOME_NONE ||
+        p->zero.frozen.home != IZ_HOME_NONE)
         t = copy(c, IZ_ON_UP, bytes, t);
     if (p->ranks > 1)
         t = pass(
@@ -252,7 +252,7 @@ static double update_and_fetch(struct course *c, int u, struct slot **slot)
     home = c->updated[u];
     while (fmax(buffer_s(c, &c->raise), c->up_s) < home)
         raise_chunk(c);
-    if (p->zero.params_up && g->n && g->host_chunks)
+    if (iz_plan_params_up(p) && g->n && g->host_chunks)
         home = copy(
             c, IZ_ON_UP,
             (double)(iz_plan_host_elems(g) * iz_dtype_bytes(p->param_type)),
@@ -298,7 +298,7 @@ static void reduce(struct course *c, int u, int i)
     double sum = wire + size * (first ? 1 : 2), *grad;
     if (!g->n)
         return;
-    if (p->zero.grads_down)
+    if (iz_plan_grads_down(p))
         apart = (double)iz_plan_grads_apart(p, g);
     else
         near = (double)g->shard;
@@ -315,7 +315,7 @@ static void reduce(struct course *c, int u, int i)
             c, IZ_RATE_SQUARES,
             (p->zero.sums_near ? (double)g->shard : apart + near) * size);
     double t = fmax(c->gpu_s, p->ranks > 1 ? c->comm_s : 0);
-    if (!p->zero.grads_down || (p->zero.sums_near && !last)) {
+    if (!iz_plan_grads_down(p) || (p->zero.sums_near && !last)) {
         *grad = t;
         return;
     }

@@ -152,7 +152,7 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
 {
     int n = 0;
     bool gpu = p->target.gpu;
-    bool near = gpu && p->zero.state_home == IZ_HOME_NONE;
+    bool near = gpu && p->zero.state.home == IZ_HOME_NONE;
     p->matrices.steps = c->optimizer.ns_steps;
     p->matrices.gram = c->optimizer.ns_method == IZ_NS_GRAM;
     p->matrices.on_gpu = gpu && c->run.muon_products != IZ_MUON_HOST;
@@ -217,7 +217,7 @@ int64_t iz_plan_chunk_lacks(const struct iz_plan *p,
     int64_t at = chunk * g->chunk, n = min64(g->chunk, g->owned - at);
     int64_t least = g->matrices ? n : 0;
     for (int q = 0; q < p->ranks && g->matrices; q++) {
-        int64_t first = at + (p->zero.states_full ? 0 : q * g->shard);
+        int64_t first = at + (p->zero.state.whole ? 0 : q * g->shard);
         least = min64(least, iz_plan_lacks(p, g, first + n) -
                                  iz_plan_lacks(p, g, first));
     }

@@ -98,27 +98,27 @@ static enum iz_tier tier_of(enum iz_home h)
 static void put_params(struct iz_plan *p, const struct iz_plan_unit *g, int u)
 {
     const struct iz_plan_zero *z = &p->zero;
-    bool frozen_file = z->frozen_home == IZ_HOME_NVME;
+    bool frozen_file = z->frozen.home == IZ_HOME_NVME;
     int64_t size = iz_dtype_bytes(p->param_type);
     int64_t frozen = g->frozen.shard * size;
-    int64_t held = g->shard * size + (z->frozen_apart ? 0 : frozen);
-    if (z->param_home == IZ_HOME_NVME)
+    int64_t held = g->shard * size + (iz_plan_frozen_apart(p) ? 0 : frozen);
+    if (z->param.home == IZ_HOME_NVME)
         put_each(p, IZ_DATUM_PARAM, IZ_TIER_NVME, u, g->chunks,
                  g->chunk * size);
     else
-        put(p, IZ_DATUM_PARAM, tier_of(z->param_home), u, 0,
-            held * (z->params_full ? p->ranks : 1));
+        put(p, IZ_DATUM_PARAM, tier_of(z->param.home), u, 0,
+            held * (z->param.whole ? p->ranks : 1));
     if (frozen_file)
         put_each(p, IZ_DATUM_FROZEN, IZ_TIER_NVME, u, g->frozen.chunks,
                  g->frozen.chunk * size);
-    else if (z->frozen_apart)
-        put(p, IZ_DATUM_FROZEN, tier_of(z->frozen_home), u, 0, frozen);
-    put(p, IZ_DATUM_QUANT, tier_of(z->frozen_home), u, 0,
+    else if (iz_plan_frozen_apart(p))
+        put(p, IZ_DATUM_FROZEN, tier_of(z->frozen.home), u, 0, frozen);
+    put(p, IZ_DATUM_QUANT, tier_of(z->frozen.home), u, 0,
         frozen_file      ? iz_plan_quant_filed(g)
-        : z->params_full ? iz_plan_quant_whole(p, g)
+        : z->param.whole ? iz_plan_quant_whole(p, g)
                          : iz_plan_quant_shard(g));
     if (z->group < p->ranks)
-        put(p, IZ_DATUM_COPY, tier_of(z->param_home), u, 0,
+        put(p, IZ_DATUM_COPY, tier_of(z->param.home), u, 0,
             (g->padded + g->frozen.padded) / z->group * size);
 }
 
@@ -128,7 +128,7 @@ static void put_states(struct iz_plan *p, const struct iz_plan_unit *g, int u)
 {
     for (int i = 0; i < g->chunks; i++) {
         bool split = i >= g->host_chunks;
-        enum iz_home home = split ? IZ_HOME_NONE : p->zero.state_home;
+        enum iz_home home = split ? IZ_HOME_NONE : p->zero.state.home;
         int64_t n = min64(g->chunk, g->owned - i * g->chunk);
         int64_t bytes =
             home == IZ_HOME_NVME
@@ -143,13 +143,12 @@ static void put_states(struct iz_plan *p, const struct iz_plan_unit *g, int u)
 
 static void put_grads(struct iz_plan *p, const struct iz_plan_unit *g, int u)
 {
-    bool device = p->zero.state_home == IZ_HOME_NONE || p->zero.grads_full;
     int64_t size = iz_dtype_bytes(p->grad_type);
     int64_t apart = iz_plan_grads_apart(p, g) * size, blocks = 0;
     bool own = !iz_plan_ring_sum(p, g);
     for (int i = 0; i <= g->split_accum; i++) {
         if (i == 0 || !p->zero.sums_near)
-            put(p, IZ_DATUM_GRAD, device ? IZ_TIER_DEVICE : IZ_TIER_CPU, u, i,
+            put(p, IZ_DATUM_GRAD, tier_of(p->zero.grad.home), u, i,
                 iz_plan_grads(p, g) * size - apart);
         put(p, IZ_DATUM_SPLIT_GRAD, IZ_TIER_DEVICE, u, i, apart);
         put(p, IZ_DATUM_OWN_SUM, IZ_TIER_DEVICE, u, i,

@@ -64,8 +64,8 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
     if (g->split_accum || (g->direct && !many) || none || p->zero.sums_near)
         return false;
     if (!gpu || (many && !p->target.nccl))
-        return !gpu || p->zero.grads_down;
-    return p->zero.grads_down && !iz_plan_straight(p, g->reductions == 1);
+        return !gpu || iz_plan_grads_down(p);
+    return iz_plan_grads_down(p) && !iz_plan_straight(p, g->reductions == 1);
 }
 
 static void plan_unit(struct iz_plan *p, const struct iz_config *c,
@@ -76,7 +76,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     for (int i = 0; i < 2; i++) {
         int64_t n = iz_unit_elems(&m->unit[u], (enum iz_unit_part)i);
         int64_t shard = round_up((n + p->ranks - 1) / p->ranks, ALIGN_SHARD);
-        int64_t owned = p->zero.states_full ? shard * p->ranks : shard;
+        int64_t owned = p->zero.state.whole ? shard * p->ranks : shard;
         int64_t chunk = chunk_elems(p, c, owned);
         part[i] = (struct iz_plan_frozen){
             n,     shard, shard * p->ranks,
@@ -98,7 +98,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     plan_rows(p, m, u);
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
-    g->direct = p->zero.grads_in_place && !g->ties;
+    g->direct = p->zero.grad.whole && !many && p->slices == 1 && !g->ties;
     g->contributions = p->micro_batches * (g->split_accum ? 1 : 1 + g->ties);
     g->reductions = iz_sum_is_local(&p->sum) ? 1 : g->contributions;
 }
@@ -110,8 +110,8 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
 static void cut_accumulator(const struct iz_plan *p, struct iz_plan_unit *g)
 {
     bool gpu = p->target.gpu, many = p->ranks > 1;
-    bool adds = !many || (g->split_accum && !p->zero.grads_full);
-    bool cut = gpu ? p->zero.grads_down && !p->zero.sums_near
+    bool adds = !many || (g->split_accum && !p->zero.grad.whole);
+    bool cut = gpu ? iz_plan_grads_down(p) && !p->zero.sums_near
                    : adds && !g->direct && !g->rows;
     int64_t n = iz_plan_grads(p, g) - iz_plan_grads_apart(p, g);
     int64_t chunks = (n + g->chunk - 1) / g->chunk, most = IZ_PIECES_MAX;
@@ -140,11 +140,12 @@ static void plan_sums(struct iz_plan *p)
 void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
                   const struct iz_model *m, bool near)
 {
-    if (p->ranks > 1 || !p->zero.grads_down)
+    if (p->ranks > 1 || !iz_plan_grads_down(p))
         return;
     p->zero.sums_near = near;
-    p->zero.sums_ring =
-        near && p->micro_batches > 1 && p->wave == p->micro_batches;
+    p->zero.sums = !near || p->micro_batches == 1 ? IZ_SUMS_NONE
+                   : p->wave == p->micro_batches  ? IZ_SUMS_IN_RING
+                                                  : IZ_SUMS_OF_UNIT;
     plan_sums(p);
     iz_plan_count(p, c, m);
 }
@@ -182,51 +183,63 @@ static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
     p->tracks = p->wave * p->slices;
 }
 
+/* Where a rank adds its own, if it does so before the ranks; down: the sums of
+ * all ranks are kept on the host of a GPU. */
+static enum iz_sums choose_sums(const struct iz_plan *p, int stage, bool down)
+{
+    bool broad = p->wave == p->micro_batches;
+    if (!iz_sum_is_local(&p->sum))
+        return IZ_SUMS_NONE;
+    if (stage < 1 || (stage < 3 && !broad && !down))
+        return IZ_SUMS_IN_ACCUMULATOR;
+    return broad ? IZ_SUMS_IN_RING : IZ_SUMS_OF_UNIT;
+}
+
+/* On a CPU the cpu tier is the memory that units are computed in: one rank
+ * reads its parameters where they are. */
+static void plan_homes(struct iz_plan_zero *z, const struct iz_config *c,
+                       const struct iz_plan *p)
+{
+    enum iz_home frozen = c->zero.param.frozen
+                              ? (enum iz_home)(c->zero.param.frozen - 1)
+                              : c->zero.param.home;
+    enum iz_home near = p->target.gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
+    enum iz_home far =
+        c->zero.param.home > frozen ? c->zero.param.home : frozen;
+    z->fetch = c->zero.stage == 3 && (p->ranks > 1 || far > near);
+    z->state.home = c->zero.optimizer.home;
+    z->param.home = c->zero.param.home;
+    z->frozen.home = z->fetch ? frozen : z->param.home;
+    z->pin_cpu =
+        (z->state.home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
+        (far != IZ_HOME_NONE && c->zero.param.pin_memory);
+}
+
 static void plan_stage(struct iz_plan *p, const struct iz_config *c)
 {
+    struct iz_plan_zero *z = &p->zero;
     int stage = c->zero.stage;
-    bool once = c->grad_accum == 1 && p->slices == 1;
-    bool gpu = p->target.gpu;
-    p->zero.params_full = stage < 3;
-    p->zero.states_full = stage < 1;
-    p->zero.param_home = p->zero.frozen_home = c->zero.param.home;
-    if (c->zero.param.frozen)
-        p->zero.frozen_home = (enum iz_home)(c->zero.param.frozen - 1);
-    p->zero.group =
-        c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
-    p->zero.state_home = c->zero.optimizer.home;
-    p->zero.grads_down = gpu && p->zero.state_home != IZ_HOME_NONE;
-    p->zero.params_up =
-        p->zero.grads_down && p->zero.param_home == IZ_HOME_NONE;
-    p->zero.grads_in_place = stage <= 1 && once && !p->zero.grads_down;
+    bool once = p->micro_batches == 1 && p->slices == 1;
+    int group = c->run.sum_group ? c->run.sum_group : p->target.host_group;
+    plan_homes(z, c, p);
+    bool down = p->target.gpu && z->state.home != IZ_HOME_NONE;
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    int group = c->run.sum_group ? c->run.sum_group : p->target.host_group;
-    p->sum = iz_sum_order_of(iz_sum_choose(c, gpu), p->slices, c->grad_accum,
-                             p->ranks, group, p->param_type, p->grad_type);
-    bool local = iz_sum_is_local(&p->sum), broad = p->wave == c->grad_accum;
-    p->zero.sums_in_place =
-        local && (stage < 1 || (stage < 3 && !broad && !p->zero.grads_down));
-    p->zero.sums_ring = local && !p->zero.sums_in_place && broad;
-    p->zero.grads_full =
-        stage < 1 || p->zero.grads_in_place || p->zero.sums_in_place;
-    /* On a CPU the cpu tier is the memory that units are computed in: one rank
-     * reads its parameters where they are. */
-    enum iz_home near = gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
-    enum iz_home far = p->zero.param_home > p->zero.frozen_home
-                           ? p->zero.param_home
-                           : p->zero.frozen_home;
-    p->zero.fetch = stage == 3 && (p->ranks > 1 || far > near);
-    p->zero.frozen_apart =
-        p->zero.fetch && p->zero.frozen_home != p->zero.param_home;
-    if (!p->zero.frozen_apart)
-        p->zero.frozen_home = p->zero.param_home;
+    p->sum = iz_sum_order_of(iz_sum_choose(c, p->target.gpu), p->slices,
+                             p->micro_batches, p->ranks, group, p->param_type,
+                             p->grad_type);
+    z->sums = choose_sums(p, stage, down);
+    z->group = c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
+    z->param.whole = z->frozen.whole = stage < 3;
+    z->state.whole = stage < 1;
+    /* A single backward of a step may write the gradient where it is kept. */
+    z->grad.whole = stage < 1 || (stage == 1 && once && !down) ||
+                    z->sums == IZ_SUMS_IN_ACCUMULATOR;
+    z->grad.home = z->grad.whole || z->state.home == IZ_HOME_NONE ? IZ_HOME_NONE
+                                                                  : IZ_HOME_CPU;
     p->optimizer.type = c->optimizer.type;
     p->optimizer.moments = c->run.state_dtype;
     p->optimizer.remainder = c->run.master == IZ_MASTER_REMAINDER;
-    p->zero.pin_cpu =
-        (p->zero.state_home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
-        (far != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
 
 /* ---- costs ---- */

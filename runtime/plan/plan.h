@@ -155,18 +155,35 @@ struct iz_plan_staging {
     int64_t bytes; /* of each */
 };
 
+/* Where an array lives, and how much of it a rank keeps there. */
+struct iz_plan_kept {
+    enum iz_home home;
+    bool whole; /* every rank has all of it; else its shard */
+};
+
+/* Where a rank adds its own micro-batches before the ranks add theirs. */
+enum iz_sums {
+    IZ_SUMS_NONE,           /* ranks first, or there is nothing to add */
+    IZ_SUMS_IN_ACCUMULATOR, /* which is whole then */
+    IZ_SUMS_IN_RING,        /* all micro-batches come together */
+    IZ_SUMS_OF_UNIT         /* each unit has a buffer */
+};
+
 /* What stage, homes and ratio have become. */
 struct iz_plan_zero {
-    bool params_full, grads_full, states_full; /* on every rank, or shards */
+    /* Frozen parameters are beside the trained ones, or have buffers of their
+     * own with another home.  The home of gradients is where they are summed
+     * for the optimizer. */
+    struct iz_plan_kept param, frozen, grad, state;
     bool fetch; /* units are copied or gathered into a ring */
     /* Consecutive ranks that a fetch does not leave.  Less than all: they have
      * a copy of all shards among them. */
     int group;
-    /* Backward may write a gradient where it is kept: once per step. */
-    bool grads_in_place;
-    /* On a GPU: gradients are kept on the host, and parameters on the GPU are
-     * updated by the host. */
-    bool grads_down, params_up;
+    enum iz_sums sums;
+    /* On one rank that offloads its optimizer the GPU adds, takes the squares,
+     * and sends each sum to the host once per step.  The bits are the same, so
+     * memory alone decides (fit.c). */
+    bool sums_near;
     /* Some chunks of an offloaded optimizer are updated by the GPU: new
      * parameters come down where they live there. */
     bool divided; /* a ratio below 1 was asked for */
@@ -174,16 +191,7 @@ struct iz_plan_zero {
     /* The gradients of those chunks are summed and kept on the GPU: not where
      * the collectives of the host form the sums. */
     bool grads_apart;
-    /* A rank's sum over its micro-batches: in the accumulator, which is whole
-     * then; else in buffers, of a ring where a wave has all micro-batches. */
-    bool sums_in_place, sums_ring;
-    /* On one rank that offloads its optimizer the GPU adds, takes the squares,
-     * and sends each sum to the host once per step.  The bits are the same, so
-     * memory alone decides (fit.c). */
-    bool sums_near;
-    enum iz_home state_home, param_home, frozen_home;
-    bool frozen_apart; /* frozen parameters have a buffer of their own */
-    bool pin_cpu;      /* lock the cpu tier into memory */
+    bool pin_cpu; /* lock the cpu tier into memory */
     /* Updates need neither the norm nor a loss scale: they may follow their
      * gradients at once. */
     bool early;
@@ -276,6 +284,21 @@ int iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
 static inline enum iz_tier iz_plan_shared_tier(const struct iz_plan *p)
 {
     return p->target.gpu ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+}
+/* On a GPU: gradients are kept on the host; and parameters on the GPU are
+ * updated by the host. */
+static inline bool iz_plan_grads_down(const struct iz_plan *p)
+{
+    return p->target.gpu && p->zero.grad.home != IZ_HOME_NONE;
+}
+static inline bool iz_plan_params_up(const struct iz_plan *p)
+{
+    return iz_plan_grads_down(p) && p->zero.param.home == IZ_HOME_NONE;
+}
+/* Frozen parameters have a buffer of their own. */
+static inline bool iz_plan_frozen_apart(const struct iz_plan *p)
+{
+    return p->zero.frozen.home != p->zero.param.home;
 }
 /* Whether several units may take turns in it: all rings but those of a unit. */
 static inline bool iz_plan_ring_shared(const struct iz_plan *p, int ring)

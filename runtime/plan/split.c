@@ -42,7 +42,7 @@ static int nearest(const struct iz_plan_unit *g, double want)
  * little, the next units make good. */
 void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
 {
-    bool divided = p->target.gpu && p->zero.state_home == IZ_HOME_CPU;
+    bool divided = p->target.gpu && p->zero.state.home == IZ_HOME_CPU;
     double want = 0, have = 0;
     int64_t chunk = 0, elem = 0;
     for (int u = 0; u < p->n_units; u++) {
@@ -61,7 +61,7 @@ void iz_plan_split(struct iz_plan *p, const struct iz_config *c)
     p->zero.grads_apart = p->zero.split && (p->ranks == 1 || p->target.nccl);
     if (!p->zero.grads_apart)
         elem = iz_dtype_bytes(p->grad_type);
-    if (p->zero.param_home != IZ_HOME_NONE)
+    if (p->zero.param.home != IZ_HOME_NONE)
         elem += iz_dtype_bytes(p->param_type);
     p->staging[IZ_STAGING_SPLIT].bytes = chunk * elem;
     p->staging[IZ_STAGING_SPLIT].n =

@@ -34,7 +34,7 @@ static int64_t staged_elems(const struct iz_plan *p,
 static struct largest find_largest(const struct iz_plan *p)
 {
     struct largest l = {0};
-    bool file = p->zero.frozen_home == IZ_HOME_NVME;
+    bool file = p->zero.frozen.home == IZ_HOME_NVME;
     for (int u = 0; u < p->n_units; u++) {
         const struct iz_plan_unit *g = &p->unit[u];
         int64_t quant = iz_plan_quant_filed(g);
@@ -68,11 +68,11 @@ static void set(struct iz_plan *p, enum iz_staging_kind k, int n, int64_t bytes)
  * are saved. */
 static bool saves_wait(const struct iz_plan *p, const struct iz_config *c)
 {
-    bool disk = p->zero.state_home == IZ_HOME_NVME ||
-                p->zero.param_home == IZ_HOME_NVME ||
-                p->zero.frozen_home == IZ_HOME_NVME;
-    bool far = p->zero.state_home == IZ_HOME_NVME || p->zero.split ||
-               (p->target.gpu && p->zero.state_home == IZ_HOME_NONE);
+    bool disk = p->zero.state.home == IZ_HOME_NVME ||
+                p->zero.param.home == IZ_HOME_NVME ||
+                p->zero.frozen.home == IZ_HOME_NVME;
+    bool far = p->zero.state.home == IZ_HOME_NVME || p->zero.split ||
+               (p->target.gpu && p->zero.state.home == IZ_HOME_NONE);
     return !c->run.save_interval || c->run.save_mode == IZ_SAVE_SYNC ||
            (disk && c->run.nvme_checksum) ||
            (far && p->optimizer.moments != IZ_MOMENT_F32) ||
@@ -84,8 +84,8 @@ static void size_files(struct iz_plan *p, const struct iz_config *c,
                        const struct largest *l)
 {
     int64_t size = iz_dtype_bytes(p->param_type);
-    bool states = p->zero.state_home == IZ_HOME_NVME;
-    bool params = p->zero.param_home == IZ_HOME_NVME;
+    bool states = p->zero.state.home == IZ_HOME_NVME;
+    bool params = p->zero.param.home == IZ_HOME_NVME;
     set(p, IZ_STAGING_STATE, c->zero.optimizer.buffer_count,
         (states ? l->state : 0) + (params ? l->chunk * size : 0));
     set(p, IZ_STAGING_PARAM, c->zero.param.buffer_count, l->filed);
@@ -100,14 +100,14 @@ static void size_copies(struct iz_plan *p, const struct largest *l)
     int64_t size = iz_dtype_bytes(p->param_type);
     int64_t grad = iz_dtype_bytes(p->grad_type);
     bool many = p->ranks > 1, gpu = p->target.gpu, nccl = p->target.nccl;
-    bool down = p->zero.grads_down && (!many || nccl);
-    bool up = gpu && p->zero.frozen_home != IZ_HOME_NONE;
-    int64_t sums = p->zero.grads_down ? 0 : l->unit / p->ranks * 4;
+    bool down = iz_plan_grads_down(p) && (!many || nccl);
+    bool up = gpu && p->zero.frozen.home != IZ_HOME_NONE;
+    int64_t sums = iz_plan_grads_down(p) ? 0 : l->unit / p->ranks * 4;
     set(p, IZ_STAGING_QUANT, QUANT_STAGING,
-        up || (many && !p->zero.params_full) ? l->quant : 0);
+        up || (many && !p->zero.param.whole) ? l->quant : 0);
     set(p, IZ_STAGING_GRAD, down ? 2 : 0, l->staged * (many ? 4 : size));
     /* Every worker of the host has one, and one is on its way. */
-    set(p, IZ_STAGING_UPDATE, p->zero.params_up ? p->target.workers + 1 : 0,
+    set(p, IZ_STAGING_UPDATE, iz_plan_params_up(p) ? p->target.workers + 1 : 0,
         l->host_chunk * size);
     p->comm.exchange_bytes = gpu && many && nccl ? l->unit * size : 0;
     p->comm.staging_bytes =

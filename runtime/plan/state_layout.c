@@ -9,7 +9,7 @@ struct iz_state_layout iz_plan_states(const struct iz_plan *p,
                                       int64_t lacks)
 {
     bool apart = p->target.gpu &&
-                 (home == IZ_HOME_NONE) != (p->zero.param_home == IZ_HOME_NONE);
+                 (home == IZ_HOME_NONE) != (p->zero.param.home == IZ_HOME_NONE);
     struct iz_state_layout l = {.room = room,
                                 .lacks = lacks,
                                 .master = p->param_type != IZ_F32 || apart,

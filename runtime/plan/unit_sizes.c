@@ -11,7 +11,7 @@
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_unit *g, int chunk)
 {
-    return round_up(iz_plan_states(p, p->zero.state_home, g->chunk,
+    return round_up(iz_plan_states(p, p->zero.state.home, g->chunk,
                                    iz_plan_chunk_lacks(p, g, chunk))
                         .bytes,
                     PAGE_BYTES);
@@ -64,8 +64,8 @@ int64_t iz_plan_quant_filed(const struct iz_plan_unit *g)
 
 int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return (p->zero.param_home == IZ_HOME_NVME ? g->chunk * g->chunks : 0) +
-           (p->zero.frozen_home == IZ_HOME_NVME
+    return (p->zero.param.home == IZ_HOME_NVME ? g->chunk * g->chunks : 0) +
+           (p->zero.frozen.home == IZ_HOME_NVME
                 ? g->frozen.chunk * g->frozen.chunks
                 : 0);
 }
@@ -77,7 +77,7 @@ int64_t iz_plan_sent(const struct iz_plan_unit *g)
 
 int64_t iz_plan_grads(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    int64_t n = p->zero.grads_full ? g->padded : g->shard;
+    int64_t n = p->zero.grad.whole ? g->padded : g->shard;
     return g->rows ? min64(n, g->packed) : n;
 }
 
@@ -93,22 +93,23 @@ int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool comm = p->ranks > 1 && !p->target.nccl && !g->split_accum;
-    bool cut = p->target.gpu ? p->zero.grads_down : g->pieces > 1;
+    bool cut = p->target.gpu ? iz_plan_grads_down(p) : g->pieces > 1;
     return cut && !comm && g->n ? g->owned : 0;
 }
 
 int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    bool local = iz_sum_is_local(&p->sum) && !p->zero.sums_in_place;
+    bool own =
+        p->zero.sums == IZ_SUMS_IN_RING || p->zero.sums == IZ_SUMS_OF_UNIT;
     if (p->zero.sums_near)
         return g->n && g->contributions > 1 ? iz_plan_host_elems(g) : 0;
-    return local && g->n ? iz_plan_sent(g) : 0;
+    return own && g->n ? iz_plan_sent(g) : 0;
 }
 
 /* Not near that of a unit with two uses: others come between them. */
 bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return p->zero.sums_ring && !(p->zero.sums_near && g->ties);
+    return p->zero.sums == IZ_SUMS_IN_RING && !(p->zero.sums_near && g->ties);
 }
 
 bool iz_plan_straight(const struct iz_plan *p, bool first)

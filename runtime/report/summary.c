@@ -91,12 +91,12 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
         .breadth_first = c->run.schedule == IZ_BREADTH_FIRST,
         .rings = p->zero.fetch,
         .half = c->dtype != IZ_F32,
-        .param_on_disk = p->zero.param_home == IZ_HOME_NVME,
-        .frozen_on_disk = p->zero.frozen_home == IZ_HOME_NVME,
-        .state_on_disk = p->zero.state_home == IZ_HOME_NVME,
+        .param_on_disk = p->zero.param.home == IZ_HOME_NVME,
+        .frozen_on_disk = p->zero.frozen.home == IZ_HOME_NVME,
+        .state_on_disk = p->zero.state.home == IZ_HOME_NVME,
         .boundary_on_disk = p->act.boundary_home == IZ_HOME_NVME,
-        .divisible = p->target.gpu && p->zero.state_home == IZ_HOME_CPU &&
-                     p->zero.param_home != IZ_HOME_NVME &&
+        .divisible = p->target.gpu && p->zero.state.home == IZ_HOME_CPU &&
+                     p->zero.param.home != IZ_HOME_NVME &&
                      c->zero.optimizer.ratio > 0,
         .few_slices = iz_plan_slices(c, p->target.workers) > p->slices,
         .workers = p->target.workers,

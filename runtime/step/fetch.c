@@ -66,7 +66,7 @@ static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
                                   bool frozen)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    bool file = e->plan.zero.param_home == IZ_HOME_NVME;
+    bool file = e->plan.zero.param.home == IZ_HOME_NVME;
     int64_t shard = p->padded / group;
     int64_t before = !trained ? 0 : file ? p->chunk * p->chunks : shard;
     struct fetch_arg a = {.coll = e->coll,
@@ -165,12 +165,12 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
 {
     const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
-    bool frozen = z->frozen_home == IZ_HOME_NVME;
+    bool frozen = z->frozen.home == IZ_HOME_NVME;
     int64_t at = 0;
     if (!iz_plan_filed(&e->plan, g->plan) && !(frozen && g->plan->quant.n))
         return NULL;
     struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_PARAM);
-    if (z->param_home == IZ_HOME_NVME) {
+    if (z->param.home == IZ_HOME_NVME) {
         load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
         at = g->plan->chunk * g->plan->chunks;
     }
@@ -211,7 +211,7 @@ static void renew_copy(struct iz_engine *e, int unit)
     struct fetch_arg a = {.coll = e->coll,
                           .group = group,
                           .gpu = p->target.gpu &&
-                                 p->zero.param_home == IZ_HOME_NONE,
+                                 p->zero.param.home == IZ_HOME_NONE,
                           .unit = iz_step_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_copy, unit);
     if (!g->copy_handle || g->copied == g->version)
@@ -261,15 +261,15 @@ static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
                                          int64_t from)
 {
     const struct iz_plan *p = &e->plan;
-    bool many = p->ranks > 1 && !p->zero.params_full, gpu = p->target.gpu;
-    bool up = gpu && p->zero.frozen_home != IZ_HOME_NONE;
+    bool many = p->ranks > 1 && !p->zero.param.whole, gpu = p->target.gpu;
+    bool up = gpu && p->zero.frozen.home != IZ_HOME_NONE;
     bool nccl = p->target.nccl && many;
     struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_QUANT);
     struct fetch_arg a = {.coll = e->coll,
                           .rank = p->rank,
                           .group = p->ranks,
                           .gpu = gpu,
-                          .from_host = p->zero.frozen_home != IZ_HOME_NONE,
+                          .from_host = p->zero.frozen.home != IZ_HOME_NONE,
                           .unit = iz_step_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
     submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
@@ -324,7 +324,7 @@ static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
     a->from_host = home != IZ_HOME_NONE;
     bool up = p->target.gpu && a->from_host && (alone || nccl);
     bool near =
-        p->target.gpu && !a->from_host && (alone || p->zero.params_full);
+        p->target.gpu && !a->from_host && (alone || p->zero.param.whole);
     if (!a->parts)
         return;
     submit_parts(e, IZ_FETCH,
@@ -340,25 +340,25 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
 {
     const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
-    int group = z->params_full ? 1 : z->group;
+    int group = z->param.whole ? 1 : z->group;
     int64_t size = iz_step_param_bytes(e, 1);
-    bool disk[2] = {z->param_home == IZ_HOME_NVME,
-                    z->frozen_home == IZ_HOME_NVME};
+    bool disk[2] = {z->param.home == IZ_HOME_NVME,
+                    z->frozen.home == IZ_HOME_NVME};
     starpu_data_handle_t loaded =
         disk[0] || disk[1] ? load_shard(e, unit) : NULL;
     starpu_data_handle_t shard = disk[0]          ? loaded
                                  : g->copy_handle ? g->copy_handle
                                                   : g->param_handle;
     struct fetch_arg a =
-        fetch_arg(e, unit, group, size, true, !z->frozen_apart);
+        fetch_arg(e, unit, group, size, true, !iz_plan_frozen_apart(&e->plan));
     renew_copy(e, unit);
     if (g->plan->rows)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard, size);
     else
-        bring(e, unit, slot->handle, z->param_home, shard, &a);
-    if (z->frozen_apart) {
+        bring(e, unit, slot->handle, z->param.home, shard, &a);
+    if (iz_plan_frozen_apart(&e->plan)) {
         a = fetch_arg(e, unit, group, size, false, true);
-        bring(e, unit, slot->handle, z->frozen_home,
+        bring(e, unit, slot->handle, z->frozen.home,
               disk[1] ? loaded : g->frozen_handle, &a);
     }
     submit_weigh(e, unit, slot, disk[1] ? loaded : NULL);
@@ -468,7 +468,7 @@ static void publish_quant(struct iz_engine *e, int unit)
                           .gpu = p->target.gpu,
                           .unit = iz_step_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(g->plan), 0, 0);
-    if (p->zero.params_full && p->ranks > 1 && g->quant)
+    if (p->zero.param.whole && p->ranks > 1 && g->quant)
         submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL, &a);
 }
 
@@ -481,7 +481,7 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
                                    iz_step_param_bytes(e, 1), true, frozen);
     if (frozen)
         publish_quant(e, unit);
-    if (!e->plan.zero.params_full || e->plan.zero.states_full ||
+    if (!e->plan.zero.param.whole || e->plan.zero.state.whole ||
         e->plan.ranks == 1)
         return;
     if (g->plan->rows && !frozen) {

@@ -224,9 +224,9 @@ static void init_all(struct iz_engine *e)
     const struct iz_plan *p = &e->plan;
     struct init a = {.e = e, .most = workers_for_init(e)};
     a.gpu =
-        p->target.gpu && (p->zero.param_home == IZ_HOME_NONE ||
-                          p->zero.frozen_home == IZ_HOME_NONE ||
-                          p->zero.state_home == IZ_HOME_NONE || p->zero.split);
+        p->target.gpu && (p->zero.param.home == IZ_HOME_NONE ||
+                          p->zero.frozen.home == IZ_HOME_NONE ||
+                          p->zero.state.home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
     for (int u = 0; u < p->n_units; u++)
         owned += p->unit[u].owned + p->unit[u].frozen.owned;

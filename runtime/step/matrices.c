@@ -23,7 +23,7 @@ static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
 /* Whether every rank has all chunks: nothing has to come to the owners. */
 static bool all_here(const struct iz_engine *e)
 {
-    return e->plan.ranks == 1 || e->plan.zero.states_full;
+    return e->plan.ranks == 1 || e->plan.zero.state.whole;
 }
 
 /* Whether a chunk has elements of the matrix's parameter. */
@@ -247,7 +247,7 @@ static double crossing_bytes(const struct iz_engine *e, int unit)
     double sum = 0;
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         sum += (double)(a[i].rows * a[i].cols);
-    return sum * sizeof(float) / (e->plan.zero.states_full ? 1 : e->plan.ranks);
+    return sum * sizeof(float) / (e->plan.zero.state.whole ? 1 : e->plan.ranks);
 }
 
 static void submit_move(struct iz_engine *e, int unit,
@@ -257,7 +257,7 @@ static void submit_move(struct iz_engine *e, int unit,
     struct move_arg a = {.coll = e->coll,
                          .matrix = matrices_of(e, unit),
                          .matrices = p->matrices,
-                         .shard_bytes = e->plan.zero.states_full
+                         .shard_bytes = e->plan.zero.state.whole
                                             ? 0
                                             : p->shard * (int64_t)sizeof(float),
                          .back = back,

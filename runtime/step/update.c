@@ -214,7 +214,7 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
     const struct iz_hyper *o = &e->config->optimizer;
     const struct iz_plan_unit *p = e->unit[unit].plan;
     int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
-    bool shard_of_full = e->plan.zero.grads_full && !e->plan.zero.states_full;
+    bool shard_of_full = e->plan.zero.grad.whole && !e->plan.zero.state.whole;
     struct update_arg a = {
         .step = {.hyper = *o,
                  .t = e->counts.updates + 1,
@@ -236,7 +236,7 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
         .param_buf = 2,
         .control_buf = 3,
         .rows = iz_touched_in(e, unit),
-        .whole_grads = e->plan.zero.grads_full,
+        .whole_grads = e->plan.zero.grad.whole,
         .updated = &e->update_order.updated};
     a.step.hyper.lr = iz_lr(&e->config->lr, o->lr, e->counts.updates);
     return a;
@@ -403,7 +403,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                           const struct iz_chunk *k, const struct passes *pass)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
-    bool down = e->plan.zero.param_home != IZ_HOME_NONE;
+    bool down = e->plan.zero.param.home != IZ_HOME_NONE;
     bool apart = e->plan.zero.grads_apart || pass->along;
     starpu_data_handle_t staging = NULL;
     struct update_arg a = update_arg(e, unit, k);
@@ -467,7 +467,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                        .first = a->first,
                        .count = k->count,
                        .urgency = IZ_BY_SUBMISSION};
-    if (e->plan.zero.state_home == IZ_HOME_NVME) {
+    if (e->plan.zero.state.home == IZ_HOME_NVME) {
         io.arrays = in ? 0 : iz_state_list(&a->states, io.array);
         if (masters && !a->still) {
             io.bytes = masters;
@@ -483,7 +483,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         }
         io.at = k->state_bytes;
     }
-    if (e->plan.zero.param_home != IZ_HOME_NVME || a->still)
+    if (e->plan.zero.param.home != IZ_HOME_NVME || a->still)
         return;
     io.file = e->file.param;
     io.offset = k->param_at;
@@ -506,8 +506,8 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         pass->along ? updates_of(e, k, pass, &a) : update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
     starpu_data_handle_t staging = NULL;
-    bool state_disk = p->zero.state_home == IZ_HOME_NVME;
-    bool param_disk = p->zero.param_home == IZ_HOME_NVME;
+    bool state_disk = p->zero.state.home == IZ_HOME_NVME;
+    bool param_disk = p->zero.param.home == IZ_HOME_NVME;
     a.still =
         iz_step_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
     if (state_disk || param_disk) {
@@ -523,17 +523,17 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         param = NULL;
     } else if (param_disk) {
         param = staging;
-    } else if (p->zero.params_up) {
+    } else if (iz_plan_params_up(p)) {
         param = iz_engine_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
-    if (p->zero.params_up && a.states.lower)
+    if (iz_plan_params_up(p) && a.states.lower)
         submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
                     (struct iz_access){param, STARPU_W},
                     param_copy(e, k, pass, &a, false));
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
-    if (p->zero.params_up)
+    if (iz_plan_params_up(p))
         submit_copy(e, unit, IZ_ON_UP, param,
                     (struct iz_access){k->param_handle, STARPU_RW},
                     param_copy(e, k, pass, &a, true));
@@ -543,7 +543,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
 static void update_by_side(struct iz_engine *e, int unit, struct iz_chunk *k,
                            const struct passes *pass)
 {
-    if (!iz_step_on_disk(e) && k->home != e->plan.zero.state_home)
+    if (!iz_step_on_disk(e) && k->home != e->plan.zero.state.home)
         update_on_gpu(e, unit, k, pass);
     else
         update_chunk(e, unit, k, pass);

@@ -84,8 +84,8 @@ static inline bool iz_step_updates_early(const struct iz_engine *e)
 /* Whether updates go through the disk. */
 static inline bool iz_step_on_disk(const struct iz_engine *e)
 {
-    return e->plan.zero.state_home == IZ_HOME_NVME ||
-           e->plan.zero.param_home == IZ_HOME_NVME;
+    return e->plan.zero.state.home == IZ_HOME_NVME ||
+           e->plan.zero.param.home == IZ_HOME_NVME;
 }
 
 /* Whether updates go before forward and backward, so that the disk is not idle

@@ -194,8 +194,8 @@ static void compare(struct iz_engine *e, int unit)
     const char *acc = (const char *)starpu_variable_get_local_ptr(
         e->unit[unit].grad_handle[0][0]);
     int64_t size = iz_dtype_bytes(p->grad_type);
-    int64_t first = p->zero.states_full ? 0 : g->shard * p->rank;
-    int64_t before = p->zero.grads_full ? 0 : g->shard * p->rank;
+    int64_t first = p->zero.state.whole ? 0 : g->shard * p->rank;
+    int64_t before = p->zero.grad.whole ? 0 : g->shard * p->rank;
     for (int64_t k = first; k < first + g->owned; k++) {
         float got, want = 0;
         iz_cast(&got, IZ_F32, acc + (k - before) * size, p->grad_type, 1);

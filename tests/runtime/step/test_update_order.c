@@ -27,7 +27,7 @@ static void begin(enum iz_home states, bool early, bool overlap)
         unit[u].plan = &plan[u];
     e.plan.n_units = UNITS;
     e.plan.zero.early = early;
-    e.plan.zero.state_home = states;
+    e.plan.zero.state.home = states;
 }
 
 /* A step at whose last gradient all chunks but `rest` are updated; returns how

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums and squares over the pieces of an accumulator; see accumulator.h. */
+#include "runtime/step/accumulator.h"
+
+#include "codelets/flat/flat.h"
+#include "runtime/plan/split.h"
+#include "runtime/plan/unit_sizes.h"
+
+/* Nobody waits for the sum of a single rank, unless its update follows at once
+ * and comes first. */
+int iz_accumulator_urgency(const struct iz_engine *e)
+{
+    return iz_step_updates_early(e) && iz_step_updates_first(e) ? 0 : -3500;
+}
+
+/* ---- pieces of an accumulator on the host ---- */
+
+/* buf: the piece; what is added to it; sums of its blocks' squares. */
+static void run_piece(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct iz_piece_sum *a = arg;
+    const void *in[IZ_SLICES_MAX];
+    for (int i = 0; i < a->inputs; i++)
+        in[i] = (char *)buf[1 + i] + a->first * iz_dtype_bytes(a->from);
+    iz_flat_add_squares(a->squares ? buf[1 + a->inputs] : NULL, buf[0], a->type,
+                        a->accumulate, in, a->inputs, a->from, a->n);
+}
+
+/* The inputs, of the whole accumulator's length unless a.first stays 0, are
+ * added to piece i, and its squares are taken.  The workers of the host share
+ * the pieces. */
+static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
+                         const starpu_data_handle_t *from,
+                         struct iz_piece_sum a)
+{
+    struct iz_unit_memory *g = &e->unit[t.unit];
+    struct iz_access more[IZ_SLICES_MAX + 1];
+    double size = (double)iz_dtype_bytes(a.type);
+    a.n = iz_plan_piece(&e->plan, g->plan, i);
+    iz_task_add(&t, g->grad_handle[acc][i],
+                !a.inputs      ? STARPU_R
+                : a.accumulate ? STARPU_RW
+                               : STARPU_W);
+    for (int k = 0; k < a.inputs; k++)
+        more[t.n_more++] = (struct iz_access){from[k], STARPU_R};
+    if (a.squares)
+        more[t.n_more++] =
+            (struct iz_access){g->block_sums_handle[i], STARPU_W};
+    t.more = more;
+    t.bytes = (double)a.n * size;
+    if (a.inputs)
+        t.bytes = (double)a.n * ((double)(a.inputs * iz_dtype_bytes(a.from)) +
+                                 size * (a.accumulate ? 2 : 1));
+    t.squares = a.squares && a.inputs ? (double)a.n : 0;
+    iz_step_submit(e, &t, &a, sizeof(a));
+}
+
+/* All pieces, from the buffers of contributions on the host. */
+void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
+                        const starpu_data_handle_t *from, struct iz_piece_sum a)
+{
+    struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
+    t.urgency = iz_accumulator_urgency(e) + iz_step_in_order(unit);
+    for (int i = 0; i < e->unit[unit].plan->pieces; i++) {
+        submit_piece(e, t, acc, i, from, a);
+        a.first += e->unit[unit].plan->piece;
+    }
+}
+
+/* Appends those which a task that is given the first one as the whole
+ * accumulator writes as well; returns how many there are now. */
+int iz_accumulator_rest(const struct iz_unit_memory *g, int acc,
+                        enum starpu_data_access_mode mode, struct iz_access *to,
+                        int n)
+{
+    for (int i = 1; i < g->plan->pieces; i++)
+        to[n++] = (struct iz_access){g->grad_handle[acc][i], mode};
+    return n;
+}
+
+/* ---- squares that the GPU forms ---- */
+
+struct norm_arg {
+    int64_t n, own;
+    enum iz_dtype type;
+    bool add; /* the tied use's accumulator comes on top */
+    bool whole;
+    struct iz_touched_in rows;
+};
+
+/* Bytes of a pass over n elements; with the tied use's accumulator first, which
+ * on a GPU is a pass before it. */
+static double pass_bytes(int64_t n, const struct norm_arg *a, bool gpu)
+{
+    int times = !a->add ? 1 : gpu ? 4 : 3;
+    return (double)(n * iz_dtype_bytes(a->type)) * times;
+}
+
+/* buf: accumulator on the GPU, sums of its blocks, tied accumulator. */
+static void run_squares(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct norm_arg *a = arg;
+    const void *tied = a->add ? buf[2] : NULL;
+    if (a->add)
+        iz_buffer_sum(x, buf[0], a->type, true, &tied, 1, a->type, a->n);
+    iz_buffer_squares(x, buf[1], buf[0], a->type, a->n);
+}
+
+/* The squares, block by block, of piece i of a sum that the GPU has.  tied:
+ * what is added to the sum first. */
+void iz_accumulator_squares(struct iz_engine *e, int unit, int i,
+                            starpu_data_handle_t sum, starpu_data_handle_t tied)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    struct norm_arg a = {.n = iz_plan_piece(&e->plan, g->plan, i),
+                         .type = e->plan.grad_type,
+                         .add = tied != NULL};
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_COMPUTE, run_squares, unit);
+    iz_task_add(&t, sum, a.add ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
+    iz_task_add(&t, tied, STARPU_R);
+    t.urgency = iz_step_in_order(unit) + 3500;
+    t.rate = IZ_RATE_SQUARES;
+    t.bytes = pass_bytes(a.n, &a, true);
+    iz_step_submit(e, &t, &a, sizeof(a));
+}
+
+/* ---- squares that no sum has left ---- */
+
+/* buf: sum of squares; accumulator; tied accumulator or list of touched rows.
+ */
+static void run_norm(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct norm_arg *a = arg;
+    int64_t n = a->n, own = a->own;
+    if (a->rows.cols) { /* this rank's part of the touched rows */
+        struct iz_touched r = iz_touched_get(&a->rows, buf[2]);
+        int64_t first = iz_touched_first(&a->rows, &r, a->rows.rank);
+        n = iz_touched_first(&a->rows, &r, a->rows.rank + 1) - first;
+        own = a->whole ? first : 0;
+    }
+    int64_t at = own * iz_dtype_bytes(a->type);
+    char *acc = (char *)buf[1] + at;
+    const void *tied = a->add ? (char *)buf[2] + at : NULL;
+    if (a->add)
+        iz_buffer_sum_norm2(x, buf[0], acc, a->type, true, &tied, 1, a->type,
+                            n);
+    else
+        iz_buffer_norm2(x, buf[0], acc, a->type, n);
+}
+
+static void submit_norm(struct iz_engine *e, int unit)
+{
+    const struct iz_plan *p = &e->plan;
+    struct iz_unit_memory *g = &e->unit[unit];
+    int64_t n = iz_step_cost_shard(p, g->plan);
+    struct norm_arg a = {.n = g->plan->shard,
+                         .type = p->grad_type,
+                         .add = g->plan->split_accum,
+                         .whole = p->zero.grad.whole,
+                         .rows = iz_touched_in(e, unit)};
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_COMPUTE, run_norm, unit);
+    if (p->zero.grad.whole)
+        a.own = g->plan->shard * p->rank;
+    iz_task_add(&t, g->norm2_handle, STARPU_W);
+    iz_task_add(&t, g->grad_handle[0][0], a.add ? STARPU_RW : STARPU_R);
+    iz_task_add(&t, a.add ? g->grad_handle[1][0] : iz_touched_list(e, unit),
+                STARPU_R);
+    t.rate = p->target.gpu ? IZ_RATE_SQUARES : 0;
+    t.bytes = pass_bytes(n, &a, p->target.gpu);
+    t.squares = a.add && !p->target.gpu ? (double)n : 0;
+    iz_step_submit(e, &t, &a, sizeof(a));
+}
+
+/* buf: sum of squares, sums of the first blocks; those of the others follow. */
+static void run_blocks(struct iz_exec *x, void **buf, const void *arg)
+{
+    struct iz_norm2 s = {0};
+    iz_norm2_add_blocks(&s, buf[1], *(const int64_t *)arg);
+    *(double *)buf[0] = iz_norm2_end(&s);
+}
+
+/* The order is that of a pass over the whole, whoever squared which piece. */
+static void submit_blocks(struct iz_engine *e, int unit)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    int64_t blocks = iz_norm2_blocks(iz_plan_squared(&e->plan, g->plan));
+    struct iz_access from[IZ_PIECES_MAX + 1];
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_blocks, unit);
+    iz_task_add(&t, g->norm2_handle, STARPU_W);
+    for (int i = 0; i <= g->plan->pieces; i++)
+        if (g->block_sums_handle[i])
+            from[t.n_more++] =
+                (struct iz_access){g->block_sums_handle[i], STARPU_R};
+    t.more = from;
+    t.bytes = (double)blocks * sizeof(double);
+    iz_step_submit(e, &t, &blocks, sizeof(blocks));
+}
+
+/* Of pieces whose last sum has not taken their squares; the tied use's are
+ * added first. */
+static void square_pieces(struct iz_engine *e, int unit)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_piece, unit);
+    struct iz_piece_sum a = {.inputs = g->plan->split_accum,
+                             .accumulate = true,
+                             .squares = true,
+                             .from = e->plan.grad_type,
+                             .type = e->plan.grad_type};
+    for (int i = 0; i < g->plan->pieces; i++)
+        submit_piece(e, t, 0, i, &g->grad_handle[1][i], a);
+}
+
+void iz_step_grad_norm(struct iz_engine *e, int unit)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan *p = &e->plan;
+    if (!g->plan->n)
+        return;
+    assert(g->contributions[0] == g->plan->contributions);
+    g->contributions[0] = g->contributions[1] = 0;
+    if (iz_plan_grads_apart(p, g->plan))
+        iz_accumulator_squares(e, unit, g->plan->pieces,
+                               g->grad_apart_handle[0],
+                               g->grad_apart_handle[1]);
+    if (!g->plan->sums_squares && !iz_plan_squared(p, g->plan))
+        submit_norm(e, unit);
+    else if (!g->plan->sums_squares && !p->zero.sums_near)
+        square_pieces(e, unit);
+    if (iz_plan_squared(p, g->plan))
+        submit_blocks(e, unit);
+    if (p->zero.state.whole && p->ranks > 1)
+        iz_fetch_gather(e, IZ_REDUCE, unit, g->grad_handle[0][0],
+                        iz_dtype_bytes(p->grad_type));
+}
