@@ -23,14 +23,22 @@
 #include "codelets/ops/blas.h"
 #include "codelets/ops/gemm_rate.h"
 
+static enum iz_dtype act_of(enum iz_dtype param)
+{
+    return backend.x.backend == IZ_CUDA ? iz_cuda_act(param) : IZ_F32;
+}
+
+struct backend backend = {.x = {.backend = IZ_CUDA, .logits_bytes = 256 << 20},
+                          .act = act_of};
+
 enum { THREADS = 256, ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
 
 /* ---- memory and time ---------------------------------------------------- */
 
-char *bench_device(const struct bench *b, int64_t bytes)
+char *bench_device(int64_t bytes)
 {
-    if (b->backend == IZ_CPU)
+    if (backend.x.backend == IZ_CPU)
         return bench_new(bytes);
     char *p = iz_device_take(bytes);
     if (!p)
@@ -38,50 +46,49 @@ char *bench_device(const struct bench *b, int64_t bytes)
     return p;
 }
 
-void bench_device_give(const struct bench *b, char *p)
+void bench_device_give(char *p)
 {
-    if (b->backend == IZ_CPU)
+    if (backend.x.backend == IZ_CPU)
         free(p);
     else
         iz_device_give(p);
 }
 
-char *bench_pinned(const struct bench *b, int64_t bytes)
+char *bench_pinned(int64_t bytes, const void *from)
 {
     int64_t whole = (bytes + 4095) / 4096 * 4096;
     char *p = bench_new(whole);
-    const char *why = b->backend == IZ_CUDA ? iz_device_pin(p, whole) : NULL;
+    const char *why =
+        backend.x.backend == IZ_CUDA ? iz_device_pin(p, whole) : NULL;
     if (why) {
         fprintf(stderr, "pinning memory: %s\n", why);
         exit(1);
     }
     memset(p, 0, (size_t)whole);
-    return p;
+    return from ? memcpy(p, from, (size_t)bytes) : p;
 }
 
-void bench_unpin(const struct bench *b, char *p)
+void bench_unpin(char *p)
 {
-    if (b->backend == IZ_CUDA)
+    if (backend.x.backend == IZ_CUDA)
         iz_device_unpin(p);
     free(p);
 }
 
-static void copy(const struct bench *b, char *to, const void *from,
-                 int64_t bytes)
+static void copy(char *to, const void *from, int64_t bytes)
 {
-    if (b->backend == IZ_CUDA)
-        iz_device_copy(b->stream, to, from, bytes);
+    if (backend.x.backend == IZ_CUDA)
+        iz_device_copy(backend.x.stream, to, from, bytes);
     else
         memcpy(to, from, (size_t)bytes);
 }
 
-void bench_fill(const struct bench *b, char *p, int64_t bytes,
-                const void *pattern)
+void bench_fill(char *p, int64_t bytes, const void *pattern)
 {
     for (int64_t at = 0; at < bytes; at += PATTERN_BYTES)
-        copy(b, p + at, pattern,
+        copy(p + at, pattern,
              bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES);
-    bench_wait(b->stream);
+    bench_wait(backend.x.stream);
 }
 
 void bench_wait(void *stream)
@@ -97,7 +104,7 @@ static double time_calls(const struct bench *b, void (*run)(void *arg, int i),
     double begin = bench_now_s();
     for (int i = 0; i < n; i++)
         run(arg, i);
-    bench_wait(b->stream);
+    bench_wait(backend.x.stream);
     return bench_now_s() - begin;
 }
 
@@ -114,30 +121,26 @@ double bench_time(const struct bench *b, void (*run)(void *arg, int i),
     return s[ROUNDS / 2];
 }
 
-struct iz_exec bench_exec(const struct bench *b, char *base, int64_t bytes)
+struct iz_exec bench_exec(char *base, int64_t bytes)
 {
-    return (struct iz_exec){.backend = b->backend,
-                            .act = b->act,
-                            .numerics.capability = b->capability,
-                            .numerics.logits_bytes = BENCH_LOGITS_BYTES,
-                            .stream = b->stream,
-                            .cuda = b->cuda,
-                            .work = {.base = base, .size = bytes}};
+    struct iz_exec x = backend.x;
+    x.work = (struct iz_arena){.base = base, .size = bytes};
+    return x;
 }
 
 /* PATTERN_BYTES of random numbers from `low` to 1. */
-static char *pattern_new(const struct bench *b, enum iz_dtype t, float low)
+static char *pattern_new(enum iz_dtype t, float low)
 {
-    char *host = bench_pinned(b, PATTERN_BYTES);
-    char *p = bench_device(b, PATTERN_BYTES);
+    char *host = bench_pinned(PATTERN_BYTES, NULL);
+    char *p = bench_device(PATTERN_BYTES);
     int64_t wide = iz_dtype_bytes(t);
     for (int64_t i = 0; i < PATTERN_BYTES / wide; i++) {
         float f = (float)(iz_mix((uint64_t)i * IZ_GOLDEN) >> 40) * 0x1p-24f;
         f = low + (1 - low) * f;
         iz_cast(host + i * wide, t, &f, IZ_F32, 1);
     }
-    bench_fill(b, p, PATTERN_BYTES, host);
-    bench_unpin(b, host);
+    bench_fill(p, PATTERN_BYTES, host);
+    bench_unpin(host);
     return p;
 }
 
@@ -154,7 +157,6 @@ static void rate_show(const struct bench *b, const char *what, const char *key,
 /* ---- copies ------------------------------------------------------------- */
 
 struct copy {
-    const struct bench *b;
     char *to, *from;
     int64_t bytes;
 };
@@ -162,26 +164,26 @@ struct copy {
 static void copy_once(void *arg, int i)
 {
     struct copy *c = arg;
-    copy(c->b, c->to, c->from, c->bytes);
+    copy(c->to, c->from, c->bytes);
 }
 
 static double copy_rate(const struct bench *b, char *to, char *from,
                         int64_t bytes)
 {
-    struct copy c = {b, to, from, bytes};
+    struct copy c = {to, from, bytes};
     return (double)bytes / bench_time(b, copy_once, &c);
 }
 
 static void copy_yardstick(struct bench *b)
 {
     int64_t bytes = INT64_C(2) << 30;
-    if (b->tiny || b->backend == IZ_CPU)
+    if (b->tiny || backend.x.backend == IZ_CPU)
         bytes = b->tiny ? 4 << 20 : 256 << 20;
-    char *p = bench_device(b, 2 * bytes);
-    bench_fill(b, p, 2 * bytes, b->pattern);
+    char *p = bench_device(2 * bytes);
+    bench_fill(p, 2 * bytes, b->pattern);
     b->copy = 2 * copy_rate(b, p + bytes, p, bytes);
     rate_show(b, "copy, read and written", "copy_gb_per_s", b->copy);
-    bench_device_give(b, p);
+    bench_device_give(p);
 }
 
 /* Both ways at once: each of two streams copies `times`; the seconds of the
@@ -192,10 +194,10 @@ static double both_ways(const struct bench *b, void *second, char *device,
     enum { TIMES = 6 };
     double begin = bench_now_s();
     for (int i = 0; i < TIMES; i++) {
-        iz_device_copy(b->stream, device, host, bytes);
+        iz_device_copy(backend.x.stream, device, host, bytes);
         iz_device_copy(second, host + bytes, device + bytes, bytes);
     }
-    bench_wait(b->stream);
+    bench_wait(backend.x.stream);
     bench_wait(second);
     return (bench_now_s() - begin) / TIMES;
 }
@@ -203,10 +205,10 @@ static double both_ways(const struct bench *b, void *second, char *device,
 static void over_the_link(const struct bench *b)
 {
     int64_t bytes = b->tiny ? 4 << 20 : INT64_C(512) << 20;
-    char *device = bench_device(b, 2 * bytes);
-    char *host = bench_pinned(b, 2 * bytes);
+    char *device = bench_device(2 * bytes);
+    char *host = bench_pinned(2 * bytes, NULL);
     void *second = iz_device_stream_open();
-    bench_fill(b, device, 2 * bytes, b->pattern);
+    bench_fill(device, 2 * bytes, b->pattern);
     rate_show(b, "host to GPU", "up_gb_per_s",
               copy_rate(b, device, host, bytes));
     rate_show(b, "GPU to host", "down_gb_per_s",
@@ -215,8 +217,8 @@ static void over_the_link(const struct bench *b)
     rate_show(b, "both at once, each way", "both_gb_per_s",
               (double)bytes / both_ways(b, second, device, host, bytes));
     iz_device_stream_close(second);
-    bench_unpin(b, host);
-    bench_device_give(b, device);
+    bench_unpin(host);
+    bench_device_give(device);
 }
 
 /* ---- flat buffers on the GPU -------------------------------------------- */
@@ -292,21 +294,21 @@ static void flat_on_device(const struct bench *b)
 {
     int64_t n = b->tiny ? 1 << 18 : INT64_C(1) << 27;
     int64_t scratch = iz_flat_norm2_scratch_bytes(n) + 4096;
-    char *mem = bench_device(b, 16 * n + scratch);
+    char *mem = bench_device(16 * n + scratch);
     struct flat f = {.n = n,
                      .p = (float *)mem,
                      .m = (float *)(mem + 4 * n),
                      .v = (float *)(mem + 8 * n),
                      .g = mem + 12 * n,
                      .out = mem + 14 * n,
-                     .norm2 = (double *)bench_pinned(b, 8)};
-    f.x = bench_exec(b, mem + 16 * n, scratch);
-    bench_fill(b, mem, 16 * n, b->positive);
+                     .norm2 = (double *)bench_pinned(8, NULL)};
+    f.x = bench_exec(mem + 16 * n, scratch);
+    bench_fill(mem, 16 * n, b->positive);
     flat_show(&f, b, "Adam, 28 bytes", "adam_gpu_gb_per_s", run_adam, 28);
     flat_show(&f, b, "norm, 2 bytes", "norm_gpu_gb_per_s", run_norm, 2);
     flat_show(&f, b, "sum, 10 bytes", "sum_gpu_gb_per_s", run_sum, 10);
-    bench_unpin(b, (char *)f.norm2);
-    bench_device_give(b, mem);
+    bench_unpin((char *)f.norm2);
+    bench_device_give(mem);
 }
 
 /* ---- Adam on the host --------------------------------------------------- */
@@ -364,29 +366,29 @@ static void adam_on_host(const struct bench *b)
 
 static void gemm_yardstick(struct bench *b)
 {
-    struct iz_exec x = bench_exec(b, NULL, 0);
+    struct iz_exec x = bench_exec(NULL, 0);
     double s = b->tiny ? 0.01 : 0.5;
-    int n = b->backend == IZ_CPU ? 1024 : 8192;
+    int n = backend.x.backend == IZ_CPU ? 1024 : 8192;
     if (b->tiny)
         n = 64;
-    b->gemm = b->backend == IZ_CPU ? iz_rate_blas(n, n, n, s)
-                                   : iz_gemm_rate_cuda(&x, n, n, n, s);
+    b->gemm = backend.x.backend == IZ_CPU ? iz_rate_blas(n, n, n, s)
+                                          : iz_gemm_rate_cuda(&x, n, n, n, s);
     printf("  product [%d,%d,%d] %27.3f TFLOP/s in %s\n", n, n, n,
-           1e-12 * b->gemm, iz_dtype_name(b->act));
+           1e-12 * b->gemm, iz_dtype_name(backend.x.act));
     if (b->json)
         fprintf(b->json, "  \"gemm_tflop_per_s\": %.3f,\n  \"act\": \"%s\",\n",
-                1e-12 * b->gemm, iz_dtype_name(b->act));
+                1e-12 * b->gemm, iz_dtype_name(backend.x.act));
 }
 
 static void measure(struct bench *b, const char *device)
 {
-    b->pattern = pattern_new(b, b->act, -1);
-    b->positive = pattern_new(b, IZ_F32, 0);
+    b->pattern = pattern_new(backend.x.act, -1);
+    b->positive = pattern_new(IZ_F32, 0);
     if (b->json)
         fprintf(b->json, "{\n  \"device\": \"%s\",\n", device);
     gemm_yardstick(b);
     copy_yardstick(b);
-    if (b->backend == IZ_CUDA) {
+    if (backend.x.backend == IZ_CUDA) {
         over_the_link(b);
         flat_on_device(b);
         adam_on_host(b);
@@ -396,8 +398,8 @@ static void measure(struct bench *b, const char *device)
     bench_models(b);
     if (b->json)
         fprintf(b->json, "\n  ]\n}\n");
-    bench_device_give(b, b->pattern);
-    bench_device_give(b, b->positive);
+    bench_device_give(b->pattern);
+    bench_device_give(b->positive);
 }
 
 static int measure_cpu(struct bench *b)
@@ -405,7 +407,7 @@ static int measure_cpu(struct bench *b)
     char name[128];
     iz_blas_name(name, sizeof(name));
     printf("one thread of the CPU, %s\n", name);
-    b->act = IZ_F32;
+    backend.x.act = IZ_F32;
     measure(b, name);
     return 0;
 }
@@ -419,28 +421,29 @@ static int measure_gpu(struct bench *b)
     }
     if (iz_device_use(0, &info))
         return 1;
-    b->capability = info.capability;
-    b->act = iz_cuda_act(b->capability < 80 ? IZ_F16 : IZ_BF16);
-    b->stream = iz_device_stream_open();
-    if (!b->stream || iz_cuda_open(&b->cuda))
+    backend.x.numerics.capability = info.capability;
+    backend.x.act =
+        iz_cuda_act(backend.x.numerics.capability < 80 ? IZ_F16 : IZ_BF16);
+    backend.x.stream = iz_device_stream_open();
+    if (!backend.x.stream || iz_cuda_open(&backend.x.cuda))
         return 1;
     printf("%s, compute capability %d.%d, %.1f MiB\n", info.name,
            info.capability / 10, info.capability % 10,
            iz_units_mib(info.total_bytes));
     measure(b, info.name);
-    iz_cuda_close(&b->cuda);
-    iz_device_stream_close(b->stream);
+    iz_cuda_close(&backend.x.cuda);
+    iz_device_stream_close(backend.x.stream);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.backend = IZ_CUDA};
+    struct bench b = {0};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tiny")) {
             b.tiny = true;
         } else if (!strcmp(argv[i], "--cpu")) {
-            b.backend = IZ_CPU;
+            backend.x.backend = IZ_CPU;
         } else if (!strcmp(argv[i], "--out") && i + 1 < argc) {
             b.json = fopen(argv[++i], "w");
         } else if (!strcmp(argv[i], "--skip") && i + 1 < argc) {
@@ -453,7 +456,7 @@ int main(int argc, char **argv)
     }
     iz_blas_open(); /* the stand-in computes with the BLAS of the host */
     iz_blas_take_best(512, 384, 1536);
-    int failed = (b.backend == IZ_CPU ? measure_cpu : measure_gpu)(&b);
+    int failed = (backend.x.backend == IZ_CPU ? measure_cpu : measure_gpu)(&b);
     if (b.json && fclose(b.json))
         failed = 1;
     return failed;

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/ops/gpu_ops.h"
+#include "tests/codelets/ops/timed.h"
+
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
 {
     int64_t m = s.samples * s.seq, c = s.heads * s.d;
@@ -95,4 +98,41 @@ void attention_check(struct attention *t)
     fixture_near("lse", &t->s.t[LSE], t->lse);
     attention_run(t, true);
     fixture_near("dqkv", &t->s.t[DQKV], t->dqkv);
+}
+
+static bool attention_possible(struct iz_exec *x, const struct iz_view *v,
+                               const void *arg, int64_t scratch)
+{
+    const struct attention *t = arg;
+    struct iz_attention a = attention_of(v, t);
+    return !iz_cudnn_missing() &&
+           iz_attention_ask_cudnn(x, &a, t->cudnn_bwd, scratch);
+}
+
+/* The library's backward, too, with scratch for 3 and 15 samples more. */
+void attention_timed(const struct timed_shape *s, timed_fn *f, void *to)
+{
+    int64_t h = s->heads, d = s->width / h;
+    struct shape shape = {s->tokens / s->seq, s->seq, h, d, h};
+    struct attention own = attention_new(backend.act(backend.x.act), shape, 1);
+    struct attention cudnn = own, cudnn_bwd = own;
+    struct timed backward = {"attn backward by cuDNN", attention_backward,
+                             .arg = &cudnn_bwd, .possible = attention_possible};
+    struct timed four = backward, sixteen = backward;
+    cudnn.cudnn = cudnn_bwd.cudnn_bwd = true;
+    four.name = "the same, 4 at once";
+    four.more = iz_gpu_cudnn_bwd_bytes(3, s->seq, h, h, d);
+    sixteen.name = "the same, 16 at once";
+    sixteen.more = iz_gpu_cudnn_bwd_bytes(15, s->seq, h, h, d);
+    f(to, &own.s,
+      (const struct timed[]){
+          {"attention", attention_forward, .arg = &own},
+          {"attention by cuDNN", attention_forward, .arg = &cudnn,
+           .possible = attention_possible},
+          {"attention backward", attention_backward, .arg = &own},
+          backward,
+          four,
+          sixteen},
+      6);
+    attention_free(&own);
 }

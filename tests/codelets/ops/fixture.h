@@ -32,7 +32,9 @@ int fixture_seed(void **test);
 double fixture_uniform(void); /* [-1, 1) */
 int32_t fixture_below(int64_t n);
 
-/* Uniform in [-scale, scale), rounded to the type. */
+/* Uniform in [-scale, scale), rounded to the type; without any memory, where
+ * only shapes are wanted. */
+extern bool fixture_bare;
 struct tensor tensor_new(enum iz_dtype t, int64_t rows, int64_t cols,
                          double scale);
 struct tensor tensor_copy(const struct tensor *from);

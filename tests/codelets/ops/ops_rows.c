@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/codelets/ops/reference.h"
+#include "tests/codelets/ops/timed.h"
 
 /* ---- normalisation ------------------------------------------------------ */
 
@@ -82,6 +83,21 @@ static void norm_run(struct norm *n, enum call call)
 {
     n->call = call;
     scene_run(&n->s, &norm_pass[call], n);
+}
+
+void norm_timed(const struct timed_shape *s, timed_fn *f, void *to)
+{
+    struct norm n = norm_new(backend.x.act, s->tokens, s->width, 1);
+    struct norm again = n, backward = n;
+    kind = &kinds[0];
+    again.call = AGAIN;
+    backward.call = BACKWARD;
+    f(to, &n.s,
+      (const struct timed[]){
+          {"layernorm", norm_layer, .arg = &n},
+          {"layernorm again", norm_layer, .arg = &again},
+          {"layernorm backward", norm_layer, .arg = &backward}},
+      3);
 }
 
 static void check_forward(struct norm *n)
@@ -305,6 +321,19 @@ static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
         .n = GATE_TENSORS,
         .t = {tensor_new(act, m, in, scale), tensor_new(act, m, f, 1),
               tensor_new(act, m, f, 1), tensor_new(act, m, in, 1)}};
+}
+
+/* The gradient overwrites the one that it comes from. */
+void gelu_timed(const struct timed_shape *s, timed_fn *f, void *to)
+{
+    static const int into[][2] = {{G_DA, G_DY}, {G_Y, G_A}};
+    gate = &gelu;
+    struct scene t =
+        gate_new(backend.act(backend.x.act), s->tokens, 4 * s->width, 1);
+    f(to, &t, &(const struct timed){"gelu", .op = gate_forward}, 1);
+    t.into = into;
+    t.n_into = COUNT(into);
+    f(to, &t, &(const struct timed){"gelu backward", .op = gate_backward}, 1);
 }
 
 /* What is expected; on the CPU after a backward checks every value. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Embedding and classifier: the ops that read token numbers. */
-#include "tests/codelets/ops/scene.h"
+#include "tests/codelets/ops/timed.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "codelets/base/mix.h"
 
 /* ---- embedding: bit by bit, its sums in the order that is promised ------- */
 
@@ -77,6 +79,24 @@ static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
     e.begins = memset(e.s.t[BEGINS].v.p, 0, (size_t)s[0] * 4);
     e.token = memset(e.s.t[TOKEN].v.p, 0, (size_t)s[0] * 4);
     return e;
+}
+
+static void timed_tokens(const struct timed_shape *s, int32_t *token)
+{
+    for (int64_t i = 0; i < s->tokens; i++)
+        token[i] = (int32_t)(iz_mix((uint64_t)i) % (uint64_t)s->vocab);
+}
+
+void embedding_timed(const struct timed_shape *s, timed_fn *f, void *to)
+{
+    const int64_t size[] = {s->tokens, s->seq, s->width, s->vocab};
+    struct embedding e = embedding_new(backend.x.act, size);
+    timed_tokens(s, e.token);
+    f(to, &e.s,
+      (const struct timed[]){{"embedding", embed_forward, .arg = &e},
+                             {"embedding backward", embed_backward, .arg = &e}},
+      2);
+    scene_free(&e.s);
 }
 
 /* What is expected, rounded to the type of t, has its bits. */
@@ -344,6 +364,17 @@ static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
     for (int64_t i = 0; i < s[0]; i++)
         k.target[i] = s[3] || i % 5 == 3 ? -1 : fixture_below(s[2]);
     return k;
+}
+
+void classifier_timed(const struct timed_shape *s, timed_fn *f, void *to)
+{
+    const int64_t size[] = {s->tokens, s->width, s->vocab, 0};
+    struct classifier k = classifier_new(backend.x.act, backend.x.act, size, 0);
+    timed_tokens(s, k.target);
+    f(to, &k.s,
+      &(const struct timed){"head: loss, da, dw", classify_backward, .arg = &k},
+      1);
+    scene_free(&k.s);
 }
 
 static void classifier_free(struct classifier *k)

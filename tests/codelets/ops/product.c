@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "codelets/base/mix.h"
+#include "tests/codelets/ops/timed.h"
 
 const int64_t product_sizes[9][3] = {{1, 1, 1},   {3, 7, 1},   {1, 17, 3},
                                      {7, 3, 17},  {17, 1, 33}, {33, 17, 7},
@@ -298,4 +299,23 @@ void product_check_all(struct product *p)
     p->scale = 0;
     product_check(p, GRADIENT_A);
     product_check(p, GRADIENT_W);
+}
+
+void product_timed(const struct timed_shape *s, int in, int out,
+                   const char *const name[4], timed_fn *f, void *to)
+{
+    const int64_t size[] = {s->tokens, in * s->width, out * s->width};
+    struct product p = product_new(backend.x.act, backend.x.act, size, false),
+                   fused;
+    p.with_b = true;
+    p.with_r = out == 1;
+    fused = p;
+    fused.fused_db = true;
+    f(to, &p.s,
+      (const struct timed[]){
+          {name[0], product_forward, .arg = &p},
+          {name[1], product_gradient_a, .arg = &p},
+          {name[2], product_gradient_w, .arg = &p},
+          {name[3], product_gradient_w, .arg = &fused, .of_gpu = true}},
+      4);
 }
