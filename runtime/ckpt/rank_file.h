@@ -7,7 +7,13 @@
 #include <stdint.h>
 
 #include "runtime/formats/st.h"
-#include "runtime/plan/bytes.h"
+#include "runtime/plan/state_layout.h"
+
+/* What the index of a checkpoint says of a rank's file. */
+struct iz_ckpt_file {
+    int64_t bytes;
+    uint64_t header_hash;
+};
 
 /* Elements [first, first + count) of the array `name` of `total` elements. */
 struct iz_piece {

@@ -19,6 +19,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/vote.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/zero.h"
 
@@ -30,6 +31,7 @@ struct iz_saver {
     struct iz_parts parts; /* its scalars: of the step that is saved */
     struct iz_piece *piece;
     struct iz_ckpt_writer writer;
+    struct iz_vote vote; /* of saves as tasks */
     starpu_data_handle_t file, scalars;
     int64_t pending; /* step being saved, 0: none */
     int64_t failed;  /* first step whose loss was not finite, 0: none */
@@ -363,21 +365,19 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_saver *s = a->s;
-    struct iz_seals *seals = &s->e->seals;
-    fail(s,
-         iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &seals->own));
-    atomic_store(&seals->step, good(s) ? a->step : -1);
+    struct iz_vote *v = &s->vote;
+    fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &v->own));
+    atomic_store(&v->step, good(s) ? a->step : -1);
 }
 
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_saver *s = a->s;
-    struct iz_engine *e = s->e;
-    int err = iz_ckpt_commit(&s->parts.k, a->step, e->plan.ranks, e->seals.of);
+    int err = iz_ckpt_commit(&s->parts.k, a->step, s->vote.ranks, s->vote.of);
     fail(s, err);
     if (err)
-        atomic_store(&e->seals.step, -1);
+        atomic_store(&s->vote.step, -1);
     else
         atomic_store(&s->done, a->step);
 }
@@ -414,6 +414,8 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
         s->piece = calloc((size_t)s->parts.k.n_parts + 1, sizeof(*s->piece));
         err = s->piece ? 0 : -ENOMEM;
     }
+    if (!err && e->plan.staging[IZ_STAGING_SAVE].n)
+        err = iz_vote_open(&s->vote, e);
     err = iz_agree(e->coll, err);
     if (!err)
         err = iz_ckpt_shares(&s->parts.k, e->coll, s->piece);
@@ -442,6 +444,7 @@ void iz_save_close(struct iz_saver **out)
     for (int i = 0; s->piece && i < s->parts.k.n_parts; i++)
         free(s->piece[i].hash);
     free(s->piece);
+    iz_vote_close(&s->vote, s->e);
     iz_parts_close(&s->parts);
     free(s);
     *out = NULL;
@@ -451,7 +454,7 @@ void iz_save_begin(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
-    atomic_store(&e->seals.step, 0);
+    atomic_store(&s->vote.step, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
     for (int i = 0; i < s->parts.k.n_parts; i++)
@@ -489,8 +492,7 @@ int iz_save_finish(struct iz_saver *s)
     int err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    err =
-        iz_ckpt_gather_commit(&s->parts.k, s->pending, e->coll, &e->seals.own);
+    err = iz_ckpt_gather_commit(&s->parts.k, s->pending, e->coll, &s->vote.own);
     if (!err) {
         atomic_store(&s->done, s->pending);
         s->pending = 0;

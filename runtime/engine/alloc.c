@@ -126,12 +126,11 @@ static int open_scalars(struct iz_engine *e)
     if (iz_model_tells(e->model))
         s->told_handle =
             iz_handle_open(e, &s->told, sizeof(s->told), IZ_DATUM_SCALAR, 0);
-    s->gathered =
-        calloc((size_t)e->plan.ranks * ((size_t)e->plan.n_units + 8 + IZ_TOLD),
-               sizeof(*s->gathered));
-    e->seals.of = calloc((size_t)e->plan.ranks, sizeof(*e->seals.of));
+    s->gathered = calloc((size_t)e->plan.ranks * ((size_t)e->plan.n_units + 4 +
+                                                  IZ_BALLOT + IZ_TOLD),
+                         sizeof(*s->gathered));
     open_sums(e);
-    return s->gathered && e->seals.of ? 0 : -ENOMEM;
+    return s->gathered ? 0 : -ENOMEM;
 }
 
 int iz_alloc_open(struct iz_engine *e)
@@ -182,7 +181,6 @@ void iz_alloc_close(struct iz_engine *e)
     close_matrices(e);
     iz_coll_gpu_close(e->coll);
     free(e->scalar.gathered);
-    free(e->seals.of);
     iz_device_stream_close(e->bounce.stream);
 }
 

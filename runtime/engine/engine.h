@@ -202,13 +202,15 @@ struct iz_events {
     _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
-/* How far the files of the checkpoint under way are; see runtime/ckpt/save.h.
+#define IZ_BALLOT 4
+
+/* Numbers that each rank adds to the scalars of a step, and what comes of those
+ * of all ranks, `per` apart: sealed in struct iz_event.  NULL: there are none.
  */
-struct iz_seals {
-    _Atomic int64_t step; /* as in struct iz_event, of this rank */
-    struct iz_ckpt_file own;
-    struct iz_ckpt_file *of; /* of all ranks, as they have told */
-    int64_t heard;           /* the step of `of`; of `clip` alone */
+struct iz_ballot {
+    void (*tell)(void *arg, double own[IZ_BALLOT]);
+    int64_t (*hear)(void *arg, const double *all, int per);
+    void *arg;
 };
 
 /* Lists of the rows that a step touches of sparse tables: one while the update
@@ -289,7 +291,7 @@ struct iz_engine {
     struct iz_passes uses;
     struct iz_update_order update_order;
     struct iz_scalars scalar;
-    struct iz_seals seals;
+    struct iz_ballot ballot; /* of a checkpoint: runtime/ckpt/vote.h */
     struct iz_events events;
     struct iz_counts counts;
     struct iz_trace *trace;

@@ -36,13 +36,3 @@ struct iz_bytes {
 int64_t iz_bytes_tier(const struct iz_bytes *t, enum iz_tier tier);
 /* The table as text, MiB, one line per class that is not empty. */
 void iz_bytes_print(const struct iz_bytes *t, FILE *out);
-
-/* Elements of a block of a checkpoint, which has a hash of its own and passes
- * through a buffer as a whole. */
-#define IZ_CKPT_BLOCK (1 << 20)
-
-/* What the index of a checkpoint says of a rank's file. */
-struct iz_ckpt_file {
-    int64_t bytes;
-    uint64_t header_hash;
-};

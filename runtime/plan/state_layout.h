@@ -7,6 +7,10 @@
 #include "codelets/flat/optimizer.h"
 #include "runtime/config/config.h"
 
+/* Elements of a block of a checkpoint, which has a hash of its own and passes
+ * through a buffer as a whole. */
+#define IZ_CKPT_BLOCK (1 << 20)
+
 struct iz_plan;
 
 /* From byte `at` of the chunk on, `bytes` for `per` elements. */

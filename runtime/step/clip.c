@@ -86,40 +86,6 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
     c->updates++;
 }
 
-/* How far this rank's file of the checkpoint under way is: four numbers, exact
- * as doubles. */
-static void tell_sealed(struct iz_engine *e, double *own)
-{
-    const struct iz_ckpt_file *f = &e->seals.own;
-    int64_t step = atomic_load(&e->seals.step);
-    own[0] = (double)step;
-    own[1] = step > 0 ? (double)f->bytes : 0;
-    own[2] = step > 0 ? (double)(f->header_hash >> 32) : 0;
-    own[3] = step > 0 ? (double)(f->header_hash & 0xffffffffU) : 0;
-}
-
-/* What the ranks told; see struct iz_event. */
-static int64_t hear_sealed(struct iz_engine *e, const double *all, int per)
-{
-    int64_t step = (int64_t)all[0];
-    for (int r = 0; r < e->plan.ranks; r++) {
-        const double *v = all + r * per;
-        if (v[0] < 0)
-            return -1;
-        if ((int64_t)v[0] != step)
-            step = 0;
-    }
-    if (step == e->seals.heard)
-        return step;
-    e->seals.heard = step;
-    for (int r = 0; step && r < e->plan.ranks; r++) {
-        const double *v = all + r * per;
-        e->seals.of[r].bytes = (int64_t)v[1];
-        e->seals.of[r].header_hash = ((uint64_t)v[2] << 32) + (uint64_t)v[3];
-    }
-    return step;
-}
-
 /* Moves what was told to `own`, if anybody tells. */
 static void take_told(double *own, struct iz_told *told)
 {
@@ -146,9 +112,9 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    bool saves = e->plan.staging[IZ_STAGING_SAVE].n > 0;
-    int order = 2 + e->plan.n_units, seals = order + 2;
-    int told = seals + (saves ? 4 : 0);
+    const struct iz_ballot *b = &e->ballot;
+    int order = 2 + e->plan.n_units, ballot = order + 2;
+    int told = ballot + (b->tell ? IZ_BALLOT : 0);
     bool tells = iz_model_tells(e->model);
     int per = told + (tells ? IZ_TOLD : 0);
     double *own = malloc((size_t)per * sizeof(*own));
@@ -159,8 +125,8 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     for (int u = 0; u < e->plan.n_units; u++)
         own[2 + u] = *(double *)buf[3 + u];
     iz_coll_tell_order(e->coll, own + order);
-    if (saves)
-        tell_sealed(e, own + seals);
+    if (b->tell)
+        b->tell(b->arg, own + ballot);
     take_told(own + told, tells ? buf[3 + e->plan.n_units] : NULL);
     const double *all = step_clip_gather(e, own, per);
     free(own);
@@ -172,7 +138,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
                (long long)a->step, who);
     struct iz_event v = {.step = a->step, .time_ns = iz_clock_ns()};
     v.stop = sum_ranks(e, all, per, 1) > 0;
-    v.sealed = saves ? hear_sealed(e, all + seals, per) : 0;
+    v.sealed = b->tell ? b->hear(b->arg, all + ballot, per) : 0;
     if (tells)
         hear_told(e, &v.told, all + told, per);
     clip(e, &v, all, per);
