@@ -28,8 +28,9 @@ static enum iz_dtype act_of(enum iz_dtype param)
     return backend.x.backend == IZ_CUDA ? iz_cuda_act(param) : IZ_F32;
 }
 
-struct backend backend = {.x = {.backend = IZ_CUDA, .logits_bytes = 256 << 20},
-                          .act = act_of};
+struct backend backend = {
+    .x = {.backend = IZ_CUDA, .numerics.logits_bytes = 256 << 20},
+    .act = act_of};
 
 enum { THREADS = 256, ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
