@@ -129,7 +129,7 @@ static void route_forward(struct iz_exec *x, const struct iz_layer *a,
     const struct iz_block *c = a->self;
     struct iz_linear router = router_of(a);
     iz_experts_route(x, &c->experts, &b->routes, h, &router,
-                     a->again ? NULL : a->told);
+                     a->again ? NULL : a->aux);
 }
 
 /* u from x2; again: with norm_2's saved statistics, and experts have been
@@ -422,7 +422,7 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
             .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
             .w = a->reference_w[iz_block_head_matrix(c)],
             .weight = a->weight,
-            .told = a->told});
+            .aux = a->aux});
 }
 
 void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)

@@ -35,11 +35,11 @@ struct iz_routes iz_routes_saves(struct iz_exec *x, const struct iz_experts *c,
 
 void iz_experts_route(struct iz_exec *x, const struct iz_experts *c,
                       const struct iz_routes *r, struct iz_view h,
-                      const struct iz_linear *router, struct iz_told *told)
+                      const struct iz_linear *router, struct iz_aux *aux)
 {
     iz_matmul_fwd(x, r->p, IZ_NONE, h, router);
     iz_route_fwd(x, r);
-    iz_route_tell(x, told, r, c->balance / c->blocks, c->z / c->blocks);
+    iz_route_aux(x, aux, r, c->balance / c->blocks, c->z / c->blocks);
 }
 
 void iz_experts_route_bwd(struct iz_exec *x, const struct iz_experts *c,

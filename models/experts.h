@@ -27,7 +27,7 @@ struct iz_routes iz_routes_saves(struct iz_exec *x, const struct iz_experts *c,
 /* Chooses experts for the rows of h [M,C]. */
 void iz_experts_route(struct iz_exec *x, const struct iz_experts *c,
                       const struct iz_routes *r, struct iz_view h,
-                      const struct iz_linear *router, struct iz_told *told);
+                      const struct iz_linear *router, struct iz_aux *aux);
 /* From dweight [M,k], and dh [M,C] of what the experts did with h: the gradient
  * of the router, and that of h in its place. */
 void iz_experts_route_bwd(struct iz_exec *x, const struct iz_experts *c,

@@ -211,9 +211,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static __global__ void tell_routes(struct iz_told *told, const double *part,
-                                   int parts, struct routes r, double balance,
-                                   double z)
+static __global__ void aux_of_routes(struct iz_aux *aux, const double *part,
+                                     int parts, struct routes r, double balance,
+                                     double z)
 {
     double m = (double)r.rows, b_sum = 0, z_sum = 0;
     double even = m * r.chosen_of_row / r.experts;
@@ -222,24 +222,24 @@ static __global__ void tell_routes(struct iz_told *told, const double *part,
         z_sum += part[2 * i + 1];
     }
     b_sum *= r.experts / (m * m);
-    told->loss += balance * b_sum + z * z_sum / m;
-    told->balance += b_sum;
-    told->z += z_sum / m;
-    told->routers++;
+    aux->loss += balance * b_sum + z * z_sum / m;
+    aux->balance += b_sum;
+    aux->z += z_sum / m;
+    aux->routers++;
     for (int i = 0; i < r.experts; i++) {
-        told->least = fmin(told->least, rows_of(r, i) / even);
-        told->most = fmax(told->most, rows_of(r, i) / even);
+        aux->least = fmin(aux->least, rows_of(r, i) / even);
+        aux->most = fmax(aux->most, rows_of(r, i) / even);
     }
 }
 
-void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
-                        const struct iz_routes *given, double balance, double z,
-                        struct iz_view scratch)
+void iz_route_aux_cuda(struct iz_exec *x, struct iz_aux *aux,
+                       const struct iz_routes *given, double balance, double z,
+                       struct iz_view scratch)
 {
     struct routes r = routes_of(given);
     int parts = (int)(scratch.cols / 2);
     IZ_LAUNCH(sum_routes, parts, THREADS, 0, x->stream, (double *)scratch.p, r);
-    IZ_LAUNCH(tell_routes, 1, 1, 0, x->stream, told, (const double *)scratch.p,
+    IZ_LAUNCH(aux_of_routes, 1, 1, 0, x->stream, aux, (const double *)scratch.p,
               parts, r, balance, z);
 }
 

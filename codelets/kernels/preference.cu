@@ -9,11 +9,11 @@
 static __global__ void form_pairs(struct iz_preference p, double part,
                                   int samples, double loss_scale,
                                   const struct iz_sample_loss *each,
-                                  struct iz_told *told, float *scales,
+                                  struct iz_aux *aux, float *scales,
                                   double *loss)
 {
     *loss =
-        iz_preference_pairs(&p, part, samples, loss_scale, each, told, scales);
+        iz_preference_pairs(&p, part, samples, loss_scale, each, aux, scales);
 }
 
 void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
@@ -21,5 +21,5 @@ void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_sample_loss *each, float *scales)
 {
     IZ_LAUNCH(form_pairs, 1, 1, 0, x->stream, *p->loss, p->weight, c->samples,
-              (double)c->loss_scale, each, p->told, scales, c->loss);
+              (double)c->loss_scale, each, p->aux, scales, c->loss);
 }

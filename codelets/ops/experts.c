@@ -167,7 +167,7 @@ static double rows_by_mean(const struct iz_routes *r)
     return sum * (double)e;
 }
 
-void iz_told_add(struct iz_told *to, const struct iz_told *t)
+void iz_aux_add(struct iz_aux *to, const struct iz_aux *t)
 {
     to->loss += t->loss;
     to->balance += t->balance;
@@ -180,8 +180,8 @@ void iz_told_add(struct iz_told *to, const struct iz_told *t)
         to->pair[i] += t->pair[i];
 }
 
-void iz_route_tell(struct iz_exec *x, struct iz_told *told,
-                   const struct iz_routes *r, double balance, double z)
+void iz_route_aux(struct iz_exec *x, struct iz_aux *aux,
+                  const struct iz_routes *r, double balance, double z)
 {
     int64_t m = r->p.rows, e = r->p.cols, first;
     double even = (double)(m * r->weight.cols) / (double)e, z_sum = 0;
@@ -190,22 +190,22 @@ void iz_route_tell(struct iz_exec *x, struct iz_told *told,
         iz_exec_work(x, IZ_U8, wide, x->backend == IZ_CUDA ? 2 * PARTS : 0);
     check_router(r);
     iz_exec_count(x, 0, (double)iz_view_bytes(r->p));
-    if (iz_exec_runs(x, IZ_CUDA) && told)
-        iz_route_tell_cuda(x, told, r, balance, z, scratch);
+    if (iz_exec_runs(x, IZ_CUDA) && aux)
+        iz_route_aux_cuda(x, aux, r, balance, z, scratch);
     iz_exec_release(x, mark);
-    if (!iz_exec_runs(x, IZ_CPU) || !told)
+    if (!iz_exec_runs(x, IZ_CPU) || !aux)
         return;
     for (int64_t t = 0; t < m; t++)
         z_sum += pow((double)((float *)r->lse.p)[t], 2);
     double b = rows_by_mean(r) / ((double)m * (double)m);
-    told->loss += balance * b + z * z_sum / (double)m;
-    told->balance += b;
-    told->z += z_sum / (double)m;
-    told->routers++;
+    aux->loss += balance * b + z * z_sum / (double)m;
+    aux->balance += b;
+    aux->z += z_sum / (double)m;
+    aux->routers++;
     for (int64_t i = 0; i < e; i++) {
         double load = (double)rows_of(r, i, &first) / even;
-        told->least = fmin(told->least, load);
-        told->most = fmax(told->most, load);
+        aux->least = fmin(aux->least, load);
+        aux->most = fmax(aux->most, load);
     }
 }
 

@@ -117,7 +117,7 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
 void iz_dropout_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
                      struct iz_view a, const struct iz_drop *d);
 
-/* preference.cu.  The loss and what is told are in pinned memory. */
+/* preference.cu.  The loss and the metrics are in pinned memory. */
 void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_pairs *p,
                        const struct iz_sample_loss *each, float *scales);
@@ -130,12 +130,12 @@ void iz_op_clear_cuda(struct iz_exec *x, struct iz_view v);
 const int32_t *iz_experts_routes_end_cuda(struct iz_exec *x,
                                           struct iz_view end);
 
-/* experts.cu; what routers tell is in pinned memory. */
+/* experts.cu; routers' metrics are in pinned memory. */
 void iz_route_fwd_cuda(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view scratch);
-void iz_route_tell_cuda(struct iz_exec *x, struct iz_told *told,
-                        const struct iz_routes *r, double balance, double z,
-                        struct iz_view scratch);
+void iz_route_aux_cuda(struct iz_exec *x, struct iz_aux *aux,
+                       const struct iz_routes *r, double balance, double z,
+                       struct iz_view scratch);
 void iz_route_bwd_cuda(struct iz_exec *x, struct iz_view dlogits,
                        struct iz_view dweight, const struct iz_routes *r,
                        float balance, float z);

@@ -188,25 +188,25 @@ enum iz_pair_figure {
     IZ_PAIR_FIGURES
 };
 
-/* What units tell beside the loss: the sum of the losses of their own, and of
+/* Auxiliary metrics, beside the loss: the sum of the units' own losses, and of
  * experts the fewest and the most rows that one had, 1 being as many as all
  * would have if they had the same; of pairs, sums of their figures. */
-struct iz_told {
+struct iz_aux {
     double loss, least, most;
     double balance, z; /* B and Z below, of so many routers */
     double routers;
     double pairs, pair[IZ_PAIR_FIGURES];
 };
-void iz_told_add(struct iz_told *to, const struct iz_told *t);
+void iz_aux_add(struct iz_aux *to, const struct iz_aux *t);
 
 /* Fills r from its logits. */
 void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
-/* Adds to `told` (NULL: to none) B, Z, and to the loss balance B + z Z.  B = E
+/* Adds to `aux` (NULL: to none) B, Z, and to the loss balance B + z Z.  B = E
  * times the sum over experts of (its rows / M) (mean of its p), as in the
  * Switch Transformer (arXiv 2101.03961), k where all is even; Z = mean of lse^2
  * (ST-MoE, arXiv 2202.08906). */
-void iz_route_tell(struct iz_exec *x, struct iz_told *told,
-                   const struct iz_routes *r, double balance, double z);
+void iz_route_aux(struct iz_exec *x, struct iz_aux *aux,
+                  const struct iz_routes *r, double balance, double z);
 /* dlogits [M,E], of the type of activations, of the gradient dweight fp32 [M,k]
  * of weight, and of balance B
  * + z Z. */
@@ -373,8 +373,8 @@ struct iz_pairs {
     const struct iz_preference *loss;
     struct iz_view a, w;
     double weight;
-    struct iz_told *told; /* gets the figures of its pairs; NULL: nothing does
-                           */
+    struct iz_aux *aux; /* gets the figures of its pairs; NULL: nothing does
+                         */
 };
 
 /* c: of the policy, with an even number of samples. */

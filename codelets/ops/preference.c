@@ -20,7 +20,7 @@ void iz_pair_loss(struct iz_exec *x, const struct iz_classifier *c,
     else
         *c->loss =
             iz_preference_pairs(p->loss, p->weight, c->samples,
-                                (double)c->loss_scale, each, p->told, scales);
+                                (double)c->loss_scale, each, p->aux, scales);
 }
 
 void iz_preference(struct iz_exec *x, const struct iz_classifier *c,

@@ -14,16 +14,16 @@ IZ_EITHER double iz_preference_softplus(double x)
 }
 
 /* Adds the figures of a pair. */
-IZ_EITHER void iz_preference_tell(struct iz_told *told, double beta,
-                                  const double *logp, const double *l)
+IZ_EITHER void iz_preference_aux(struct iz_aux *aux, double beta,
+                                 const double *logp, const double *l)
 {
-    told->pairs += 1;
-    told->pair[IZ_REWARDS_CHOSEN] += beta * l[0];
-    told->pair[IZ_REWARDS_REJECTED] += beta * l[1];
-    told->pair[IZ_REWARDS_ACCURACIES] += l[0] > l[1] ? 1 : 0;
-    told->pair[IZ_REWARDS_MARGINS] += beta * (l[0] - l[1]);
-    told->pair[IZ_LOGPS_CHOSEN] += logp[0];
-    told->pair[IZ_LOGPS_REJECTED] += logp[1];
+    aux->pairs += 1;
+    aux->pair[IZ_REWARDS_CHOSEN] += beta * l[0];
+    aux->pair[IZ_REWARDS_REJECTED] += beta * l[1];
+    aux->pair[IZ_REWARDS_ACCURACIES] += l[0] > l[1] ? 1 : 0;
+    aux->pair[IZ_REWARDS_MARGINS] += beta * (l[0] - l[1]);
+    aux->pair[IZ_LOGPS_CHOSEN] += logp[0];
+    aux->pair[IZ_LOGPS_REJECTED] += logp[1];
 }
 
 /* The loss of a pair, and its derivative by d. */
@@ -40,7 +40,7 @@ IZ_EITHER double iz_preference_loss(const struct iz_preference *p, double d,
 IZ_EITHER double iz_preference_pairs(const struct iz_preference *p, double part,
                                      int samples, double loss_scale,
                                      const struct iz_sample_loss *each,
-                                     struct iz_told *told, float *scales)
+                                     struct iz_aux *aux, float *scales)
 {
     const struct iz_sample_loss *reference = each + samples;
     double weight = 2 / (double)samples, chosen = 0, loss = 0;
@@ -58,8 +58,8 @@ IZ_EITHER double iz_preference_pairs(const struct iz_preference *p, double part,
         loss += weight *
                 iz_preference_loss(p, l[0] * share[0] - l[1] * share[1], &by);
         loss += sft * each[i].sum;
-        if (told)
-            iz_preference_tell(told, p->beta, logp, l);
+        if (aux)
+            iz_preference_aux(aux, p->beta, logp, l);
         by *= weight; /* -log p falls where log p grows */
         scales[i] = (float)(loss_scale * (sft - by * share[0]));
         scales[i + 1] = (float)(loss_scale * by * share[1]);

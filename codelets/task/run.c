@@ -217,8 +217,8 @@ unsigned iz_task_nap(void *arg)
 
 static const struct iz_rate plausible[IZ_RATES] = {
     [IZ_ON_COMPUTE] = {400e12, 3e12, 5e-6}, [IZ_ON_HOST] = {50e9, 10e9, 1e-6},
-    [IZ_ON_COMM] = {0, 10e9, 10e-6},        [IZ_ON_UP] = {0, 25e9, 10e-6},
-    [IZ_ON_DOWN] = {0, 25e9, 10e-6},        [IZ_ON_IO] = {0, 2e9, 50e-6},
+    [IZ_ON_COMM] = {0, 10e9, 10e-6},        [IZ_ON_H2D] = {0, 25e9, 10e-6},
+    [IZ_ON_D2H] = {0, 25e9, 10e-6},         [IZ_ON_IO] = {0, 2e9, 50e-6},
     [IZ_RATE_GATHER] = {0, 10e9, 10e-6},    [IZ_RATE_GROUP] = {0, 10e9, 10e-6},
     [IZ_RATE_COPY] = {0, 10e9, 10e-6},      [IZ_RATE_SQUARES] = {0, 1e12, 5e-6},
 };
@@ -237,7 +237,7 @@ void iz_graph_set_rates(struct iz_graph *g)
 static double begun_memory_s(struct iz_graph *g, const struct head *h,
                              const struct iz_rate *r)
 {
-    enum iz_where other = h->where == IZ_ON_UP ? IZ_ON_DOWN : IZ_ON_UP;
+    enum iz_where other = h->where == IZ_ON_H2D ? IZ_ON_D2H : IZ_ON_H2D;
     double now = starpu_timing_now() * 1e-6, rate = r->bytes_per_s, s;
     if (r->both_bytes_per_s > 0 && g->busy[other])
         rate = fmin(rate, r->both_bytes_per_s);

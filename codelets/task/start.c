@@ -30,8 +30,8 @@ static void split_workers(struct iz_graph *g, const int *cpu, int n)
     if (g->config.comm)
         g->comm_worker = (unsigned)cpu[at++];
     if (g->gpu) {
-        mark(g->mask[IZ_ON_UP], (unsigned)cpu[at++]);
-        mark(g->mask[IZ_ON_DOWN], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_H2D], (unsigned)cpu[at++]);
+        mark(g->mask[IZ_ON_D2H], (unsigned)cpu[at++]);
         mark(g->mask[IZ_ON_COMPUTE], g->gpu_worker);
     }
     while (at < n)
@@ -115,7 +115,7 @@ static void on_movers(struct iz_graph *g, void (*fn)(void *arg))
     unsigned ids[STARPU_NMAXWORKERS], n = 0;
     for (unsigned w = 0; w < (unsigned)g->n_workers; w++) {
         bool copies =
-            (g->mask[IZ_ON_UP][w / 32] | g->mask[IZ_ON_DOWN][w / 32]) &
+            (g->mask[IZ_ON_H2D][w / 32] | g->mask[IZ_ON_D2H][w / 32]) &
             UINT32_C(1) << (w % 32);
         if (copies || (g->config.comm && w == g->comm_worker))
             ids[n++] = w;
@@ -372,7 +372,7 @@ void iz_graph_on_copies(struct iz_graph *g, iz_worker_fn *fn, void *arg)
     struct on_workers a = {g, fn, arg};
     unsigned ids[2], n = 0;
     for (int w = 0; g->gpu && w < g->n_workers && n < 2; w++)
-        if (mask_has(g->mask[IZ_ON_UP], w) || mask_has(g->mask[IZ_ON_DOWN], w))
+        if (mask_has(g->mask[IZ_ON_H2D], w) || mask_has(g->mask[IZ_ON_D2H], w))
             ids[n++] = (unsigned)w;
     starpu_execute_on_specific_workers(on_worker, &a, n, ids, "izar");
 }

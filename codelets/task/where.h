@@ -7,8 +7,8 @@ enum iz_where {
     IZ_ON_COMPUTE, /* the GPU if there is one, else as IZ_ON_HOST */
     IZ_ON_HOST,    /* the CPU's compute workers */
     IZ_ON_COMM, /* collectives: one worker, in submission order on every rank */
-    IZ_ON_UP,   /* copies to the GPU */
-    IZ_ON_DOWN, /* copies to the host */
+    IZ_ON_H2D,  /* copies to the GPU */
+    IZ_ON_D2H,  /* copies to the host */
     IZ_ON_IO,   /* disk: workers that sleep in the kernel */
     IZ_WORKER_KINDS,
     /* The comm worker's rates for an all-gather, of which data for several

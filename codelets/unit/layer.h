@@ -12,7 +12,7 @@
 #include "codelets/flat/quant.h"
 #include "codelets/ops/exec.h"
 
-struct iz_told; /* codelets/ops/ops.h */
+struct iz_aux; /* codelets/ops/ops.h */
 struct iz_preference;
 
 enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
@@ -80,9 +80,9 @@ struct iz_layer {
      * that is there for units with own_loss, too. */
     double *loss;
     float loss_scale;
-    /* Units with own_loss, forward, and the last one of pairs: what they tell,
-     * where somebody asks. */
-    struct iz_told *told;
+    /* Units with own_loss, forward, and the last one of pairs: auxiliary
+     * metrics; NULL: nobody asks. */
+    struct iz_aux *aux;
     /* Last unit only, where samples are pairs: their loss, what w and x are for
      * the reference, and the weight of struct iz_pairs.  NULL: samples are
      * alone. */
@@ -272,8 +272,8 @@ static inline int64_t iz_model_sample_bytes(const struct iz_model *m)
     return m->input_bytes + m->target_bytes + begins;
 }
 
-/* Whether units tell something beside the loss: struct iz_told. */
-static inline bool iz_model_tells(const struct iz_model *m)
+/* Whether units have auxiliary metrics. */
+static inline bool iz_model_has_aux(const struct iz_model *m)
 {
     return m->experts || m->preference;
 }

@@ -263,7 +263,7 @@ static void make_frame(struct frame *f, const struct iz_exec *x,
         .loss = unit_at(buf, a->at_loss),
         .row = a->row,
         .logits = unit_at(buf, a->at_logits),
-        .told = unit_at(buf, a->at_told),
+        .aux = unit_at(buf, a->at_told),
     };
     if (m->preference && l->unit + 1 == m->n_units) {
         make_views(l, a->type, own, tied, true, f->reference);

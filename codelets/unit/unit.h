@@ -50,7 +50,7 @@ struct iz_unit_arg {
     signed char at_scale;         /* float: loss scale */
     signed char at_weight;    /* double: of this call's loss in the step's */
     signed char at_logits;    /* float[vocab] */
-    signed char at_told;      /* struct iz_told */
+    signed char at_told;      /* struct iz_aux */
     signed char at_reference; /* boundary that the last unit reads for it */
     /* Only for a sparse table: the list of touched rows
      * (codelets/flat/touched_rows.h).  Gradients hold these rows alone, and so

@@ -142,7 +142,7 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
 {
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_task t = iz_task_of(r->e, IZ_SNAPSHOT,
-                                  gpu ? IZ_ON_DOWN : IZ_ON_HOST, run, r->unit);
+                                  gpu ? IZ_ON_D2H : IZ_ON_HOST, run, r->unit);
     t.urgency = iz_step_in_order(r->unit);
     iz_task_add(&t, buffer, first ? STARPU_W : STARPU_RW);
     return t;

@@ -22,19 +22,19 @@ static int64_t vote_hear(void *arg, const double *all, int per)
     struct iz_vote *v = arg;
     int64_t step = (int64_t)all[0];
     for (int r = 0; r < v->ranks; r++) {
-        const double *told = all + r * per;
-        if (told[0] < 0)
+        const double *aux = all + r * per;
+        if (aux[0] < 0)
             return -1;
-        if ((int64_t)told[0] != step)
+        if ((int64_t)aux[0] != step)
             step = 0;
     }
     if (step == v->heard)
         return step;
     v->heard = step;
     for (int r = 0; step && r < v->ranks; r++) {
-        const double *told = all + r * per;
-        v->of[r].bytes = (int64_t)told[1];
-        v->of[r].header_hash = ((uint64_t)told[2] << 32) + (uint64_t)told[3];
+        const double *aux = all + r * per;
+        v->of[r].bytes = (int64_t)aux[1];
+        v->of[r].header_hash = ((uint64_t)aux[2] << 32) + (uint64_t)aux[3];
     }
     return step;
 }

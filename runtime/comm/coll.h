@@ -69,8 +69,8 @@ void iz_coll_all_gather_among(struct iz_coll *c, void *full,
 /* For a copy of all shards in each group of n consecutive ranks: the rank at
  * position j of a group receives in `out`, in order, those of the size / n
  * ranks from j * size / n on.  own: this rank's shard, not in `out`. */
-void iz_coll_deal(struct iz_coll *c, void *out, const void *own,
-                  int64_t shard_bytes, int n, const char *what);
+void iz_coll_refresh(struct iz_coll *c, void *out, const void *own,
+                     int64_t shard_bytes, int n, const char *what);
 
 /* A range of a buffer, in bytes, that one rank owns for a while. */
 struct iz_coll_range {
@@ -160,10 +160,10 @@ void iz_coll_gpu_close(struct iz_coll *c);
 void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
                             const void *shard, int64_t shard_bytes, int n,
                             const char *what);
-/* Like iz_coll_deal with `out` and `own` on the GPU. */
-void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
-                      const void *own, int64_t shard_bytes, int n,
-                      const char *what);
+/* Like iz_coll_refresh with `out` and `own` on the GPU. */
+void iz_coll_gpu_refresh(struct iz_coll *c, struct iz_exec *x, void *out,
+                         const void *own, int64_t shard_bytes, int n,
+                         const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
  * the host; the same bits. */
 struct iz_coll_gpu_sum {

@@ -92,9 +92,9 @@ void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
 }
 
 /* Through the host: the shard comes down behind what it is dealt into. */
-void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
-                      const void *own, int64_t shard_bytes, int n,
-                      const char *what)
+void iz_coll_gpu_refresh(struct iz_coll *c, struct iz_exec *x, void *out,
+                         const void *own, int64_t shard_bytes, int n,
+                         const char *what)
 {
     struct iz_coll_gpu *g = c->gpu;
     int share = c->size / n;
@@ -105,13 +105,13 @@ void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
             iz_buffer_copy(x, (char *)out + c->rank % share * shard_bytes, own,
                            shard_bytes);
         note(c, what, shard_bytes, share - self);
-        iz_nccl_deal(g->comm, x->stream, out, own, shard_bytes, n, what);
+        iz_nccl_refresh(g->comm, x->stream, out, own, shard_bytes, n, what);
         return;
     }
     assert(shard_bytes * (share + 1) <= g->buffer_bytes);
     iz_buffer_copy(x, shard, own, shard_bytes);
     iz_device_wait(x->stream);
-    iz_coll_deal(c, g->buffer, shard, shard_bytes, n, what);
+    iz_coll_refresh(c, g->buffer, shard, shard_bytes, n, what);
     iz_buffer_copy(x, out, g->buffer, shard_bytes * share);
 }
 

@@ -195,7 +195,7 @@ void iz_coll_all_gather_among(struct iz_coll *c, void *full,
 
 /* ---- shards for a copy in each group ---- */
 
-struct deal {
+struct refresh {
     struct iz_flight f;
     const char *own;
     char *out;
@@ -204,17 +204,17 @@ struct deal {
     struct iz_coll_cut cut;
 };
 
-static bool takes_shard(const struct deal *d, int to, int owner)
+static bool takes_shard(const struct refresh *d, int to, int owner)
 {
     return owner / (d->f.c->size / d->n) == to % d->n;
 }
 
-static char *place_of(const struct deal *d, int owner)
+static char *place_of(const struct refresh *d, int owner)
 {
     return d->out + owner % (d->f.c->size / d->n) * d->bytes;
 }
 
-static void deal_piece(struct deal *d, int64_t k, bool near)
+static void refresh_piece(struct refresh *d, int64_t k, bool near)
 {
     struct iz_coll *c = d->f.c;
     int group = (int)(k % d->cut.in_flight);
@@ -232,19 +232,19 @@ static void deal_piece(struct deal *d, int64_t k, bool near)
     }
 }
 
-void iz_coll_deal(struct iz_coll *c, void *out, const void *own,
-                  int64_t shard_bytes, int n, const char *what)
+void iz_coll_refresh(struct iz_coll *c, void *out, const void *own,
+                     int64_t shard_bytes, int n, const char *what)
 {
-    struct deal d = {.f = {.c = c, .what = what},
-                     .own = own,
-                     .out = out,
-                     .bytes = shard_bytes,
-                     .n = n,
-                     .cut = gather_cut(c, 0, c->size)};
+    struct refresh d = {.f = {.c = c, .what = what},
+                        .own = own,
+                        .out = out,
+                        .bytes = shard_bytes,
+                        .n = n,
+                        .cut = gather_cut(c, 0, c->size)};
     int64_t pieces = count_pieces(shard_bytes, d.cut);
     bool self = takes_shard(&d, c->rank, c->rank);
     int64_t moved = (c->size / n - self) * shard_bytes;
-    iz_coll_begin(c, IZ_COLL_DEAL, shard_bytes, what);
+    iz_coll_begin(c, IZ_COLL_REFRESH, shard_bytes, what);
     if (pieces == 0)
         return;
     if (self)
@@ -255,8 +255,8 @@ void iz_coll_deal(struct iz_coll *c, void *out, const void *own,
         if (k >= d.cut.in_flight)
             iz_flight_wait(&d.f, (int)(k % d.cut.in_flight));
         if (k < pieces) {
-            deal_piece(&d, k, false);
-            deal_piece(&d, k, true);
+            refresh_piece(&d, k, false);
+            refresh_piece(&d, k, true);
         }
     }
     iz_near_leave(c, what);

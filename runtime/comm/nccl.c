@@ -202,8 +202,9 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
     wait_done(n, stream);
 }
 
-void iz_nccl_deal(struct iz_nccl *n, void *stream, void *out, const void *own,
-                  int64_t shard_bytes, int ranks, const char *what)
+void iz_nccl_refresh(struct iz_nccl *n, void *stream, void *out,
+                     const void *own, int64_t shard_bytes, int ranks,
+                     const char *what)
 {
     int self = n->coll->rank, size = n->coll->size, share = size / ranks;
     begin(n, "copy", what);

@@ -18,12 +18,13 @@ int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c);
 /* All ranks.  Accepts NULL and half-built. */
 void iz_nccl_close(struct iz_nccl **n);
 
-/* On device memory, see iz_coll_all_gather_among and iz_coll_deal, but that
+/* On device memory, see iz_coll_all_gather_among and iz_coll_refresh, but that
  * what a rank has of its own is in its place already. */
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
                         int64_t shard_bytes, int ranks, const char *what);
-void iz_nccl_deal(struct iz_nccl *n, void *stream, void *out, const void *own,
-                  int64_t shard_bytes, int ranks, const char *what);
+void iz_nccl_refresh(struct iz_nccl *n, void *stream, void *out,
+                     const void *own, int64_t shard_bytes, int ranks,
+                     const char *what);
 /* Ranks that exchange parts of their buffers: member k is rank first + k * step
  * and gets the parts part + k * step + j * apart, j from 0 to parts - 1. */
 struct iz_nccl_team {

@@ -29,8 +29,9 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
     iz_die("%s: built without NCCL", what);
 }
 
-void iz_nccl_deal(struct iz_nccl *n, void *stream, void *out, const void *own,
-                  int64_t shard_bytes, int ranks, const char *what)
+void iz_nccl_refresh(struct iz_nccl *n, void *stream, void *out,
+                     const void *own, int64_t shard_bytes, int ranks,
+                     const char *what)
 {
     iz_die("%s: built without NCCL", what);
 }

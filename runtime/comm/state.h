@@ -26,7 +26,7 @@ void iz_coll_gone_close(struct iz_coll *c);
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
     IZ_COLL_REDUCE_SCATTER,
-    IZ_COLL_DEAL,
+    IZ_COLL_REFRESH,
     IZ_COLL_EXCHANGE,
     IZ_COLL_DOUBLES,
     IZ_COLL_BARRIER,

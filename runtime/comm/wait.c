@@ -142,10 +142,10 @@ static bool is_stopped(const struct iz_coll *c, int r)
 static void tell_wait(const struct iz_coll *c, double now, double s,
                       const char *phase)
 {
-    _Atomic double *told = &c->state->told_s;
-    if (c->local_rank > 1 || now - *told < c->timeout_s)
+    _Atomic double *aux = &c->state->told_s;
+    if (c->local_rank > 1 || now - *aux < c->timeout_s)
         return;
-    *told = now;
+    *aux = now;
     fprintf(stderr,
             "izar: rank %d: has waited %.0f s for the other ranks in %s, and "
             "goes on: is a disk slow?\n",

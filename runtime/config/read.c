@@ -129,9 +129,9 @@ static bool is_auto(const struct iz_key *k, const json_t *v)
 
 static void unknown(struct reader *r, const char *name)
 {
-    bool told = r->faults.count < IZ_FAULTS_TOLD; /* to look takes long */
+    bool aux = r->faults.count < IZ_FAULTS_TOLD; /* to look takes long */
     iz_fault(&r->faults, name, "unknown key%s",
-             told ? iz_nearest_key(name, r->model).hint : "");
+             aux ? iz_nearest_key(name, r->model).hint : "");
 }
 
 /* Of our own table: k is in iz_config_keys. */

@@ -239,14 +239,14 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
 /* Of the targets [at, at + n). */
 static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
 {
-    int64_t learnt = 0;
+    int64_t loss_tokens = 0;
     for (int k = stream_find(t, at); n > 0; k++) {
         int64_t here = min64(t->first[k + 1] - at, n);
-        learnt += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
+        loss_tokens += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
         at += here;
         n -= here;
     }
-    return learnt;
+    return loss_tokens;
 }
 
 /* The first token of a document is no target of the last one of another. */
@@ -275,7 +275,7 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
 {
     enum { AT_ONCE = 512 };
     int32_t input[AT_ONCE], target[AT_ONCE];
-    int64_t learnt = 0, here;
+    int64_t loss_tokens = 0, here;
     if (d->document_end < 0)
         return stream_learnt(t, at + 1, d->seq - (d->group > 1));
     for (int64_t i = 0; i < d->seq; i += here) {
@@ -284,9 +284,9 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
         stream_read(t, at + i + 1, target, here, true);
         ignore_first(d, input, target, here);
         for (int64_t k = 0; k < here; k++)
-            learnt += target[k] >= 0;
+            loss_tokens += target[k] >= 0;
     }
-    return learnt;
+    return loss_tokens;
 }
 
 /* ---- splits ---- */
@@ -535,11 +535,11 @@ bool iz_data_masked(const struct iz_data *d, enum iz_split s)
 int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
                        int64_t first, int64_t n)
 {
-    int64_t learnt = 0;
+    int64_t loss_tokens = 0;
     for (int64_t i = first; i < first + n; i += d->group)
-        learnt +=
+        loss_tokens +=
             sample_learnt(d, d->split[which].stream, sample_start(d, which, i));
-    return learnt;
+    return loss_tokens;
 }
 
 void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,

@@ -370,12 +370,12 @@ static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
 
 int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
 {
-    int64_t learnt = 0;
+    int64_t loss_tokens = 0;
     if (!s->mask.at)
         return n;
     for (int64_t i = 0; i < n; i++)
-        learnt += mask_at(s, at)[i] != 0;
-    return learnt;
+        loss_tokens += mask_at(s, at)[i] != 0;
+    return loss_tokens;
 }
 
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,

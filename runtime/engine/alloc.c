@@ -103,11 +103,11 @@ static void open_sums(struct iz_engine *e)
             iz_handle_open(e, loss + b, sizeof(*loss), IZ_DATUM_SCALAR, b);
         t->weight_handle = iz_handle_open(e, loss + tracks + b, sizeof(*loss),
                                           IZ_DATUM_SCALAR, b);
-        if (!iz_model_tells(e->model))
+        if (!iz_model_has_aux(e->model))
             continue;
-        t->told = (struct iz_told *)(loss + 2 * tracks) + b;
-        t->told_handle =
-            iz_handle_open(e, t->told, sizeof(*t->told), IZ_DATUM_SCALAR, b);
+        t->aux = (struct iz_aux *)(loss + 2 * tracks) + b;
+        t->aux_handle =
+            iz_handle_open(e, t->aux, sizeof(*t->aux), IZ_DATUM_SCALAR, b);
     }
 }
 
@@ -120,14 +120,14 @@ static int open_scalars(struct iz_engine *e)
                                      IZ_DATUM_SCALAR, 0);
     s->loss_handle = iz_handle_open(e, &s->loss_sum, sizeof(s->loss_sum),
                                     IZ_DATUM_SCALAR, 0);
-    s->learnt_handle =
-        iz_handle_open(e, &s->learnt, sizeof(s->learnt), IZ_DATUM_SCALAR, 0);
-    s->told = IZ_TOLD_NOTHING;
-    if (iz_model_tells(e->model))
-        s->told_handle =
-            iz_handle_open(e, &s->told, sizeof(s->told), IZ_DATUM_SCALAR, 0);
-    s->gathered = calloc((size_t)e->plan.ranks * ((size_t)e->plan.n_units + 4 +
-                                                  IZ_BALLOT + IZ_TOLD),
+    s->loss_tokens_handle = iz_handle_open(
+        e, &s->loss_tokens, sizeof(s->loss_tokens), IZ_DATUM_SCALAR, 0);
+    s->aux = IZ_AUX_NOTHING;
+    if (iz_model_has_aux(e->model))
+        s->aux_handle =
+            iz_handle_open(e, &s->aux, sizeof(s->aux), IZ_DATUM_SCALAR, 0);
+    s->gathered = calloc((size_t)e->plan.ranks *
+                             ((size_t)e->plan.n_units + 4 + IZ_BALLOT + IZ_AUX),
                          sizeof(*s->gathered));
     open_sums(e);
     return s->gathered ? 0 : -ENOMEM;

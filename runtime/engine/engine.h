@@ -45,7 +45,7 @@ struct iz_unit_memory {
     /* Parameters in memory, full or shard: those that are frozen may have a
      * buffer of their own. */
     starpu_data_handle_t param_handle, frozen_handle;
-    starpu_data_handle_t copy_handle; /* of a group's copy; NULL: none */
+    starpu_data_handle_t secondary_handle; /* of a group's copy; NULL: none */
     int64_t copied; /* version that it is of; -1: of none, frozen or not */
     /* Accumulators, of its own unit and of the tied use: the pieces, which
      * follow one another in memory; and what the GPU has apart, behind them. */
@@ -108,7 +108,11 @@ struct iz_staging {
     starpu_data_handle_t handle;
 };
 
-enum iz_side { IZ_BELOW, IZ_ABOVE, IZ_SIDES }; /* of a GPU: host, device */
+enum iz_side {
+    IZ_SIDE_HOST,
+    IZ_SIDE_DEVICE,
+    IZ_SIDES
+}; /* of a GPU: host, device */
 
 /* A buffer that a unit passes through whose matrices are updated as such: fp32
  * of all its trained parameters, on either side or on both.  Its tasks touch
@@ -135,8 +139,8 @@ struct iz_staging_ring {
     int next;
 };
 
-#define IZ_TOLD_NOTHING ((struct iz_told){.least = HUGE_VAL})
-#define IZ_TOLD (int)(sizeof(struct iz_told) / sizeof(double))
+#define IZ_AUX_NOTHING ((struct iz_aux){.least = HUGE_VAL})
+#define IZ_AUX (int)(sizeof(struct iz_aux) / sizeof(double))
 
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
@@ -147,9 +151,9 @@ struct iz_track {
     int64_t *boundary_at; /* of each unit's in the file, if they live there */
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
-    int64_t first;        /* of its samples, as in iz_units_first_sample */
-    struct iz_told *told; /* of its samples; beside the losses */
-    starpu_data_handle_t told_handle; /* NULL: nobody tells */
+    int64_t first;      /* of its samples, as in iz_units_first_sample */
+    struct iz_aux *aux; /* of its samples; beside the losses */
+    starpu_data_handle_t aux_handle; /* NULL: there are none */
     /* Of pairs: boundaries of the reference, which take turns. */
     starpu_data_handle_t reference_handle[2];
 };
@@ -181,7 +185,7 @@ struct iz_event {
     bool eval;    /* loss is that of the validation split */
     int64_t step; /* 1-based: after this many steps */
     double loss, grad_norm, lr, loss_scale;
-    struct iz_told told; /* sums over tasks; the least and the most */
+    struct iz_aux aux; /* sums over tasks; the least and the most */
     bool skipped, stop;
     enum iz_failure failure;
     int64_t sealed; /* step whose files all ranks have written; -1: one cannot
@@ -229,10 +233,11 @@ struct iz_scalars {
     starpu_data_handle_t scale_handle;
     double loss_sum;
     starpu_data_handle_t loss_handle;
-    struct iz_told told; /* of all tracks */
-    starpu_data_handle_t told_handle;
-    double learnt; /* targets of the step that no mask excludes, all ranks */
-    starpu_data_handle_t learnt_handle;
+    struct iz_aux aux; /* of all tracks */
+    starpu_data_handle_t aux_handle;
+    double
+        loss_tokens; /* targets of the step that no mask excludes, all ranks */
+    starpu_data_handle_t loss_tokens_handle;
     starpu_data_handle_t logits_handle;
     double *gathered; /* scratch of clip */
 };

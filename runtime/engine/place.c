@@ -18,8 +18,8 @@ static starpu_data_handle_t *handle_of(struct iz_engine *e,
         return &e->scalar.logits_handle;
     case IZ_DATUM_QUANT:
         return &e->unit[of].quant_handle;
-    case IZ_DATUM_COPY:
-        return &e->unit[of].copy_handle;
+    case IZ_DATUM_SECONDARY:
+        return &e->unit[of].secondary_handle;
     case IZ_DATUM_STATE:
     case IZ_DATUM_SPLIT_STATE:
         return &e->unit[of].chunk[i].state_handle;
@@ -32,9 +32,9 @@ static starpu_data_handle_t *handle_of(struct iz_engine *e,
     case IZ_DATUM_QUANT_STAGING:
         return &e->staging[of].buffer[i].handle;
     case IZ_DATUM_MATRIX:
-        return &e->matrices.buffer[i].handle[IZ_BELOW];
-    case IZ_DATUM_MATRIX_ABOVE:
-        return &e->matrices.buffer[i].handle[IZ_ABOVE];
+        return &e->matrices.buffer[i].handle[IZ_SIDE_HOST];
+    case IZ_DATUM_MATRIX_DEVICE:
+        return &e->matrices.buffer[i].handle[IZ_SIDE_DEVICE];
     case IZ_DATUM_TOUCHED:
         return &e->touched.list[i].handle;
     case IZ_DATUM_TOUCHED_SCRATCH:
@@ -45,7 +45,7 @@ static starpu_data_handle_t *handle_of(struct iz_engine *e,
         return &e->ring[of].grad[i].handle;
     case IZ_DATUM_RING_SUM:
         return &e->ring[of].sum[i].handle;
-    case IZ_DATUM_RAISED:
+    case IZ_DATUM_BOUNDARY_SLOT:
         return &e->boundaries.slot[i].handle;
     case IZ_DATUM_BATCH:
         return &e->track[i].batch_handle;

@@ -165,7 +165,7 @@ void iz_trace_rate(struct iz_engine *e, double gemm_rate)
 
 static const char *const worker_kinds[IZ_WORKER_KINDS] = {
     [IZ_ON_COMPUTE] = "compute", [IZ_ON_HOST] = "host", [IZ_ON_COMM] = "comm",
-    [IZ_ON_UP] = "up",           [IZ_ON_DOWN] = "down", [IZ_ON_IO] = "io",
+    [IZ_ON_H2D] = "up",          [IZ_ON_D2H] = "down",  [IZ_ON_IO] = "io",
 };
 
 /* What workers of a kind could do at most: of the machine that is simulated, or

@@ -372,12 +372,12 @@ void iz_machine_rates(const struct iz_machine *m, const struct iz_plan *p,
     rate[IZ_RATE_GATHER] = network(m, gather_rate(m, p, p->ranks), others);
     rate[IZ_RATE_GROUP] = network(m, gather_rate(m, p, group), group - 1);
     rate[IZ_RATE_COPY] = network(m, copy_rate(m, p), p->ranks / group);
-    rate[IZ_ON_UP] =
+    rate[IZ_ON_H2D] =
         (struct iz_rate){.bytes_per_s = (double)m->up_bytes_per_s,
                          .latency_s = seconds(m->copy_ns),
                          .both_bytes_per_s = (double)m->up_both_bytes_per_s,
                          .busy_bytes_per_s = (double)m->up_busy_bytes_per_s};
-    rate[IZ_ON_DOWN] =
+    rate[IZ_ON_D2H] =
         (struct iz_rate){.bytes_per_s = (double)m->down_bytes_per_s,
                          .latency_s = seconds(m->copy_ns),
                          .both_bytes_per_s = (double)m->down_both_bytes_per_s};

@@ -36,7 +36,7 @@ static struct tried try_config(const struct iz_config *c,
         return t;
     if (!iz_plan_fit(&p, c, f->model, f->limit, NULL))
         t = (struct tried){iz_forecast(&p, f->rate).step_s, iz_plan_repeats(&p),
-                           p.zero.sums_near, p.attends};
+                           p.zero.sums_on_gpu, p.attends};
     iz_plan_clear(&p);
     return t;
 }
@@ -180,7 +180,7 @@ void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
     } form[] = {{IZ_MOMENT_F32, "run.master remainder"},
                 {IZ_MOMENT_BF16, "run.state_dtype bf16"},
                 {IZ_MOMENT_FP8, "run.state_dtype fp8"}};
-    double now = try_config(c, f).step_s, told = 0;
+    double now = try_config(c, f).step_s, aux = 0;
     bool offloaded = f->target->gpu && c->zero.optimizer.home != IZ_HOME_NONE;
     bool halves = c->dtype == IZ_BF16 && c->run.save_mode != IZ_SAVE_ASYNC;
     for (int i = 0; offloaded && isfinite(now) && i < 3; i++) {
@@ -193,14 +193,14 @@ void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
         if (halves)
             d.run.master = IZ_MASTER_REMAINDER;
         double saved = now - choose_ratio(&d, f);
-        if (!(saved > WORTH * now) || saved < told + WORTH * now)
+        if (!(saved > WORTH * now) || saved < aux + WORTH * now)
             continue;
         fprintf(out, "%s %.3f s less with %s%s",
-                told > 0 ? "," : "           it would take", saved,
-                form[i].name, i > 0 && both ? " and run.master remainder" : "");
+                aux > 0 ? "," : "           it would take", saved, form[i].name,
+                i > 0 && both ? " and run.master remainder" : "");
         if (c->zero.optimizer.ratio_auto)
             fprintf(out, " at ratio %g", d.zero.optimizer.ratio);
-        told = saved;
+        aux = saved;
     }
-    fputs(told > 0 ? "\n" : "", out);
+    fputs(aux > 0 ? "\n" : "", out);
 }

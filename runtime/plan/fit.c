@@ -172,9 +172,9 @@ static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
                             const struct iz_model *m,
                             const struct iz_limits *limit)
 {
-    iz_plan_near(p, c, m, true);
+    iz_plan_sum_on_gpu(p, c, m, true);
     if (!iz_plan_within(p, limit))
-        iz_plan_near(p, c, m, false);
+        iz_plan_sum_on_gpu(p, c, m, false);
     return iz_plan_within(p, limit);
 }
 
@@ -313,7 +313,7 @@ static void keep_most(struct iz_plan *p, const struct iz_config *c,
                       const struct iz_model *m, const struct iz_limits *limit)
 {
     iz_plan_repeat(p, m, IZ_REPEAT_FULL);
-    iz_plan_near(p, c, m, false);
+    iz_plan_sum_on_gpu(p, c, m, false);
     if (iz_plan_within(p, limit) || fits_either_way(p, c, m, limit))
         iz_plan_keep(p, m, limit);
 }

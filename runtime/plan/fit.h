@@ -25,8 +25,8 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                     double *params);
 
 /* Counts anew with sums near or not, where they can be. */
-void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
-                  const struct iz_model *m, bool near);
+void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
+                        const struct iz_model *m, bool near);
 /* ---- repeat.c ---- */
 
 /* Counts anew with units that repeat this, but no more than gains memory. */

@@ -45,7 +45,7 @@ static double copy(struct course *c, enum iz_where link, double bytes,
                    double from)
 {
     const struct iz_rate *r = &c->rate[link];
-    bool up = link == IZ_ON_UP;
+    bool up = link == IZ_ON_H2D;
     double *free = up ? &c->up_s : &c->down_s, rate = r->bytes_per_s;
     double begin = fmax(*free, from);
     if (bytes <= 0)
@@ -162,7 +162,7 @@ static void raise_chunk(struct course *c)
     struct chunk *k = &c->raise;
     double up = far_bytes(p, k->unit, false) +
                 (p->optimizer.remainder ? far_bytes(p, k->unit, true) : 0);
-    c->chunk[k->number] = copy(c, IZ_ON_UP, up, buffer_s(c, k));
+    c->chunk[k->number] = copy(c, IZ_ON_H2D, up, buffer_s(c, k));
     next_chunk(p, k, 1);
 }
 
@@ -175,7 +175,7 @@ static void update_chunk(struct course *c)
     c->gpu_s = fmax(c->gpu_s, c->chunk[k->number]) +
                compute_s(c, IZ_ON_COMPUTE, iz_state_traffic(p, n, 0));
     c->chunk[k->number] =
-        copy(c, IZ_ON_DOWN, far_bytes(p, k->unit, true), c->gpu_s);
+        copy(c, IZ_ON_D2H, far_bytes(p, k->unit, true), c->gpu_s);
     c->updated[k->unit] = fmax(c->updated[k->unit], c->chunk[k->number]);
     next_chunk(p, k, 1);
 }
@@ -224,7 +224,7 @@ static double fetch(struct course *c, int u, double from, struct slot **slot)
         t = pass(&c->io_s, &c->rate[IZ_ON_IO], bytes / 2, t);
     if (p->zero.param.home != IZ_HOME_NONE ||
         p->zero.frozen.home != IZ_HOME_NONE)
-        t = copy(c, IZ_ON_UP, bytes, t);
+        t = copy(c, IZ_ON_H2D, bytes, t);
     if (p->ranks > 1)
         t = pass(
             &c->comm_s,
@@ -252,9 +252,9 @@ static double update_and_fetch(struct course *c, int u, struct slot **slot)
     home = c->updated[u];
     while (fmax(buffer_s(c, &c->raise), c->up_s) < home)
         raise_chunk(c);
-    if (iz_plan_params_up(p) && g->n && g->host_chunks)
+    if (iz_plan_params_to_gpu(p) && g->n && g->host_chunks)
         home = copy(
-            c, IZ_ON_UP,
+            c, IZ_ON_H2D,
             (double)(iz_plan_host_elems(g) * iz_dtype_bytes(p->param_type)),
             home);
     ready = fetch(c, u, home, slot);
@@ -280,7 +280,7 @@ static void forward(struct course *c, int micros, bool first)
         if (slot)
             slot->end_s = c->gpu_s;
         if (p->act.boundary_home != IZ_HOME_NONE)
-            copy(c, IZ_ON_DOWN, micros * (double)iz_plan_boundary_room(p),
+            copy(c, IZ_ON_D2H, micros * (double)iz_plan_boundary_room(p),
                  c->gpu_s);
     }
 }
@@ -298,11 +298,11 @@ static void reduce(struct course *c, int u, int i)
     double sum = wire + size * (first ? 1 : 2), *grad;
     if (!g->n)
         return;
-    if (iz_plan_grads_down(p))
+    if (iz_plan_grads_to_host(p))
         apart = (double)iz_plan_grads_apart(p, g);
     else
         near = (double)g->shard;
-    if (p->zero.sums_near && iz_plan_sum(p, g))
+    if (p->zero.sums_on_gpu && iz_plan_sum(p, g))
         near = host;
     grad = &c->grad[2 * g->ring + c->sent++ % 2];
     if (p->ranks > 1)
@@ -313,17 +313,17 @@ static void reduce(struct course *c, int u, int i)
     if (last)
         c->gpu_s += compute_s(
             c, IZ_RATE_SQUARES,
-            (p->zero.sums_near ? (double)g->shard : apart + near) * size);
+            (p->zero.sums_on_gpu ? (double)g->shard : apart + near) * size);
     double t = fmax(c->gpu_s, p->ranks > 1 ? c->comm_s : 0);
-    if (!iz_plan_grads_down(p) || (p->zero.sums_near && !last)) {
+    if (!iz_plan_grads_to_host(p) || (p->zero.sums_on_gpu && !last)) {
         *grad = t;
         return;
     }
-    bool straight = p->zero.sums_near || iz_plan_straight(p, first);
+    bool straight = p->zero.sums_on_gpu || iz_plan_straight(p, first);
     /* Of two buffers that the host adds from, one is free. */
     if (!straight)
         t = fmax(t, c->sums_s - host_s(c, host * sum, 0));
-    *grad = copy(c, IZ_ON_DOWN, host * (p->zero.sums_near ? size : wire), t);
+    *grad = copy(c, IZ_ON_D2H, host * (p->zero.sums_on_gpu ? size : wire), t);
     if (!straight)
         c->sums_s = fmax(c->sums_s, *grad) + host_s(c, host * sum, 0);
 }
@@ -337,7 +337,7 @@ static void backward(struct course *c, int first, int micros)
         double t = !first && u + 1 == p->n_units ? update_and_fetch(c, u, &slot)
                                                  : fetch(c, u, 0, &slot);
         if (p->act.boundary_home != IZ_HOME_NONE)
-            copy(c, IZ_ON_UP, micros * (double)iz_plan_boundary_room(p), 0);
+            copy(c, IZ_ON_H2D, micros * (double)iz_plan_boundary_room(p), 0);
         for (int i = 0; i < micros; i++) {
             double *grad = &c->grad[2 * p->unit[u].ring + c->sent % 2];
             c->gpu_s = fmax(fmax(c->gpu_s, t), *grad) + k->backward_s +
@@ -383,7 +383,7 @@ struct iz_forecast iz_forecast(const struct iz_plan *p,
     int slots = 0, chunks = 0;
     /* A machine that was measured knows no rate of its disks. */
     bool disk = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0;
-    if (!p->target.gpu || rate[IZ_ON_UP].bytes_per_s <= 0 ||
+    if (!p->target.gpu || rate[IZ_ON_H2D].bytes_per_s <= 0 ||
         (disk && rate[IZ_ON_IO].bytes_per_s <= 1))
         return f;
     for (int r = 0; r < p->n_rings; r++)

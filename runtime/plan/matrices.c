@@ -156,8 +156,9 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
     p->matrices.steps = c->optimizer.ns_steps;
     p->matrices.gram = c->optimizer.ns_method == IZ_NS_GRAM;
     p->matrices.on_gpu = gpu && c->run.muon_products != IZ_MUON_HOST;
-    p->matrices.above = gpu && (near || p->zero.split || p->matrices.on_gpu);
-    p->matrices.below = !near || !p->matrices.on_gpu || p->ranks > 1;
+    p->matrices.on_device =
+        gpu && (near || p->zero.split || p->matrices.on_gpu);
+    p->matrices.on_host = !near || !p->matrices.on_gpu || p->ranks > 1;
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)
             n += matrices_of(&m->unit[u].param[i]);

@@ -20,7 +20,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM, true},
     [IZ_DATUM_FROZEN] = {"param frozen", IZ_MEM_PARAM, true},
     [IZ_DATUM_QUANT] = {"param quant", IZ_MEM_PARAM, true},
-    [IZ_DATUM_COPY] = {"param copy", IZ_MEM_COPY, true},
+    [IZ_DATUM_SECONDARY] = {"param copy", IZ_MEM_COPY, true},
     [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE, true},
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE, true},
     [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD, true},
@@ -31,7 +31,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_SPLIT_STAGING] = {"split staging", IZ_MEM_STAGING, false},
     [IZ_DATUM_QUANT_STAGING] = {"staging quant", IZ_MEM_STAGING, false},
     [IZ_DATUM_MATRIX] = {"matrices", IZ_MEM_MATRIX, false},
-    [IZ_DATUM_MATRIX_ABOVE] = {"matrices above", IZ_MEM_MATRIX, false},
+    [IZ_DATUM_MATRIX_DEVICE] = {"matrices above", IZ_MEM_MATRIX, false},
     [IZ_DATUM_TOUCHED] = {"touched rows", IZ_MEM_BATCH, false},
     [IZ_DATUM_TOUCHED_SCRATCH] = {"touched scratch", IZ_MEM_BATCH, false},
     [IZ_DATUM_GATHERED] = {"gathered", IZ_MEM_RING, false},
@@ -40,7 +40,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_COLL] = {"mpi", IZ_MEM_COMM, false},
     [IZ_DATUM_COLL_STAGING] = {"mpi staging", IZ_MEM_STAGING, false},
     [IZ_DATUM_COLL_EXCHANGE] = {"nccl", IZ_MEM_COMM, false},
-    [IZ_DATUM_RAISED] = {"raised", IZ_MEM_BOUNDARY, false},
+    [IZ_DATUM_BOUNDARY_SLOT] = {"raised", IZ_MEM_BOUNDARY, false},
     [IZ_DATUM_BATCH] = {"batch", IZ_MEM_BATCH, false},
     [IZ_DATUM_DY] = {"dy", IZ_MEM_BOUNDARY, false},
     [IZ_DATUM_REFERENCE] = {"reference", IZ_MEM_BOUNDARY, false},
@@ -118,7 +118,7 @@ static void put_params(struct iz_plan *p, const struct iz_plan_unit *g, int u)
         : z->param.whole ? iz_plan_quant_whole(p, g)
                          : iz_plan_quant_shard(g));
     if (z->group < p->ranks)
-        put(p, IZ_DATUM_COPY, tier_of(z->param.home), u, 0,
+        put(p, IZ_DATUM_SECONDARY, tier_of(z->param.home), u, 0,
             (g->padded + g->frozen.padded) / z->group * size);
 }
 
@@ -147,7 +147,7 @@ static void put_grads(struct iz_plan *p, const struct iz_plan_unit *g, int u)
     int64_t apart = iz_plan_grads_apart(p, g) * size, blocks = 0;
     bool own = !iz_plan_ring_sum(p, g);
     for (int i = 0; i <= g->split_accum; i++) {
-        if (i == 0 || !p->zero.sums_near)
+        if (i == 0 || !p->zero.sums_on_gpu)
             put(p, IZ_DATUM_GRAD, tier_of(p->zero.grad.home), u, i,
                 iz_plan_grads(p, g) * size - apart);
         put(p, IZ_DATUM_SPLIT_GRAD, IZ_TIER_DEVICE, u, i, apart);
@@ -163,8 +163,8 @@ static void put_grads(struct iz_plan *p, const struct iz_plan_unit *g, int u)
 /* Of the units, and of the tracks' losses, weights and what they tell. */
 static int64_t sums_bytes(const struct iz_plan *p, const struct iz_model *m)
 {
-    int64_t told = iz_model_tells(m) ? (int64_t)sizeof(struct iz_told) : 0;
-    return 8 * (int64_t)p->n_units + p->tracks * (2 * 8 + told);
+    int64_t aux = iz_model_has_aux(m) ? (int64_t)sizeof(struct iz_aux) : 0;
+    return 8 * (int64_t)p->n_units + p->tracks * (2 * 8 + aux);
 }
 
 /* ---- what units take turns in ---- */
@@ -202,11 +202,11 @@ static void put_matrices(struct iz_plan *p)
 {
     const struct iz_plan_matrices *a = &p->matrices;
     int64_t bytes = a->elems * (int64_t)sizeof(float);
-    if (a->below)
+    if (a->on_host)
         put_each(p, IZ_DATUM_MATRIX, iz_plan_shared_tier(p), 0, a->buffers,
                  bytes);
-    if (a->above)
-        put_each(p, IZ_DATUM_MATRIX_ABOVE, IZ_TIER_DEVICE, 0, a->buffers,
+    if (a->on_device)
+        put_each(p, IZ_DATUM_MATRIX_DEVICE, IZ_TIER_DEVICE, 0, a->buffers,
                  bytes);
 }
 
@@ -274,8 +274,8 @@ void iz_places_list_activations(struct iz_plan *p, const struct iz_model *m)
 {
     p->places.n = p->places.fixed;
     p->bytes = p->places.fixed_bytes;
-    put_each(p, IZ_DATUM_RAISED, IZ_TIER_DEVICE, 0, p->act.boundary_slots,
-             iz_plan_boundary_room(p));
+    put_each(p, IZ_DATUM_BOUNDARY_SLOT, IZ_TIER_DEVICE, 0,
+             p->act.boundary_slots, iz_plan_boundary_room(p));
     for (int t = 0; t < p->tracks; t++)
         put_track(p, m, t);
 }

@@ -21,7 +21,7 @@ enum iz_datum {
     IZ_DATUM_PARAM,       /* unit, in a file a chunk */
     IZ_DATUM_FROZEN,      /* unit, in a file a chunk: where they are apart */
     IZ_DATUM_QUANT,       /* unit: quantised parameters */
-    IZ_DATUM_COPY,        /* unit: this rank's part of its group's copy */
+    IZ_DATUM_SECONDARY,   /* unit: this rank's part of its group's copy */
     IZ_DATUM_STATE,       /* unit, chunk */
     IZ_DATUM_SPLIT_STATE, /* the same on the GPU of an offloaded optimizer */
     IZ_DATUM_GRAD,        /* unit, accumulator */
@@ -33,7 +33,7 @@ enum iz_datum {
     IZ_DATUM_QUANT_STAGING, /* codes of a unit, where weights are made of them
                              */
     IZ_DATUM_MATRIX,        /* -, buffer: a unit's, to update its matrices */
-    IZ_DATUM_MATRIX_ABOVE,  /* the same on a GPU */
+    IZ_DATUM_MATRIX_DEVICE, /* the same on a GPU */
     IZ_DATUM_TOUCHED,       /* -, list */
     IZ_DATUM_TOUCHED_SCRATCH,
     IZ_DATUM_GATHERED,  /* ring, slot */
@@ -42,9 +42,10 @@ enum iz_datum {
     IZ_DATUM_COLL,      /* of MPI, which takes it itself */
     IZ_DATUM_COLL_STAGING,
     IZ_DATUM_COLL_EXCHANGE,
-    IZ_DATUM_RAISED,    /* -, slot: a boundary that came back from the host */
-    IZ_DATUM_BATCH,     /* -, track */
-    IZ_DATUM_DY,        /* -, track */
+    IZ_DATUM_BOUNDARY_SLOT, /* -, slot: a boundary that came back from the host
+                             */
+    IZ_DATUM_BATCH,         /* -, track */
+    IZ_DATUM_DY,            /* -, track */
     IZ_DATUM_REFERENCE, /* track, which: boundaries of the reference of pairs */
     IZ_DATUM_BOUNDARY,  /* unit, track */
     IZ_DATUM_SAVED,     /* unit, track */

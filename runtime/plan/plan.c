@@ -61,11 +61,11 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool many = p->ranks > 1, gpu = p->target.gpu;
     bool none = p->zero.grads_apart && !g->host_chunks;
-    if (g->split_accum || (g->direct && !many) || none || p->zero.sums_near)
+    if (g->split_accum || (g->direct && !many) || none || p->zero.sums_on_gpu)
         return false;
     if (!gpu || (many && !p->target.nccl))
-        return !gpu || iz_plan_grads_down(p);
-    return iz_plan_grads_down(p) && !iz_plan_straight(p, g->reductions == 1);
+        return !gpu || iz_plan_grads_to_host(p);
+    return iz_plan_grads_to_host(p) && !iz_plan_straight(p, g->reductions == 1);
 }
 
 static void plan_unit(struct iz_plan *p, const struct iz_config *c,
@@ -111,7 +111,7 @@ static void cut_accumulator(const struct iz_plan *p, struct iz_plan_unit *g)
 {
     bool gpu = p->target.gpu, many = p->ranks > 1;
     bool adds = !many || (g->split_accum && !p->zero.grad.whole);
-    bool cut = gpu ? iz_plan_grads_down(p) && !p->zero.sums_near
+    bool cut = gpu ? iz_plan_grads_to_host(p) && !p->zero.sums_on_gpu
                    : adds && !g->direct && !g->rows;
     int64_t n = iz_plan_grads(p, g) - iz_plan_grads_apart(p, g);
     int64_t chunks = (n + g->chunk - 1) / g->chunk, most = IZ_PIECES_MAX;
@@ -137,12 +137,12 @@ static void plan_sums(struct iz_plan *p)
     }
 }
 
-void iz_plan_near(struct iz_plan *p, const struct iz_config *c,
-                  const struct iz_model *m, bool near)
+void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
+                        const struct iz_model *m, bool near)
 {
-    if (p->ranks > 1 || !iz_plan_grads_down(p))
+    if (p->ranks > 1 || !iz_plan_grads_to_host(p))
         return;
-    p->zero.sums_near = near;
+    p->zero.sums_on_gpu = near;
     p->zero.sums = !near || p->micro_batches == 1 ? IZ_SUMS_NONE
                    : p->wave == p->micro_batches  ? IZ_SUMS_IN_RING
                                                   : IZ_SUMS_OF_UNIT;
@@ -511,7 +511,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
                 "      every %d ranks have a copy of the parameters: a fetch "
                 "does not leave them\n",
                 p->zero.group);
-    if (p->zero.sums_near && p->micro_batches > 1)
+    if (p->zero.sums_on_gpu && p->micro_batches > 1)
         fprintf(out, "      the GPU adds the micro-batches; their sums come "
                      "down once a step\n");
     if (m->table_rows)

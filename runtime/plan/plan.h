@@ -80,7 +80,7 @@ struct iz_plan_matrices {
     bool gram, on_gpu; /* whose side makes them, if units are on a GPU */
     /* The buffers are there: in the memory of the host (of a run on the CPU,
      * in the only one), and of the GPU. */
-    bool below, above;
+    bool on_host, on_device;
     int most, chunks; /* of a unit that has some, at most */
     int buffers;
     int64_t elems;      /* of each */
@@ -183,7 +183,7 @@ struct iz_plan_zero {
     /* On one rank that offloads its optimizer the GPU adds, takes the squares,
      * and sends each sum to the host once per step.  The bits are the same, so
      * memory alone decides (fit.c). */
-    bool sums_near;
+    bool sums_on_gpu;
     /* Some chunks of an offloaded optimizer are updated by the GPU: new
      * parameters come down where they live there. */
     bool divided; /* a ratio below 1 was asked for */
@@ -287,13 +287,13 @@ static inline enum iz_tier iz_plan_shared_tier(const struct iz_plan *p)
 }
 /* On a GPU: gradients are kept on the host; and parameters on the GPU are
  * updated by the host. */
-static inline bool iz_plan_grads_down(const struct iz_plan *p)
+static inline bool iz_plan_grads_to_host(const struct iz_plan *p)
 {
     return p->target.gpu && p->zero.grad.home != IZ_HOME_NONE;
 }
-static inline bool iz_plan_params_up(const struct iz_plan *p)
+static inline bool iz_plan_params_to_gpu(const struct iz_plan *p)
 {
-    return iz_plan_grads_down(p) && p->zero.param.home == IZ_HOME_NONE;
+    return iz_plan_grads_to_host(p) && p->zero.param.home == IZ_HOME_NONE;
 }
 /* Frozen parameters have a buffer of their own. */
 static inline bool iz_plan_frozen_apart(const struct iz_plan *p)

@@ -26,7 +26,7 @@ struct largest {
 static int64_t staged_elems(const struct iz_plan *p,
                             const struct iz_plan_unit *g)
 {
-    return p->zero.sums_near || iz_plan_straight(p, g->reductions == 1)
+    return p->zero.sums_on_gpu || iz_plan_straight(p, g->reductions == 1)
                ? 0
                : g->shard - iz_plan_grads_apart(p, g);
 }
@@ -100,14 +100,15 @@ static void size_copies(struct iz_plan *p, const struct largest *l)
     int64_t size = iz_dtype_bytes(p->param_type);
     int64_t grad = iz_dtype_bytes(p->grad_type);
     bool many = p->ranks > 1, gpu = p->target.gpu, nccl = p->target.nccl;
-    bool down = iz_plan_grads_down(p) && (!many || nccl);
+    bool down = iz_plan_grads_to_host(p) && (!many || nccl);
     bool up = gpu && p->zero.frozen.home != IZ_HOME_NONE;
-    int64_t sums = iz_plan_grads_down(p) ? 0 : l->unit / p->ranks * 4;
+    int64_t sums = iz_plan_grads_to_host(p) ? 0 : l->unit / p->ranks * 4;
     set(p, IZ_STAGING_QUANT, QUANT_STAGING,
         up || (many && !p->zero.param.whole) ? l->quant : 0);
     set(p, IZ_STAGING_GRAD, down ? 2 : 0, l->staged * (many ? 4 : size));
     /* Every worker of the host has one, and one is on its way. */
-    set(p, IZ_STAGING_UPDATE, iz_plan_params_up(p) ? p->target.workers + 1 : 0,
+    set(p, IZ_STAGING_UPDATE,
+        iz_plan_params_to_gpu(p) ? p->target.workers + 1 : 0,
         l->host_chunk * size);
     p->comm.exchange_bytes = gpu && many && nccl ? l->unit * size : 0;
     p->comm.staging_bytes =

@@ -93,7 +93,7 @@ int64_t iz_plan_piece(const struct iz_plan *p, const struct iz_plan_unit *g,
 int64_t iz_plan_squared(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool comm = p->ranks > 1 && !p->target.nccl && !g->split_accum;
-    bool cut = p->target.gpu ? iz_plan_grads_down(p) : g->pieces > 1;
+    bool cut = p->target.gpu ? iz_plan_grads_to_host(p) : g->pieces > 1;
     return cut && !comm && g->n ? g->owned : 0;
 }
 
@@ -101,7 +101,7 @@ int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     bool own =
         p->zero.sums == IZ_SUMS_IN_RING || p->zero.sums == IZ_SUMS_OF_UNIT;
-    if (p->zero.sums_near)
+    if (p->zero.sums_on_gpu)
         return g->n && g->contributions > 1 ? iz_plan_host_elems(g) : 0;
     return own && g->n ? iz_plan_sent(g) : 0;
 }
@@ -109,7 +109,7 @@ int64_t iz_plan_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 /* Not near that of a unit with two uses: others come between them. */
 bool iz_plan_ring_sum(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
-    return p->zero.sums == IZ_SUMS_IN_RING && !(p->zero.sums_near && g->ties);
+    return p->zero.sums == IZ_SUMS_IN_RING && !(p->zero.sums_on_gpu && g->ties);
 }
 
 bool iz_plan_straight(const struct iz_plan *p, bool first)

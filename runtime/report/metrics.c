@@ -44,7 +44,7 @@ struct iz_metrics {
     double train_s;   /* time of `steps` steps */
     int64_t steps, skipped, lost_spans;
     double last_loss, last_eval;
-    struct iz_told told; /* of the last step */
+    struct iz_aux aux; /* of the last step */
     int64_t open_ns;
     struct watch watch;
     struct lead lead;
@@ -254,7 +254,7 @@ static const char *short_item(const struct iz_metrics *m)
 /* ---- lines ---- */
 
 /* Of pairs: means, TRL's names after `head`; "" without. */
-static const char *of_pairs(char *out, size_t size, const struct iz_told *t,
+static const char *of_pairs(char *out, size_t size, const struct iz_aux *t,
                             const char *head)
 {
     static const char *const names[IZ_PAIR_FIGURES] = {
@@ -275,7 +275,7 @@ static const char *of_pairs(char *out, size_t size, const struct iz_told *t,
 }
 
 /* For people. */
-static const char *margin(char *out, size_t size, const struct iz_told *t)
+static const char *margin(char *out, size_t size, const struct iz_aux *t)
 {
     out[0] = '\0';
     if (t->pairs > 0)
@@ -302,7 +302,7 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
              "%.3f  "
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
              (long long)v->step, (long long)m->e->config->run.steps, v->loss,
-             margin(pairs, sizeof(pairs), &v->told), rate, short_item(m),
+             margin(pairs, sizeof(pairs), &v->aux), rate, short_item(m),
              iz_units_percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale,
              adam, hidden_percent(m, IZ_KINDS_LINKS),
              iz_units_mib(iz_memory_peak_resident()));
@@ -332,7 +332,7 @@ static double unix_s(void)
 static const char *of_experts(char *out, size_t size, const struct iz_event *v,
                               const struct iz_engine *e)
 {
-    const struct iz_told *t = &v->told;
+    const struct iz_aux *t = &v->aux;
     double blocks = t->routers / (double)(e->plan.micro_batches *
                                           e->plan.slices * e->plan.ranks);
     out[0] = '\0';
@@ -376,8 +376,8 @@ static void step_event(struct iz_metrics *m, const struct iz_event *v)
         v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
         iz_units_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
         of_experts(experts, sizeof(experts), v, m->e),
-        of_pairs(pairs, sizeof(pairs), &v->told, ""));
-    m->told = v->told;
+        of_pairs(pairs, sizeof(pairs), &v->aux, ""));
+    m->aux = v->aux;
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
                 v->step == m->e->config->run.steps || v->failure;
@@ -427,14 +427,14 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
                     "\"validation_loss\": %s%s}",
                     (long long)v->step, unix_s(),
                     metrics_number(loss, sizeof(loss), v->loss),
-                    of_pairs(pairs, sizeof(pairs), &v->told, "eval_"));
+                    of_pairs(pairs, sizeof(pairs), &v->aux, "eval_"));
     if (m->quiet)
         return;
     finish_line(m);
     bool single = !m->e->model->preference;
     printf("step %lld  validation loss %.4f%s%s%s\n", (long long)v->step,
            v->loss, single ? " nats per " : "", single ? m->e->model->item : "",
-           margin(pairs, sizeof(pairs), &v->told));
+           margin(pairs, sizeof(pairs), &v->aux));
     fflush(stdout);
     m->last_ns = v->time_ns;
 }
@@ -501,13 +501,13 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
         printf(", validation loss %.4f", m->last_eval);
     printf("\n");
     char pairs[80];
-    if (m->told.pairs > 0)
+    if (m->aux.pairs > 0)
         printf("last step:%s of its pairs\n",
-               margin(pairs, sizeof(pairs), &m->told));
-    if (m->told.routers > 0)
+               margin(pairs, sizeof(pairs), &m->aux));
+    if (m->aux.routers > 0)
         printf("experts had %.2f to %.2f of an even share of rows in the last "
                "step, balance %.3f; no row was dropped\n",
-               m->told.least, m->told.most, m->told.balance / m->told.routers);
+               m->aux.least, m->aux.most, m->aux.balance / m->aux.routers);
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",

@@ -15,7 +15,7 @@
 
 static enum iz_where where_of(const struct iz_engine *e, int w)
 {
-    static const enum iz_where kinds[] = {IZ_ON_COMM, IZ_ON_UP, IZ_ON_DOWN,
+    static const enum iz_where kinds[] = {IZ_ON_COMM, IZ_ON_H2D, IZ_ON_D2H,
                                           IZ_ON_IO, IZ_ON_COMPUTE};
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
         if (iz_graph_has(e->graph, kinds[i], w))
@@ -43,8 +43,8 @@ struct place_row {
 
 static const struct place_row place_rows[] = {
     {"compute", IZ_ON_COMPUTE, IZ_USES},     {"host", IZ_ON_HOST, IZ_USES},
-    {"network", IZ_ON_COMM, IZ_USE_NETWORK}, {"up", IZ_ON_UP, IZ_USE_UP},
-    {"down", IZ_ON_DOWN, IZ_USE_DOWN},       {"disk", IZ_ON_IO, IZ_USE_DISK},
+    {"network", IZ_ON_COMM, IZ_USE_NETWORK}, {"up", IZ_ON_H2D, IZ_USE_UP},
+    {"down", IZ_ON_D2H, IZ_USE_DOWN},        {"disk", IZ_ON_IO, IZ_USE_DISK},
 };
 enum {
     PLACE_ROWS = sizeof(place_rows) / sizeof(place_rows[0]),

@@ -94,8 +94,8 @@ static enum iz_use use_of(const struct iz_time_shares *t,
 {
     static const enum iz_use links[IZ_WORKER_KINDS] = {
         [IZ_ON_COMM] = IZ_USE_NETWORK,
-        [IZ_ON_UP] = IZ_USE_UP,
-        [IZ_ON_DOWN] = IZ_USE_DOWN,
+        [IZ_ON_H2D] = IZ_USE_UP,
+        [IZ_ON_D2H] = IZ_USE_DOWN,
         [IZ_ON_IO] = IZ_USE_DISK};
     if (links[t->where[s->worker]])
         return links[t->where[s->worker]];

@@ -47,9 +47,9 @@ static int keep_choices(struct run *r)
                                "%s: run.gpu_products: timed was removed; "
                                "without the key the run has other bits",
                                path);
-        bool told = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
+        bool aux = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
         snprintf(path, sizeof(path), "%s/checkpoints", r->c.run.output);
-        r->lost = !told && access(path, F_OK) == 0;
+        r->lost = !aux && access(path, F_OK) == 0;
         iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the choices");
     }
     free(text);

@@ -20,8 +20,8 @@ enum { LEAST = 64, USUAL = 8192 }; /* side of a yardstick */
 
 int iz_run_yardstick(void)
 {
-    bool asked = getenv("IZ_YARDSTICK") != NULL;
-    int n = iz_environment_number("IZ_YARDSTICK", asked ? -1 : USUAL);
+    bool asked = getenv("IZ_REFERENCE_GEMM") != NULL;
+    int n = iz_environment_number("IZ_REFERENCE_GEMM", asked ? -1 : USUAL);
     return n < LEAST || n > USUAL ? -1 : n;
 }
 

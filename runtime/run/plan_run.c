@@ -349,7 +349,7 @@ static int check_environment(const struct run *r)
                 "of them"))
         return -EINVAL;
     bool odd = iz_run_yardstick() < 0;
-    return refused(r, "IZ_YARDSTICK", odd,
+    return refused(r, "IZ_REFERENCE_GEMM", odd,
                    "is the side of a product, from 64 to 8192")
                ? -EINVAL
                : 0;

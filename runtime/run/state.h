@@ -74,8 +74,8 @@ static inline int iz_run_ranks(const struct run *r)
 }
 
 /* Rows and columns of the product that a GPU is measured with, or less than 0
- * if IZ_YARDSTICK is none: a debugging tool takes long for a large one.  A core
- * is measured for a time in proportion. */
+ * if IZ_REFERENCE_GEMM is none: a debugging tool takes long for a large one.  A
+ * core is measured for a time in proportion. */
 int iz_run_yardstick(void);
 /* The rate of matrix products on this rank's GPU or on all its workers. */
 void iz_run_measure(struct run *r);

@@ -226,7 +226,7 @@ void iz_step_grad_norm(struct iz_engine *e, int unit)
                                g->grad_apart_handle[1]);
     if (!g->plan->sums_squares && !iz_plan_squared(p, g->plan))
         submit_norm(e, unit);
-    else if (!g->plan->sums_squares && !p->zero.sums_near)
+    else if (!g->plan->sums_squares && !p->zero.sums_on_gpu)
         square_pieces(e, unit);
     if (iz_plan_squared(p, g->plan))
         submit_blocks(e, unit);

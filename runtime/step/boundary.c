@@ -46,7 +46,7 @@ static void boundary_copy(struct iz_engine *e, bool back, int unit,
     int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
     struct iz_task t =
         iz_task_of(e, back ? IZ_FETCH : IZ_OFFLOAD,
-                   back ? IZ_ON_UP : IZ_ON_DOWN, boundary_run_copy, unit);
+                   back ? IZ_ON_H2D : IZ_ON_D2H, boundary_run_copy, unit);
     iz_task_add(&t, back ? slot : host, STARPU_W);
     iz_task_add(&t, back ? host : slot, STARPU_R);
     t.bytes = (double)bytes;

@@ -87,22 +87,22 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
 }
 
 /* Moves what was told to `own`, if anybody tells. */
-static void take_told(double *own, struct iz_told *told)
+static void take_told(double *own, struct iz_aux *aux)
 {
-    if (!told)
+    if (!aux)
         return;
-    memcpy(own, told, sizeof(*told));
-    *told = IZ_TOLD_NOTHING;
+    memcpy(own, aux, sizeof(*aux));
+    *aux = IZ_AUX_NOTHING;
 }
 
-static void hear_told(const struct iz_engine *e, struct iz_told *out,
+static void hear_told(const struct iz_engine *e, struct iz_aux *out,
                       const double *all, int per)
 {
-    *out = IZ_TOLD_NOTHING;
+    *out = IZ_AUX_NOTHING;
     for (int r = 0; r < e->plan.ranks; r++) {
-        struct iz_told t;
+        struct iz_aux t;
         memcpy(&t, all + (int64_t)r * per, sizeof(t));
-        iz_told_add(out, &t);
+        iz_aux_add(out, &t);
     }
 }
 
@@ -114,9 +114,9 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     struct iz_engine *e = a->e;
     const struct iz_ballot *b = &e->ballot;
     int order = 2 + e->plan.n_units, ballot = order + 2;
-    int told = ballot + (b->tell ? IZ_BALLOT : 0);
-    bool tells = iz_model_tells(e->model);
-    int per = told + (tells ? IZ_TOLD : 0);
+    int aux = ballot + (b->tell ? IZ_BALLOT : 0);
+    bool tells = iz_model_has_aux(e->model);
+    int per = aux + (tells ? IZ_AUX : 0);
     double *own = malloc((size_t)per * sizeof(*own));
     if (!own)
         iz_die("clip: out of memory");
@@ -127,7 +127,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     iz_coll_tell_order(e->coll, own + order);
     if (b->tell)
         b->tell(b->arg, own + ballot);
-    take_told(own + told, tells ? buf[3 + e->plan.n_units] : NULL);
+    take_told(own + aux, tells ? buf[3 + e->plan.n_units] : NULL);
     const double *all = step_clip_gather(e, own, per);
     free(own);
     /* Before anything is made of what was gathered, or saved. */
@@ -140,7 +140,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = b->tell ? b->hear(b->arg, all + ballot, per) : 0;
     if (tells)
-        hear_told(e, &v.told, all + told, per);
+        hear_told(e, &v.aux, all + aux, per);
     clip(e, &v, all, per);
     iz_update_order_end(e);
     *(float *)buf[1] = (float)e->scalar.control.scale.scale;
@@ -163,8 +163,8 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
         more[u] = (struct iz_access){e->unit[u].norm2_handle, STARPU_R};
     t.more = more;
     t.n_more = e->plan.n_units;
-    if (e->scalar.told_handle)
-        more[t.n_more++] = (struct iz_access){e->scalar.told_handle, STARPU_RW};
+    if (e->scalar.aux_handle)
+        more[t.n_more++] = (struct iz_access){e->scalar.aux_handle, STARPU_RW};
     t.ends_step = true;
     iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
@@ -175,15 +175,15 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
-    bool tells = iz_model_tells(e->model);
-    int per = 1 + (tells ? IZ_TOLD : 0);
-    double own[1 + IZ_TOLD] = {*(double *)buf[1]};
+    bool tells = iz_model_has_aux(e->model);
+    int per = 1 + (tells ? IZ_AUX : 0);
+    double own[1 + IZ_AUX] = {*(double *)buf[1]};
     take_told(own + 1, tells ? buf[2] : NULL);
     const double *all = step_clip_gather(e, own, per);
     struct iz_event v = {.eval = true, .step = a->step};
     v.loss = sum_ranks(e, all, per, 0) / (double)e->counts.eval_tasks;
     if (tells)
-        hear_told(e, &v.told, all + 1, per);
+        hear_told(e, &v.aux, all + 1, per);
     v.time_ns = iz_clock_ns();
     *(double *)buf[1] = 0;
     put_event(e, &v);
@@ -195,6 +195,6 @@ void iz_clip_eval(struct iz_engine *e, int64_t step)
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_eval, -1);
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
-    iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
+    iz_task_add(&t, e->scalar.aux_handle, STARPU_RW);
     iz_step_submit(e, &t, &a, sizeof(a));
 }

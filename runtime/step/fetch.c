@@ -102,9 +102,9 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     if (a->gathers)
         t.rate = a->group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER;
     /* What the link or the network moves; a copy within the host is both. */
-    t.bytes = (double)(a->shard_bytes * (where == IZ_ON_UP ? 1
-                                         : a->gathers      ? a->group - 1
-                                                           : 2));
+    t.bytes = (double)(a->shard_bytes * (where == IZ_ON_H2D ? 1
+                                         : a->gathers       ? a->group - 1
+                                                            : 2));
     iz_task_add(&t, whole, shard && !a->part[0].at ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
     iz_step_submit(e, &t, a, sizeof(*a));
@@ -190,10 +190,11 @@ static void run_copy(struct iz_exec *x, void **buf, const void *arg)
         char *copy = (char *)buf[0] + p->at;
         const char *own = (char *)buf[1] + p->from;
         if (a->gpu)
-            iz_coll_gpu_deal(a->coll, x, copy, own, p->shard_bytes, a->group,
-                             a->unit);
+            iz_coll_gpu_refresh(a->coll, x, copy, own, p->shard_bytes, a->group,
+                                a->unit);
         else
-            iz_coll_deal(a->coll, copy, own, p->shard_bytes, a->group, a->unit);
+            iz_coll_refresh(a->coll, copy, own, p->shard_bytes, a->group,
+                            a->unit);
     }
 }
 
@@ -201,7 +202,7 @@ static void run_copy(struct iz_exec *x, void **buf, const void *arg)
  * needed.  The collectives of a whole model at once would be in the way of its
  * first fetches, which wait for no updates but their own.  Frozen parameters
  * are copied once. */
-static void renew_copy(struct iz_engine *e, int unit)
+static void refresh_secondary(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
@@ -214,7 +215,7 @@ static void renew_copy(struct iz_engine *e, int unit)
                                  p->zero.param.home == IZ_HOME_NONE,
                           .unit = iz_step_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_copy, unit);
-    if (!g->copy_handle || g->copied == g->version)
+    if (!g->secondary_handle || g->copied == g->version)
         return;
     add_fetched(&a, iz_step_param_bytes(e, s->shard), 0, 0);
     if (all)
@@ -223,7 +224,7 @@ static void renew_copy(struct iz_engine *e, int unit)
                     iz_step_param_bytes(e, s->padded / group));
     t.rate = IZ_RATE_COPY;
     t.bytes = (double)(a.shard_bytes * share);
-    iz_task_add(&t, g->copy_handle, all ? STARPU_W : STARPU_RW);
+    iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
     iz_task_add(&t, g->param_handle, STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
     if (a.gpu && !p->target.nccl) {
@@ -233,7 +234,7 @@ static void renew_copy(struct iz_engine *e, int unit)
     g->copied = g->version;
 }
 
-struct weigh_arg {
+struct dequantize_arg {
     const struct iz_unit *unit;
     int64_t from; /* bytes before the groups in their buffer */
     int64_t at;   /* and before the values in the slot */
@@ -242,9 +243,9 @@ struct weigh_arg {
 };
 
 /* buf: slot, groups. */
-static void run_weigh(struct iz_exec *x, void **buf, const void *arg)
+static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct weigh_arg *a = arg;
+    const struct dequantize_arg *a = arg;
     const char *g = (char *)buf[1] + a->from;
     struct iz_quant_matrix m = {0};
     while (iz_unit_next_quant(a->unit, &m))
@@ -272,7 +273,7 @@ static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
                           .from_host = p->zero.frozen.home != IZ_HOME_NONE,
                           .unit = iz_step_unit_name(e, unit)};
     add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
-    submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_UP : IZ_ON_COMM,
+    submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_H2D : IZ_ON_COMM,
                  unit, s->handle, shard, &a);
     if (up && nccl)
         submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, s->handle, NULL, &a);
@@ -281,17 +282,17 @@ static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
 
 /* Makes weights of what is quantised, in the slot behind the other parameters,
  * from where it lives, or from where it was loaded or gathered to. */
-static void submit_weigh(struct iz_engine *e, int unit, struct iz_slot *slot,
-                         starpu_data_handle_t loaded)
+static void submit_dequantize(struct iz_engine *e, int unit,
+                              struct iz_slot *slot, starpu_data_handle_t loaded)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_unit *u = g->plan;
     struct iz_task t =
         iz_task_of(e, IZ_FETCH, p->target.gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
-                   run_weigh, unit);
+                   run_dequantize, unit);
     starpu_data_handle_t from = loaded ? loaded : g->quant_handle;
-    struct weigh_arg a = {
+    struct dequantize_arg a = {
         .unit = &e->model->unit[unit],
         .from = loaded ? iz_step_param_bytes(e, iz_plan_filed(p, u)) : 0,
         .at = iz_step_param_bytes(e, u->padded + u->frozen.padded),
@@ -328,7 +329,7 @@ static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
     if (!a->parts)
         return;
     submit_parts(e, IZ_FETCH,
-                 up     ? IZ_ON_UP
+                 up     ? IZ_ON_H2D
                  : near ? IZ_ON_COMPUTE
                         : IZ_ON_COMM,
                  unit, slot, shard, a);
@@ -346,12 +347,12 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
                     z->frozen.home == IZ_HOME_NVME};
     starpu_data_handle_t loaded =
         disk[0] || disk[1] ? load_shard(e, unit) : NULL;
-    starpu_data_handle_t shard = disk[0]          ? loaded
-                                 : g->copy_handle ? g->copy_handle
-                                                  : g->param_handle;
+    starpu_data_handle_t shard = disk[0]               ? loaded
+                                 : g->secondary_handle ? g->secondary_handle
+                                                       : g->param_handle;
     struct fetch_arg a =
         fetch_arg(e, unit, group, size, true, !iz_plan_frozen_apart(&e->plan));
-    renew_copy(e, unit);
+    refresh_secondary(e, unit);
     if (g->plan->rows)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard, size);
     else
@@ -361,7 +362,7 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
         bring(e, unit, slot->handle, z->frozen.home,
               disk[1] ? loaded : g->frozen_handle, &a);
     }
-    submit_weigh(e, unit, slot, disk[1] ? loaded : NULL);
+    submit_dequantize(e, unit, slot, disk[1] ? loaded : NULL);
     slot->unit = unit;
     slot->version = g->version;
     slot->waiting = true;

@@ -37,17 +37,18 @@ static bool meets(const struct iz_engine *e, int unit, const struct iz_chunk *k,
 enum iz_side iz_matrices_side(const struct iz_engine *e,
                               const struct iz_chunk *k)
 {
-    return e->plan.target.gpu && k->home == IZ_HOME_NONE ? IZ_ABOVE : IZ_BELOW;
+    return e->plan.target.gpu && k->home == IZ_HOME_NONE ? IZ_SIDE_DEVICE
+                                                         : IZ_SIDE_HOST;
 }
 
 static enum iz_side side_of_products(const struct iz_engine *e)
 {
-    return e->plan.matrices.on_gpu ? IZ_ABOVE : IZ_BELOW;
+    return e->plan.matrices.on_gpu ? IZ_SIDE_DEVICE : IZ_SIDE_HOST;
 }
 
 static enum iz_side other_side(enum iz_side s)
 {
-    return s == IZ_ABOVE ? IZ_BELOW : IZ_ABOVE;
+    return s == IZ_SIDE_DEVICE ? IZ_SIDE_HOST : IZ_SIDE_DEVICE;
 }
 
 bool iz_matrices_in(const struct iz_engine *e, int unit,
@@ -181,7 +182,7 @@ static void range_of_side(const struct iz_engine *e, int unit,
 static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
                   enum iz_side to, enum iz_side states, bool owned)
 {
-    bool up = to == IZ_ABOVE;
+    bool up = to == IZ_SIDE_DEVICE;
     struct raise_arg a = {.matrix = matrices_of(e, unit),
                           .matrices = e->unit[unit].plan->matrices,
                           .owner = owned ? e->plan.rank : -1};
@@ -194,7 +195,7 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
     if (!bytes)
         return;
     struct iz_task t =
-        iz_task_of(e, IZ_MUON, up ? IZ_ON_UP : IZ_ON_DOWN, run_raise, unit);
+        iz_task_of(e, IZ_MUON, up ? IZ_ON_H2D : IZ_ON_D2H, run_raise, unit);
     t.bytes = (double)bytes;
     t.urgency = iz_step_in_order(unit);
     iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
@@ -267,7 +268,7 @@ static void submit_move(struct iz_engine *e, int unit,
     /* Nothing may be written over what comes back. */
     add_all(e, unit, b, &t, &more);
     t.bytes = crossing_bytes(e, unit);
-    iz_task_add(&t, b->handle[IZ_BELOW], STARPU_R);
+    iz_task_add(&t, b->handle[IZ_SIDE_HOST], STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
 }
@@ -326,21 +327,21 @@ void iz_matrices_update(struct iz_engine *e, int unit,
     if (all_here(e)) {
         bring(e, unit, b, side, other_side(side), true);
     } else {
-        bring(e, unit, b, IZ_BELOW, IZ_ABOVE, false);
+        bring(e, unit, b, IZ_SIDE_HOST, IZ_SIDE_DEVICE, false);
         submit_move(e, unit, b, false);
-        if (side == IZ_ABOVE)
+        if (side == IZ_SIDE_DEVICE)
             bring(e, unit, b, side, IZ_SIDES, true);
     }
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (a[i].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
-    if (e->plan.ranks > 1 && side == IZ_ABOVE)
-        bring(e, unit, b, IZ_BELOW, IZ_SIDES, true);
+    if (e->plan.ranks > 1 && side == IZ_SIDE_DEVICE)
+        bring(e, unit, b, IZ_SIDE_HOST, IZ_SIDES, true);
 }
 
 void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
 {
-    enum iz_side from = e->plan.ranks > 1 ? IZ_BELOW : side_of_products(e);
+    enum iz_side from = e->plan.ranks > 1 ? IZ_SIDE_HOST : side_of_products(e);
     if (e->plan.ranks > 1)
         submit_move(e, unit, b, true);
     bring(e, unit, b, other_side(from), other_side(from), false);

@@ -159,7 +159,7 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
 {
     double shard = (double)a->shard;
     double wire = shard * (double)iz_dtype_bytes(a->wire);
-    if (t->where == IZ_ON_DOWN)
+    if (t->where == IZ_ON_D2H)
         t->bytes = wire;
     else if (a->coll)
         t->bytes = wire * (a->ranks - 1);
@@ -212,7 +212,7 @@ static void offload(struct iz_engine *e, int unit, int acc,
     if (many || to) {
         struct iz_task t =
             iz_task_of(e, to ? IZ_OFFLOAD : IZ_REDUCE,
-                       many ? IZ_ON_COMM : IZ_ON_DOWN, run_offload, unit);
+                       many ? IZ_ON_COMM : IZ_ON_D2H, run_offload, unit);
         iz_task_add(&t, contribution, many ? STARPU_RW : STARPU_R);
         iz_task_add(&t, to, STARPU_W);
         move.n_apart = many ? apart : 0;
@@ -240,8 +240,8 @@ static void offload(struct iz_engine *e, int unit, int acc,
 
 /* Where the GPU of a single rank forms the sums and takes their squares: what
  * the host updates comes down after the last contribution. */
-static void add_near(struct iz_engine *e, int unit, int acc, bool last,
-                     starpu_data_handle_t contribution, struct reduce_arg a)
+static void add_on_gpu(struct iz_engine *e, int unit, int acc, bool last,
+                       starpu_data_handle_t contribution, struct reduce_arg a)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
@@ -262,7 +262,7 @@ static void add_near(struct iz_engine *e, int unit, int acc, bool last,
         return;
     if (host) {
         struct iz_task t =
-            iz_task_of(e, IZ_OFFLOAD, IZ_ON_DOWN, run_offload, unit);
+            iz_task_of(e, IZ_OFFLOAD, IZ_ON_D2H, run_offload, unit);
         iz_accumulator_squares(e, unit, 0, sum, g->sum_handle[1]);
         iz_task_add(&t, sum, STARPU_R);
         iz_task_add(&t, g->grad_handle[0][0], STARPU_W);
@@ -347,9 +347,9 @@ static enum route route_of(const struct iz_plan *p,
     bool many = p->ranks > 1;
     if (g->direct && !many)
         return BACKWARD;
-    if (p->zero.sums_near)
+    if (p->zero.sums_on_gpu)
         return NEAR;
-    if (iz_plan_grads_down(p) && (!many || p->target.nccl))
+    if (iz_plan_grads_to_host(p) && (!many || p->target.nccl))
         return DOWN;
     return !many && g->pieces > 1 ? PIECES : TOGETHER;
 }
@@ -367,7 +367,7 @@ static struct reduce_arg reduce_arg(struct iz_engine *e, int unit, int slots,
                                .accumulate = accumulate,
                                .whole = p->zero.grad.whole,
                                .gpu = p->target.gpu,
-                               .out_on_gpu = !iz_plan_grads_down(p),
+                               .out_on_gpu = !iz_plan_grads_to_host(p),
                                .wire = p->param_type,
                                .type = p->grad_type,
                                .apart_type = p->grad_type,
@@ -393,7 +393,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     a.own = a.whole ? g->plan->shard * p->rank : 0;
     bool squares = last && g->plan->sums_squares;
     if (route == NEAR)
-        add_near(e, unit, acc, last, slot[0], a);
+        add_on_gpu(e, unit, acc, last, slot[0], a);
     else if (route == DOWN)
         offload(e, unit, acc, slot[0], last, a);
     else if (route == PIECES)

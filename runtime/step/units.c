@@ -40,21 +40,21 @@ void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_count, -1);
     if (!is_masked(e, split))
         return;
-    iz_task_add(&t, e->scalar.learnt_handle, STARPU_W);
+    iz_task_add(&t, e->scalar.loss_tokens_handle, STARPU_W);
     iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* The loss of a step is the mean over its targets, wherever they are: a batch's
  * mean counts by the number of its own.  1 where no target is excluded, to the
  * bit. */
-static double weight(const struct batch_arg *a, const double *learnt)
+static double weight(const struct batch_arg *a, const double *loss_tokens)
 {
     if (!a->tasks)
         return 1;
-    if (*learnt == 0)
+    if (*loss_tokens == 0)
         return 0;
     return (double)iz_data_learnt(a->data, a->split, a->first, a->samples) *
-           a->tasks / *learnt;
+           a->tasks / *loss_tokens;
 }
 
 /* buf: samples, their weight, targets that are learnt, what routers tell. */
@@ -64,7 +64,7 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
     char *input = buf[0];
     *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
     if (a->at_told >= 0)
-        *(struct iz_told *)buf[a->at_told] = IZ_TOLD_NOTHING;
+        *(struct iz_aux *)buf[a->at_told] = IZ_AUX_NOTHING;
     iz_data_batch(a->data, a->split, a->first, (int)a->samples, input,
                   input + a->input_bytes);
     if (a->begins_at)
@@ -89,8 +89,8 @@ void iz_units_batch(struct iz_engine *e, struct iz_track *track,
     iz_task_add(&t, track->batch_handle, STARPU_W);
     iz_task_add(&t, track->weight_handle, STARPU_W);
     if (masked)
-        iz_task_add(&t, e->scalar.learnt_handle, STARPU_R);
-    a.at_told = iz_task_add(&t, track->told_handle, STARPU_W);
+        iz_task_add(&t, e->scalar.loss_tokens_handle, STARPU_R);
+    a.at_told = iz_task_add(&t, track->aux_handle, STARPU_W);
     iz_step_submit(e, &t, &a, sizeof(a));
     track->first = first;
 }
@@ -213,7 +213,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
         STARPU_R);
     bool tells = c->kind == IZ_FORWARD && e->model->unit[u].own_loss;
     a.at_told = iz_task_add(
-        &t, (tells && !c->reference) || pairs ? track->told_handle : NULL,
+        &t, (tells && !c->reference) || pairs ? track->aux_handle : NULL,
         STARPU_RW);
     iz_step_submit(e, &t, &a, sizeof(a));
     if (backward)
@@ -233,7 +233,7 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 }
 
 struct loss_arg {
-    bool told;  /* something is */
+    bool aux;   /* something is */
     bool pairs; /* their loss has been weighted */
 };
 
@@ -242,8 +242,8 @@ static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct loss_arg *a = arg;
     *(double *)buf[1] += *(double *)buf[0] * (a->pairs ? 1 : *(double *)buf[2]);
-    if (a->told)
-        iz_told_add(buf[4], buf[3]);
+    if (a->aux)
+        iz_aux_add(buf[4], buf[3]);
 }
 
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
@@ -252,9 +252,9 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_task_add(&t, track->loss_handle, STARPU_R);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
     iz_task_add(&t, track->weight_handle, STARPU_R);
-    iz_task_add(&t, track->told_handle, STARPU_R);
-    iz_task_add(&t, e->scalar.told_handle, STARPU_RW);
-    struct loss_arg a = {track->told_handle, e->model->preference};
+    iz_task_add(&t, track->aux_handle, STARPU_R);
+    iz_task_add(&t, e->scalar.aux_handle, STARPU_RW);
+    struct loss_arg a = {track->aux_handle, e->model->preference};
     iz_step_submit(e, &t, &a, sizeof(a));
 }
 

@@ -337,7 +337,7 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
                         starpu_data_handle_t from, struct iz_access to,
                         struct copy_arg a)
 {
-    bool up = where == IZ_ON_UP;
+    bool up = where == IZ_ON_H2D;
     int64_t bytes = copy_parts(NULL, &a, NULL, NULL);
     if (!bytes)
         return;
@@ -419,7 +419,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
         starpu_data_handle_t from = update_grad(e, unit, k, &a).handle;
-        submit_copy(e, unit, IZ_ON_UP, from,
+        submit_copy(e, unit, IZ_ON_H2D, from,
                     (struct iz_access){staging, STARPU_W},
                     (struct copy_arg){.from = a.grad_first * size,
                                       .bytes = k->count * size,
@@ -429,7 +429,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
         a.grad_first = 0;
     }
     if (down && a.states.lower)
-        submit_copy(e, unit, IZ_ON_UP, k->param_handle,
+        submit_copy(e, unit, IZ_ON_H2D, k->param_handle,
                     (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
                     before);
     if (down && !apart) { /* parameters behind the gradient */
@@ -443,7 +443,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                           : NULL,
                   pass);
     if (down)
-        submit_copy(e, unit, IZ_ON_DOWN, staging,
+        submit_copy(e, unit, IZ_ON_D2H, staging,
                     (struct iz_access){k->param_handle, STARPU_RW}, after);
 }
 
@@ -523,18 +523,18 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         param = NULL;
     } else if (param_disk) {
         param = staging;
-    } else if (iz_plan_params_up(p)) {
+    } else if (iz_plan_params_to_gpu(p)) {
         param = iz_engine_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
-    if (iz_plan_params_up(p) && a.states.lower)
-        submit_copy(e, unit, IZ_ON_DOWN, k->param_handle,
+    if (iz_plan_params_to_gpu(p) && a.states.lower)
+        submit_copy(e, unit, IZ_ON_D2H, k->param_handle,
                     (struct iz_access){param, STARPU_W},
                     param_copy(e, k, pass, &a, false));
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a);
-    if (iz_plan_params_up(p))
-        submit_copy(e, unit, IZ_ON_UP, param,
+    if (iz_plan_params_to_gpu(p))
+        submit_copy(e, unit, IZ_ON_H2D, param,
                     (struct iz_access){k->param_handle, STARPU_RW},
                     param_copy(e, k, pass, &a, true));
 }

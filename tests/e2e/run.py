@@ -136,7 +136,7 @@ def environment(extra=None):
     env = {k: v for k, v in os.environ.items() if k not in drop}
     env["IZ_PLAIN"] = "1"
     # Less than the usual 0.15 s on every core, in thousands of runs.
-    env["IZ_YARDSTICK"] = "64"
+    env["IZ_REFERENCE_GEMM"] = "64"
     # What StarPU measures once belongs to one build: another one, with a GPU or
     # without, would measure again and say so.  Tests that run side by side measure
     # for themselves, or one would read a file that another is writing.

@@ -220,7 +220,7 @@ static void experts_without_tokens_have_no_gradient(void **state)
     int first = twin_first(&t, 1), router = first + REST;
     twin_set(&t, router, 0);
     twin_train(&t, IZ_REPEAT_NONE);
-    assert_true(t.told.most == 2 && t.told.least == 0);
+    assert_true(t.aux.most == 2 && t.aux.least == 0);
     for (int i = GATE_UP; i <= DOWN; i++) {
         int64_t n = iz_view_len(t.dw[first + i].v);
         twin_load(&t, first + i);

@@ -147,7 +147,7 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         .target = dry || !reads ? NULL : t->target,
         .loss = dry ? NULL : &t->got,
         .loss_scale = t->loss_scale,
-        .told = dry || !unit->own_loss ? NULL : &t->told,
+        .aux = dry || !unit->own_loss ? NULL : &t->aux,
         .row = t->m->tokens - 1,
         .again = t->again,
         .logits = logits};
@@ -214,7 +214,7 @@ static void call_again(struct twin *t, int u, struct iz_exec *x)
 void twin_train(struct twin *t, enum iz_repeat repeat)
 {
     int last = t->m->n_units - 1;
-    t->told = (struct iz_told){.least = INFINITY};
+    t->aux = (struct iz_aux){.least = INFINITY};
     for (int u = 0; u < last; u++) {
         t->saved[u].widens = repeat == IZ_REPEAT_WIDENED;
         call_exact(t, u, t->m->unit[u].forward, &t->saved[u], NULL);

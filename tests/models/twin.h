@@ -58,7 +58,7 @@ struct twin {
     float loss_scale;      /* 1 */
     bool again;            /* a call is a forward for a backward */
     double got;            /* the loss of the program */
-    struct iz_told told;   /* what its units told since it was cleared */
+    struct iz_aux aux;     /* what its units told since it was cleared */
 };
 
 /* Runs the tests that all models have, then n of the model's own. */

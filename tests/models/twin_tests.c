@@ -49,7 +49,7 @@ static void check_gradients(struct twin_case c, enum iz_dtype type)
     if (type != IZ_F32)
         tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
     twin_train(&t, IZ_REPEAT_NONE);
-    assert_true(fabs(t.got + t.told.loss - want) <= 1e-5 * fmax(1, want));
+    assert_true(fabs(t.got + t.aux.loss - want) <= 1e-5 * fmax(1, want));
     for (int u = 0, i = 0; u < t.m->n_units; u++)
         for (int p = 0; p < t.m->unit[u].n_params; p++, i++)
             check_tensor(&t, i, t.m->unit[u].param[p].name, c.step, tol);
@@ -144,7 +144,7 @@ static void train_both(struct twin *t, struct state *s)
     for (a.t = 1; a.t <= 3; a.t++) {
         loss = t->kind->loss(t, NULL);
         step(t, s, &a);
-        assert_true(fabs(t->got + t->told.loss - loss) <= 1e-5 * loss);
+        assert_true(fabs(t->got + t->aux.loss - loss) <= 1e-5 * loss);
     }
     assert_true(loss < first - 0.02);
     check_weights(t);

@@ -10,7 +10,7 @@ from checking import training
 from checking.small import TABLE, command
 from checking.work import Job, harness
 
-SMALL_YARDSTICK = {"IZ_YARDSTICK": "256"}
+SMALL_YARDSTICK = {"IZ_REFERENCE_GEMM": "256"}
 
 
 def tool(name):

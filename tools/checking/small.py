@@ -121,7 +121,7 @@ def command(c, row, device):
             s[f"{ZERO}{key}.nvme_path"] = c.o.nvme or c.folder
     return Job(row.name, [c.programs[row.program], harness.ROOT / f"configs/{row.config}.json",
                           *harness.settings(s)],
-               120, {"IZ_YARDSTICK": "256"})  # the rate of products is of no interest
+               120, {"IZ_REFERENCE_GEMM": "256"})  # the rate of products is of no interest
 
 
 def losses_of(c, name):

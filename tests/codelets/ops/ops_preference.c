@@ -37,7 +37,7 @@ static void preference(struct iz_exec *x, const struct iz_view *v,
                                      .a = v[REF],
                                      .w = v[REF_W],
                                      .weight = weight,
-                                     .told = v[TOLD].p});
+                                     .aux = v[TOLD].p});
 }
 
 /* log p of a sample's targets, and how many there are. */
@@ -68,7 +68,7 @@ static double logp_of(const struct pairs *k, int rows, int matrix, int sample,
 static double want_loss(const struct pairs *k, double *out)
 {
     const double n = SAMPLES / 2, beta = k->p.beta;
-    double loss = 0, chosen = 0, learnt = 0;
+    double loss = 0, chosen = 0, loss_tokens = 0;
     memset(out, 0, IZ_PAIR_FIGURES * sizeof(*out));
     for (int i = 0; i < SAMPLES; i += 2) {
         double l[2], many[2];
@@ -83,7 +83,7 @@ static double want_loss(const struct pairs *k, double *out)
             (k->p.type == IZ_LOSS_DPO ? -log(1 / (1 + exp(-d))) : off * off) /
             n;
         chosen -= c;
-        learnt += many[0];
+        loss_tokens += many[0];
         out[IZ_REWARDS_CHOSEN] += l[0];
         out[IZ_REWARDS_REJECTED] += l[1];
         out[IZ_REWARDS_ACCURACIES] += d > 0;
@@ -91,7 +91,7 @@ static double want_loss(const struct pairs *k, double *out)
         out[IZ_LOGPS_CHOSEN] += c;
         out[IZ_LOGPS_REJECTED] += r;
     }
-    return loss + k->p.sft * weight * chosen / learnt;
+    return loss + k->p.sft * weight * chosen / loss_tokens;
 }
 
 static double objective(void *arg)
@@ -113,7 +113,7 @@ static struct pairs pairs_new(struct iz_preference p)
                     [DA] = tensor_new(IZ_F32, SAMPLES * ROWS, COLS, 1),
                     [DW] = tensor_new(IZ_F32, VOCAB, COLS, 1),
                     [LOSS] = bytes_new(sizeof(double)),
-                    [TOLD] = bytes_new(sizeof(struct iz_told))}},
+                    [TOLD] = bytes_new(sizeof(struct iz_aux))}},
         .p = p};
     int32_t *target = k.s.t[TARGET].v.p;
     for (int i = 0; i < SAMPLES * ROWS; i++) /* sample 1 has no target */
@@ -133,16 +133,16 @@ static void run(struct pairs *k, unsigned gradients)
                               BIT(A) | BIT(REF) | BIT(W) | BIT(REF_W) |
                                   BIT(TARGET) | BIT(TOLD),
                               BIT(LOSS) | BIT(TOLD) | gradients};
-    struct iz_told *told = k->s.t[TOLD].v.p;
+    struct iz_aux *aux = k->s.t[TOLD].v.p;
     double want[IZ_PAIR_FIGURES];
-    *told = (struct iz_told){.pairs = 2, .pair[IZ_REWARDS_MARGINS] = 8};
+    *aux = (struct iz_aux){.pairs = 2, .pair[IZ_REWARDS_MARGINS] = 8};
     k->evaluates = !gradients;
     scene_run(&k->s, &pass, k);
     assert_near(*(double *)k->s.t[LOSS].v.p, want_loss(k, want));
     want[IZ_REWARDS_MARGINS] += 8;
     for (int i = 0; i < IZ_PAIR_FIGURES; i++)
-        assert_near(told->pair[i], want[i]);
-    assert_true(told->pairs == 2 + SAMPLES / 2);
+        assert_near(aux->pair[i], want[i]);
+    assert_true(aux->pairs == 2 + SAMPLES / 2);
 }
 
 static void check_pairs(struct iz_preference p)

@@ -14,7 +14,7 @@ static void tell_op(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct mixture *a = arg;
     struct iz_routes r = mixture_routes(a, v);
-    iz_route_tell(x, v[TOLD].p, &r, (double)a->balance, (double)a->z);
+    iz_route_aux(x, v[TOLD].p, &r, (double)a->balance, (double)a->z);
 }
 
 static void route_bwd_op(struct iz_exec *x, const struct iz_view *v,
@@ -105,7 +105,7 @@ static void check_router(struct mixture *a, enum iz_dtype act)
     a->s.n = ROUTER_TENSORS;
     t[DWEIGHT] = tensor_new(IZ_F32, a->m, a->k, 1);
     t[DLOGITS] = tensor_new(act, a->m, a->e, 1);
-    t[TOLD] = bytes_new(sizeof(struct iz_told));
+    t[TOLD] = bytes_new(sizeof(struct iz_aux));
     a->s.pinned = BIT(TOLD);
     mixture_route(a);
     check_choice(a);
@@ -114,15 +114,15 @@ static void check_router(struct mixture *a, enum iz_dtype act)
               &(struct pass){route_bwd_op, ROUTES | BIT(DWEIGHT), BIT(DLOGITS)},
               a);
     fixture_close("dlogits", &t[DLOGITS], 2e-5);
-    struct iz_told *told = t[TOLD].v.p;
-    *told = (struct iz_told){.loss = 3, .least = 0.7, .most = 1.2};
+    struct iz_aux *aux = t[TOLD].v.p;
+    *aux = (struct iz_aux){.loss = 3, .least = 0.7, .most = 1.2};
     scene_run(&a->s, &(struct pass){tell_op, ROUTES | BIT(TOLD), BIT(TOLD)}, a);
     memset(t[DWEIGHT].d, 0, (size_t)(a->m * a->k) * sizeof(double));
     double want = 3 + objective(a), even = (double)(a->m * a->k) / (double)a->e;
-    assert_true(fabs(told->loss - want) <= 1e-6 * want);
+    assert_true(fabs(aux->loss - want) <= 1e-6 * want);
     struct loads l = loads_of(a);
-    assert_true(told->least == fmin(0.7, l.least / even));
-    assert_true(told->most == fmax(1.2, l.most / even));
+    assert_true(aux->least == fmin(0.7, l.least / even));
+    assert_true(aux->most == fmax(1.2, l.most / even));
     scene_free(&a->s);
 }
 

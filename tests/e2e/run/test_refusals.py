@@ -81,7 +81,7 @@ def test_batch_that_ranks_do_not_divide_is_refused_once(place):
 
 @pytest.mark.parametrize("env, words", [
     ({"STARPU_SCHED": "quickest"}, ("STARPU_SCHED", "quickest", "lws")),
-    *[({"IZ_YARDSTICK": side}, ("IZ_YARDSTICK: rank 0:", "from 64 to 8192"))
+    *[({"IZ_REFERENCE_GEMM": side}, ("IZ_REFERENCE_GEMM: rank 0:", "from 64 to 8192"))
       for side in ("9000", "63", "many", "-1")],
     *[({name: value}, (f"{name}: rank 0: is not a number",)) for name, value in (
         ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_NCPU", "1-3"),

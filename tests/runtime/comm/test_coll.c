@@ -95,8 +95,8 @@ static void check_copy(int64_t shard, int n)
     memset(full, 0x5a, (size_t)all + 1);
     memset(want, 0x5a, (size_t)all + 1);
     memcpy(want + at * part, bytes + at * part, (size_t)part);
-    iz_coll_deal(coll, full + at * part, bytes + coll->rank * shard, shard, n,
-                 "copy");
+    iz_coll_refresh(coll, full + at * part, bytes + coll->rank * shard, shard,
+                    n, "copy");
     assert_int_equal(coll->sent_bytes - sent, moved);
     assert_int_equal(coll->received_bytes - received, moved);
     assert_memory_equal(full, want, all + 1);

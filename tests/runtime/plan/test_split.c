@@ -146,7 +146,7 @@ static struct iz_limits needs_near(struct iz_config c, double ratio)
 {
     needs(c, ratio);
     c.zero.optimizer.ratio = ratio;
-    iz_plan_near(&p, &c, model, true);
+    iz_plan_sum_on_gpu(&p, &c, model, true);
     return (struct iz_limits){.host = iz_plan_host_bytes(&p),
                               .device = iz_plan_device_bytes(&p)};
 }
@@ -376,8 +376,8 @@ static bool near(const struct iz_config *c, int ranks, struct iz_limits l)
     make(&p, c, ranks, &gpu_bf16);
     make(&q, c, ranks, &gpu_bf16);
     assert_int_equal(fit(&q, c, l), 0);
-    assert_false(p.zero.sums_near);
-    return q.zero.sums_near;
+    assert_false(p.zero.sums_on_gpu);
+    return q.zero.sums_on_gpu;
 }
 
 /* The embedding has two uses, so two sums, which the GPU adds. */

@@ -14,8 +14,8 @@
 enum { A, B, COMM, UP, DOWN, DISK, HOST, WORKERS };
 
 static const enum iz_where kinds[WORKERS] = {
-    IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_COMM, IZ_ON_UP,
-    IZ_ON_DOWN,    IZ_ON_IO,      IZ_ON_HOST};
+    IZ_ON_COMPUTE, IZ_ON_COMPUTE, IZ_ON_COMM, IZ_ON_H2D,
+    IZ_ON_D2H,     IZ_ON_IO,      IZ_ON_HOST};
 
 static struct iz_time_shares *x;
 
