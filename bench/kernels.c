@@ -235,7 +235,8 @@ static void run_norm2(const struct buffers *b, const struct kernel *k)
 
 static void run_add(const struct buffers *b, const struct kernel *k)
 {
-    iz_flat_add(b->p, IZ_F32, gradient(b, k), k->in, PIECE);
+    const void *in = gradient(b, k);
+    iz_flat_sum(b->p, IZ_F32, true, &in, 1, k->in, PIECE);
 }
 
 static void run_add_then_norm2(const struct buffers *b, const struct kernel *k)

@@ -96,12 +96,6 @@ int64_t iz_flat_norm2_scratch_bytes(int64_t n)
     return values * (int64_t)sizeof(double);
 }
 
-void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
-                 enum iz_dtype in_type, int64_t n)
-{
-    iz_flat_sum(out, out_type, true, &in, 1, in_type, n);
-}
-
 /* The sum of the elements [i, i + k) of two or more inputs of bf16. */
 static const float *sum_block_bf16(float *to, const void *const *in, int n_in,
                                    int64_t i, int64_t k)

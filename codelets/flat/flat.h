@@ -60,10 +60,6 @@ int64_t iz_flat_norm2_scratch_bytes(int64_t n);
 /* Sums give the same bits at every SIMD level, but for NaN: of two only that
  * the result is one. */
 
-/* out[i] = out[i] + in[i] in fp32, rounded to out_type. */
-void iz_flat_add(void *out, enum iz_dtype out_type, const void *in,
-                 enum iz_dtype in_type, int64_t n);
-
 /* Buffers that a GPU adds in one pass. */
 #define IZ_SUM_INPUTS_MAX 1024
 

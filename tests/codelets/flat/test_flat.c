@@ -160,8 +160,6 @@ static void check_sum(enum iz_dtype out_type, enum iz_dtype in_type, int n_in,
     else if (way == NORM)
         iz_flat_sum_norm2(&norm2, out, out_type, accumulate, from, n_in,
                           in_type, n);
-    else if (accumulate && n_in == 1)
-        iz_flat_add(out, out_type, in[0], in_type, n);
     else
         iz_flat_sum(out, out_type, accumulate, from, n_in, in_type, n);
     assert_memory_equal(out, want, bytes);

@@ -46,7 +46,6 @@ enum cudaDeviceAttr {
 
 enum {
     cudaStreamNonBlocking = 1,
-    cudaEventDefault = 0,
     cudaEventDisableTiming = 2,
     cudaHostAllocPortable = 1,
     cudaHostAllocMapped = 2,
