@@ -448,25 +448,6 @@ void iz_data_close(struct iz_data **d)
     *d = NULL;
 }
 
-int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err)
-{
-    if (c->pairs && !m->knows_pairs) {
-        iz_text_refuse(
-            err,
-            "loss.type: samples would be pairs of texts, and %s has no "
-            "loss of such",
-            m->name);
-        return -ENOTSUP;
-    }
-    m->documents_apart = c->document_end >= 0;
-    if (!m->documents_apart || m->knows_documents)
-        return 0;
-    iz_text_refuse(
-        err, "data.document_end: %d, but the layers of %s know no documents",
-        c->document_end, m->name);
-    return -ENOTSUP;
-}
-
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s)
 {
     return d->split[s].windows;

@@ -30,10 +30,6 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          bool need_val);
 void iz_data_close(struct iz_data **d);
 
-/* Whether the model's documents are apart, as data.document_end asks.
- * -ENOTSUP, with the reason on `err`, if it knows none. */
-int iz_data_tell(struct iz_model *m, const struct iz_data_config *c, FILE *err);
-
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 

@@ -3,6 +3,7 @@
  * see choose.h. */
 #include "runtime/plan/choose.h"
 
+#include <errno.h>
 #include <math.h>
 
 #include "runtime/plan/fit.h"
@@ -165,6 +166,28 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
     for (int i = 0; i < 2; i++)
         *by[i] = asked[i];
     choose_attention(c, f);
+}
+
+static int make_plan(struct iz_plan *p, const struct iz_config *c,
+                     const struct iz_plan_for *f)
+{
+    int s = iz_plan_make(p, c, f->model, f->ranks, f->rank, f->target);
+    return agreed(f, s == 0) ? 0 : s ? s : -ECANCELED;
+}
+
+int iz_plan_complete(struct iz_plan *p, struct iz_config *c,
+                     const struct iz_plan_for *f, int (*rates)(void *arg),
+                     void *arg)
+{
+    int s = make_plan(p, c, f);
+    if (s)
+        return s;
+    s = rates(arg);
+    iz_plan_clear(p);
+    if (!agreed(f, s == 0))
+        return s ? s : -ECANCELED;
+    iz_plan_choose(c, f);
+    return make_plan(p, c, f);
 }
 
 /* ---- what other forms of the states would save ---- */

@@ -34,6 +34,13 @@ struct iz_plan_for {
  *   ours, and tells why in target. */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
 
+/* The plan of a config that is completed so.  rates(arg) finds f->rate and the
+ * rates of f->target for the plan *p as it is without.  All ranks; negative
+ * errno, on each. */
+int iz_plan_complete(struct iz_plan *p, struct iz_config *c,
+                     const struct iz_plan_for *f, int (*rates)(void *arg),
+                     void *arg);
+
 /* A line, unless rates are not known, with what a step would take less of if
  * the offloaded optimizer's states had fewer bytes.  c is what was chosen. */
 void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,

@@ -10,6 +10,7 @@
 #include "codelets/base/units.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/text.h"
+#include "runtime/model/rules.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
@@ -309,8 +310,8 @@ static bool divides(int group, int ranks)
     return group == 0 || ranks % group == 0;
 }
 
-int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
-                  int ranks, FILE *err)
+static int check_target(const struct iz_config *c,
+                        const struct iz_target *target, int ranks, FILE *err)
 {
     int have = target->numerics.capability;
     const char *key = c->dtype == IZ_BF16 ? "bf16.enabled: true"
@@ -366,6 +367,15 @@ int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
         "%s",
         key ? key : cudnn, have / 10, have % 10,
         key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
+}
+
+int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
+                  const struct iz_target *target, int ranks, FILE *err)
+{
+    int s = iz_rules_check_sparse(m, c, target->gpu, err);
+    if (!s)
+        s = iz_rules_check_matrices(m, c, err);
+    return s ? s : check_target(c, target, ranks, err);
 }
 
 static void set_numerics(struct iz_target *t, const struct iz_run_config *c)

@@ -266,11 +266,12 @@ const char *iz_plan_not_cudnn(const struct iz_config *c, int capability);
 /* A line, if units attend on a GPU. */
 void iz_plan_print_attention(const struct iz_plan *p, FILE *out);
 
-/* Whether the target computes in the types that the config asks for, and has
- * the GPU of its ratio, and whether so many ranks can add in its order: 0, or
- * -EINVAL with the reason printed on `err` (which may be NULL). */
-int iz_plan_check(const struct iz_config *c, const struct iz_target *target,
-                  int ranks, FILE *err);
+/* Whether the parameters can be updated as the config asks, the target computes
+ * in its types and has the GPU of its ratio, and so many ranks can add in its
+ * order: 0, or negative errno with the reason printed on `err` (which may be
+ * NULL). */
+int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
+                  const struct iz_target *target, int ranks, FILE *err);
 void iz_plan_clear(struct iz_plan *p);
 /* Sizes the staging buffers of a plan whose other parts are known, and lists
  * its places (staging.c). */

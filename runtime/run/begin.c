@@ -14,8 +14,7 @@
 #include "runtime/formats/imported.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
-#include "runtime/model/lora.h"
-#include "runtime/model/rules.h"
+#include "runtime/model/prepare.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
@@ -278,20 +277,15 @@ int iz_run_prepare_model(struct run *r)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
                          "the model");
     if (!s)
-        s = iz_run_agree(r, iz_data_tell(r->model, &r->c.data, iz_run_err(r)),
-                         NULL);
-    if (!s)
         s = iz_run_agree(
-            r, iz_lora_apply(r->model, &r->c, r->p->section.hf, iz_run_err(r)),
-            "the adapters");
+            r,
+            iz_model_prepare(r->model, &r->c, r->p->section.hf, iz_run_err(r)),
+            "the parameters");
     if (!s && r->c.lora.import[0] && !r->o.resume)
         s = iz_run_agree(
             r,
             iz_adapter_check(&r->c, r->p->section.hf, r->model, iz_run_err(r)),
             "the adapters");
-    if (!s)
-        s = iz_run_agree(r, iz_rules_apply(r->model, &r->c, iz_run_err(r)),
-                         "the rules");
     return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 

@@ -14,7 +14,6 @@
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
 #include "runtime/machine/measure.h"
-#include "runtime/model/rules.h"
 #include "runtime/plan/choose.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/forecast.h"
@@ -227,65 +226,60 @@ static bool all_fit(void *coll, bool ok)
     return iz_coll_all_ok(coll, ok);
 }
 
+struct rates_for {
+    struct run *r;
+    struct iz_target *target;
+    struct iz_machine *machine;
+};
+
 /* Of the machine file, or of this machine if something is chosen by them. */
-static int find_rates(struct run *r, struct iz_target *t, struct iz_machine *m)
+static int find_rates(void *arg)
 {
+    const struct rates_for *f = arg;
+    struct run *r = f->r;
+    struct iz_target *t = f->target;
     const struct iz_config *c = &r->c;
     bool open = c->cut_auto || c->zero.optimizer.ratio_auto;
-    int s, side = iz_run_yardstick();
     if (!r->o.machine && (!t->gpu || !open))
         return 0;
     if (!r->o.machine) {
-        s = iz_run_agree(r,
-                         iz_machine_measure(m, &r->plan, c, r->gpu.device,
-                                            ranks_here(r), side),
-                         "the rates of this machine");
+        int s = iz_machine_measure(f->machine, &r->plan, c, r->gpu.device,
+                                   ranks_here(r), iz_run_yardstick());
         if (s)
             return s;
-        t->compute = iz_machine_compute(m, t->act, false, r->plan.ranks);
+        t->compute =
+            iz_machine_compute(f->machine, t->act, false, r->plan.ranks);
         r->plan.target.compute = t->compute;
     }
-    iz_machine_rates(m, &r->plan, r->rate);
+    iz_machine_rates(f->machine, &r->plan, r->rate);
     return 0;
 }
 
 static int make_plan(struct run *r)
 {
     int ranks = iz_run_ranks(r);
-    int rank = r->o.ranks ? 0 : r->coll->rank;
     struct iz_target t;
     struct iz_machine m;
-    int f = find_target(r, ranks, &t, &r->limit, &m);
-    if (!f)
-        f = iz_rules_check_sparse(r->model, &r->c, t.gpu, iz_run_err(r));
-    if (!f)
-        f = iz_rules_check_matrices(r->model, &r->c, iz_run_err(r));
-    if (!f)
-        f = iz_plan_check(&r->c, &t, ranks, iz_run_err(r));
-    if (f)
-        return iz_run_agree(r, f, NULL);
+    struct rates_for rates = {r, &t, &m};
     const struct iz_plan_for plan = {.model = r->model,
                                      .ranks = ranks,
-                                     .rank = rank,
+                                     .rank = r->o.ranks ? 0 : r->coll->rank,
                                      .target = &t,
                                      .limit = &r->limit,
                                      .rate = r->rate,
                                      .all = all_fit,
                                      .arg = r->coll};
-    int s = iz_run_agree(
-        r, iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
-        "the plan");
+    int s = find_target(r, ranks, &t, &r->limit, &m);
     if (!s)
-        s = find_rates(r, &t, &m);
-    iz_plan_clear(&r->plan);
+        s = iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r));
+    s = iz_run_agree(r, s, NULL);
+    if (!s)
+        s = iz_run_agree(
+            r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
+            "the plan");
     if (s)
         return s;
-    iz_plan_choose(&r->c, &plan);
-    s = iz_run_agree(r,
-                     iz_plan_make(&r->plan, &r->c, r->model, ranks, rank, &t),
-                     "the plan");
-    if (!s)
-        s = fit_plan(r);
+    s = fit_plan(r);
     if (s == -ENOMEM && r->o.plan && iz_run_first(r)) {
         print_share(r, stdout);
         print_largest(r);

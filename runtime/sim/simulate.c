@@ -10,10 +10,9 @@
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
-#include "runtime/data/data.h"
 #include "runtime/engine/trace.h"
 #include "runtime/machine/machine_file.h"
-#include "runtime/model/lora.h"
+#include "runtime/model/prepare.h"
 #include "runtime/plan/choose.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/forecast.h"
@@ -43,40 +42,20 @@ struct simulation {
     uint64_t hash; /* of every task's kind, unit, begin and end */
 };
 
-static int prepare(struct simulation *s)
+static int find_rates(void *arg)
 {
-    const char *why =
-        "a simulation needs --machine FILE (see configs/machines)";
-    s->ranks = s->o.ranks ? s->o.ranks : 1;
-    if (!s->o.machine)
-        return iz_text_refuse(stderr, "%s", why);
-    int r = iz_machine_read(&s->machine, s->o.machine, stderr);
+    struct simulation *s = arg;
+    int r = iz_machine_check(&s->machine, &s->plan, stderr);
     if (!r)
-        r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
-                           s->o.n_set, s->ranks, stdout, stderr);
-    if (!r)
-        r = s->p->open(&s->model, s->p->section.target);
-    if (!r)
-        r = iz_data_tell(s->model, &s->c.data, stderr);
-    if (!r)
-        r = iz_lora_apply(s->model, &s->c, s->p->section.hf, stderr);
-    if (!r)
-        r = iz_rules_apply(s->model, &s->c, stderr);
-    if (r)
-        return r;
-    struct iz_target t;
-    r = iz_machine_target(&t, &s->machine, &s->c, s->ranks, stderr);
-    if (!r)
-        r = iz_rules_check_sparse(s->model, &s->c, t.gpu, stderr);
-    if (!r)
-        r = iz_rules_check_matrices(s->model, &s->c, stderr);
-    if (!r)
-        r = iz_plan_check(&s->c, &t, s->ranks, stderr);
-    if (r)
-        return r;
+        iz_machine_rates(&s->machine, &s->plan, s->rate);
+    return r;
+}
+
+static int plan_for(struct simulation *s, struct iz_target *t)
+{
     int user = iz_environment_number("STARPU_NCPU", 0);
     if (user || s->c.run.workers)
-        t.workers = user ? user : s->c.run.workers;
+        t->workers = user ? user : s->c.run.workers;
     struct iz_limits limit = iz_machine_limits(&s->machine, s->ranks);
     if (s->c.run.memory_limit_bytes) {
         limit.host = s->c.run.memory_limit_bytes;
@@ -85,20 +64,35 @@ static int prepare(struct simulation *s)
     if (s->c.run.device_memory_limit_bytes)
         limit.device = s->c.run.device_memory_limit_bytes;
     limit.tables &= !s->c.run.device_memory_limit_bytes;
-    r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
-    if (!r)
-        r = iz_machine_check(&s->machine, &s->plan, stderr);
-    if (r)
-        return r;
-    iz_machine_rates(&s->machine, &s->plan, s->rate);
-    iz_plan_clear(&s->plan);
-    iz_plan_choose(&s->c, &(struct iz_plan_for){.model = s->model,
-                                                .ranks = s->ranks,
-                                                .target = &t,
-                                                .limit = &limit,
-                                                .rate = s->rate});
-    r = iz_plan_make(&s->plan, &s->c, s->model, s->ranks, 0, &t);
+    const struct iz_plan_for f = {.model = s->model,
+                                  .ranks = s->ranks,
+                                  .target = t,
+                                  .limit = &limit,
+                                  .rate = s->rate};
+    int r = iz_plan_complete(&s->plan, &s->c, &f, find_rates, s);
     return r ? r : iz_plan_fit(&s->plan, &s->c, s->model, &limit, stderr);
+}
+
+static int prepare(struct simulation *s)
+{
+    struct iz_target t;
+    s->ranks = s->o.ranks ? s->o.ranks : 1;
+    if (!s->o.machine)
+        return iz_text_refuse(stderr, "a simulation needs --machine FILE (see "
+                                      "configs/machines)");
+    int r = iz_machine_read(&s->machine, s->o.machine, stderr);
+    if (!r)
+        r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
+                           s->o.n_set, s->ranks, stdout, stderr);
+    if (!r)
+        r = s->p->open(&s->model, s->p->section.target);
+    if (!r)
+        r = iz_model_prepare(s->model, &s->c, s->p->section.hf, stderr);
+    if (!r)
+        r = iz_machine_target(&t, &s->machine, &s->c, s->ranks, stderr);
+    if (!r)
+        r = iz_plan_check(&s->c, s->model, &t, s->ranks, stderr);
+    return r ? r : plan_for(s, &t);
 }
 
 static int open_engine(struct simulation *s)

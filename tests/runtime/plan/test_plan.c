@@ -136,12 +136,12 @@ static void copies_live_where_parameters_do(void **state)
 {
     struct iz_config c = plain(3, IZ_BF16);
     c.zero.hpz_partition = 3;
-    assert_fails(iz_plan_check(&c, &target1, 8, stderr), -EINVAL,
+    assert_fails(iz_plan_check(&c, model, &target1, 8, stderr), -EINVAL,
                  "zero_hpz_partition_size: 3: groups of so many do not divide "
                  "8 ranks");
     iz_plan_clear(&q);
     assert_int_equal(iz_plan_make(&q, &c, model, 8, 0, &target1), -EINVAL);
-    assert_int_equal(iz_plan_check(&c, &target1, 9, stderr), 0);
+    assert_int_equal(iz_plan_check(&c, model, &target1, 9, stderr), 0);
     for (int h = 1; h <= 8; h *= 2)
         for (int k = 0; k < 2; k++) {
             enum iz_tier tier = k ? IZ_TIER_CPU : IZ_TIER_DEVICE;

@@ -124,12 +124,12 @@ static void fp32_has_a_master_on_the_other_side_only(void **state)
 static void a_cpu_cannot_share_with_a_gpu(void **state)
 {
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
-    assert_int_equal(iz_plan_check(&c, &gpu_bf16, 1, NULL), 0);
-    assert_fails(iz_plan_check(&c, &target2, 1, stderr), -EINVAL,
+    assert_int_equal(iz_plan_check(&c, model, &gpu_bf16, 1, NULL), 0);
+    assert_fails(iz_plan_check(&c, model, &target2, 1, stderr), -EINVAL,
                  "zero_optimization.offload_optimizer.ratio: 0.5 leaves chunks "
                  "to a GPU");
     c.zero.optimizer.ratio = 1;
-    assert_int_equal(iz_plan_check(&c, &target2, 1, NULL), 0);
+    assert_int_equal(iz_plan_check(&c, model, &target2, 1, NULL), 0);
 }
 
 /* The plan does not fit, and that is said. */

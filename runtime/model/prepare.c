@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order of what a config does to a model; see prepare.h. */
+#include "runtime/model/prepare.h"
+
+#include <errno.h>
+
+#include "runtime/base/text.h"
+#include "runtime/model/lora.h"
+#include "runtime/model/rules.h"
+
+static int tell_data(struct iz_model *m, const struct iz_data_config *c,
+                     FILE *err)
+{
+    if (c->pairs && !m->knows_pairs) {
+        iz_text_refuse(
+            err,
+            "loss.type: samples would be pairs of texts, and %s has no "
+            "loss of such",
+            m->name);
+        return -ENOTSUP;
+    }
+    m->documents_apart = c->document_end >= 0;
+    if (!m->documents_apart || m->knows_documents)
+        return 0;
+    iz_text_refuse(
+        err, "data.document_end: %d, but the layers of %s know no documents",
+        c->document_end, m->name);
+    return -ENOTSUP;
+}
+
+int iz_model_prepare(struct iz_model *m, const struct iz_config *c,
+                     const struct iz_hf *hf, FILE *err)
+{
+    int s = tell_data(m, &c->data, err);
+    if (!s)
+        s = iz_lora_apply(m, c, hf, err);
+    return s ? s : iz_rules_apply(m, c, err);
+}
