@@ -16,12 +16,15 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/ckpt/vote.h"
+#include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/step/zero.h"
+#include "runtime/step/disk.h"
+#include "runtime/step/submit.h"
 
 /* Of one unit at most 64, and a block may begin and end inside of one. */
 #define PIECES_MAX 72

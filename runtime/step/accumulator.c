@@ -2,9 +2,13 @@
 /* Sums and squares over the pieces of an accumulator; see accumulator.h. */
 #include "runtime/step/accumulator.h"
 
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 /* Nobody waits for the sum of a single rank, unless its update follows at once
  * and comes first. */

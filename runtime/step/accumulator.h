@@ -4,7 +4,7 @@
  * squares on the way; squares that no sum has taken are a pass of their own. */
 #pragma once
 
-#include "runtime/step/zero.h"
+#include "runtime/engine/engine.h"
 
 /* What is done to piece i, whose first element is `first`. */
 struct iz_piece_sum {
@@ -31,3 +31,6 @@ int iz_accumulator_rest(const struct iz_unit_memory *g, int acc,
 void iz_accumulator_squares(struct iz_engine *e, int unit, int i,
                             starpu_data_handle_t sum,
                             starpu_data_handle_t tied);
+/* After the last contribution: the sum of squares where the sums have not left
+ * it; in stage 0 also the other ranks' parts of the gradient. */
+void iz_step_grad_norm(struct iz_engine *e, int unit);

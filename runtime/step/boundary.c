@@ -5,13 +5,17 @@
  * brings it back ahead of the backward that recomputes from it.  As for
  * parameters, the order of uses is known and the write-after-read dependency on
  * a slot limits how far copies run ahead. */
-#include "runtime/step/zero.h"
+#include "runtime/step/boundary.h"
 
 #include <limits.h>
 
 #include "codelets/base/die.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/unit_sizes.h"
+#include "runtime/step/disk.h"
+#include "runtime/step/order.h"
+#include "runtime/step/submit.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
  * position of the pass: step * tracks + track, with steps as in iz_order_unit.

@@ -2,7 +2,7 @@
 /* The scalars of a step: mean loss, gradient norm, clipping, loss scale,
  * learning rate.  One task per step that every rank executes with the same
  * numbers in the same order, so that all come to the same decision. */
-#include "runtime/step/zero.h"
+#include "runtime/step/clip.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/update_order.h"
 
 struct control_arg {
     struct iz_engine *e;

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks between files and buffers; see zero.h. */
-#include "runtime/step/zero.h"
+/* Chunks between files and buffers; see disk.h. */
+#include "runtime/step/disk.h"
 
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/flat/touched_rows.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 struct io_arg {
     struct iz_io io;

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a unit's parameters come from: disk, the host, the other ranks, and the
- * ring that they are fetched into; see zero.h. */
-#include "runtime/step/zero.h"
+ * ring that they are fetched into; see fetch.h. */
+#include "runtime/step/fetch.h"
 
 #include <string.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/unit_sizes.h"
+#include "runtime/step/disk.h"
+#include "runtime/step/order.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 /* A part of a unit's parameters: bytes of a shard, and where they begin in what
  * is fetched and in the whole. */

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
+#include "runtime/step/submit.h"
 #include "runtime/step/train.h"
-#include "runtime/step/zero.h"
+#include "runtime/step/units.h"
 
 struct pick_arg {
     int32_t *text; /* whole text; this call writes text[at] */

@@ -11,8 +11,10 @@
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/coll.h"
+#include "runtime/engine/access.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/submit.h"
 #include "runtime/step/train.h"
-#include "runtime/step/zero.h"
 
 #define PIECE (1 << 18)
 

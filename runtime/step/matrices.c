@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates of whole matrices, between the two passes over their chunks: the
  * directions come to their owners, which make updates of them, and those go
- * back; see zero.h.  Where units are computed on a GPU, each chunk's part of a
- * unit's buffer is on the side of the chunk's states, then all is on the side
- * of the products and, for the exchange, on the host: what these are not equal
- * in is copied. */
-#include "runtime/step/zero.h"
+ * back; see matrices.h.  Where units are computed on a GPU, each chunk's part
+ * of a unit's buffer is on the side of the chunk's states, then all is on the
+ * side of the products and, for the exchange, on the host: what these are not
+ * equal in is copied. */
+#include "runtime/step/matrices.h"
 
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
+#include "runtime/step/submit.h"
 
 static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
                                                 int unit)

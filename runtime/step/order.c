@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of a pass; see zero.h. */
-#include "runtime/step/zero.h"
+/* The order of a pass; see order.h. */
+#include "runtime/step/order.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a unit's gradient goes: into the accumulator of its shard, on this side
- * or the other, summed in an order that does not depend on timing.  See zero.h.
- */
+ * or the other, summed in an order that does not depend on timing.  See
+ * reduce.h. */
+#include "runtime/step/reduce.h"
+
 #include <assert.h>
 
+#include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
+#include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/accumulator.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 /* ---- one contribution ---- */
 

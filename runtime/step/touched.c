@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Touched rows: their lists, and the ways of parameters and gradients; see
- * zero.h. */
-#include "runtime/step/zero.h"
+ * touched.h. */
+#include "runtime/step/touched.h"
 
 #include "codelets/base/die.h"
+#include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/step/submit.h"
 
 /* ---- lists ---- */
 

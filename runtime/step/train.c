@@ -12,7 +12,17 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 #include "runtime/plan/matrices.h"
-#include "runtime/step/zero.h"
+#include "runtime/step/accumulator.h"
+#include "runtime/step/boundary.h"
+#include "runtime/step/clip.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/order.h"
+#include "runtime/step/reduce.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
+#include "runtime/step/units.h"
+#include "runtime/step/update.h"
+#include "runtime/step/update_order.h"
 
 /* ---- waves ---- */
 

@@ -2,7 +2,12 @@
 /* The tasks of a pass over the units: samples come in, layers are called,
  * losses are added.  Training, evaluation and generation are loops over these.
  */
-#include "runtime/step/zero.h"
+#include "runtime/step/units.h"
+
+#include "runtime/step/boundary.h"
+#include "runtime/step/fetch.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 /* ---- batches ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer: one task per chunk of a shard, where the chunk's states are,
- * and the way of the new parameters to where they are used.  See zero.h. */
-#include "runtime/step/zero.h"
+ * and the way of the new parameters to where they are used.  See update.h. */
+#include "runtime/step/update.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,9 +9,15 @@
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/buffer/flat_buffer.h"
+#include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
+#include "runtime/step/disk.h"
+#include "runtime/step/matrices.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/touched.h"
 
 struct update_arg {
     struct iz_step step; /* lr, t and grad_scale come from the control, decay

@@ -13,9 +13,11 @@
  * waited, and one unit fewer is put off.  The order changes the time of a run,
  * never its numbers: without clipping an update depends on its own gradient
  * alone. */
-#include "runtime/step/zero.h"
+#include "runtime/step/update_order.h"
 
 #include <stdatomic.h>
+
+#include "runtime/step/submit.h"
 
 void iz_update_order_begin(struct iz_engine *e)
 {

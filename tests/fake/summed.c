@@ -12,7 +12,8 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
-#include "runtime/step/zero.h"
+#include "runtime/step/submit.h"
+#include "runtime/step/units.h"
 
 /* The linker's names for what the program calls and for what there is. */
 void __wrap_iz_units_batch(struct iz_engine *e, struct iz_track *track,

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "runtime/engine/engine.h"
-#include "runtime/step/zero.h"
+#include "runtime/step/update_order.h"
 
 enum { UNITS = 4, CHUNKS = 7 };
 

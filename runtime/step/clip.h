@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loss, gradient norm, clipping, loss scale, learning rate. */
+#pragma once
+
+#include "runtime/engine/engine.h"
+
+void iz_clip_clip(struct iz_engine *e, int64_t step);
+void iz_clip_eval(struct iz_engine *e, int64_t step);

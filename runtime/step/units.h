@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tasks of a pass over the units. */
+#pragma once
+
+#include "runtime/engine/engine.h"
+
+struct iz_call {
+    enum iz_kind kind;
+    enum iz_unit_call call;
+    int unit, samples;
+    starpu_data_handle_t grad, tied_grad; /* backward: what it writes */
+    int64_t row;    /* generation: position whose logits are wanted */
+    bool reference; /* a forward of the reference of pairs */
+};
+
+/* Counts the targets that the mask keeps among `samples` samples of all ranks:
+ * those of the next batches. */
+void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
+                    int64_t samples);
+/* `tasks`: batches of all ranks whose mean losses are added to one. */
+void iz_units_batch(struct iz_engine *e, struct iz_track *track,
+                    enum iz_split split, int64_t first, int64_t tasks);
+int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice);
+void iz_units_call(struct iz_engine *e, const struct iz_call *c,
+                   struct iz_track *track);
+/* Adds the track's loss to the sum; the order of calls is the order of the sum.
+ */
+void iz_units_add_loss(struct iz_engine *e, struct iz_track *track);
+/* A pass without gradients over the first `tracks` ones; c: what its calls have
+ * in common, and the call of the last unit. */
+void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks);
