@@ -3,7 +3,6 @@
  * and the way of the new parameters to where they are used.  See update.h. */
 #include "runtime/step/update.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
@@ -14,36 +13,11 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
+#include "runtime/step/chunk_update.h"
 #include "runtime/step/disk.h"
 #include "runtime/step/matrices.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
-
-struct update_arg {
-    struct iz_step step; /* lr, t and grad_scale come from the control, decay
-                            from the segments */
-    int64_t n, grad_first;
-    const struct iz_plan *plan;
-    const struct iz_plan_unit *unit;
-    const struct iz_segment *segment; /* of the unit; of its elements, this */
-    int64_t first;                    /* one is the chunk's first */
-    enum iz_dtype grad_type, param_type;
-    bool early; /* the scalars are those above; the control is not read */
-    struct iz_state_layout states;
-    uint64_t key;     /* of their rounding: seed and unit */
-    int param_buf;    /* the buffer with the parameters */
-    int64_t param_at; /* its byte at which they begin */
-    int control_buf;
-    struct iz_touched_in rows;
-    int at_rows;      /* buffer that lists the touched rows, 0: dense */
-    bool whole_grads; /* those of all ranks' touched rows */
-    /* Of matrices that are updated as such: the buffer of their unit; 0: there
-     * are none in the chunk.  along: this is the last pass. */
-    int matrix_buf;
-    bool along;
-    bool still; /* masters and parameters stay as they are, and may be absent */
-    _Atomic int64_t *updated; /* NULL: a pass follows */
-};
 
 /* The buffers of a unit's matrices, and the pass over its chunks. */
 struct passes {
@@ -51,177 +25,14 @@ struct passes {
     bool along;
 };
 
-/* How the elements from i on of the chunk are updated, as far as one call takes
- * them: decay and rate change where one tensor ends and the next one begins.
- * Returns the number of spans.  *n: elements of their whole blocks. */
-static int find_spans(const struct update_arg *a, const struct iz_step *step,
-                      int64_t i, struct iz_alike *span, int64_t *n)
-{
-    const struct iz_segment *s = a->segment;
-    int64_t end = i;
-    int k = 0;
-    for (; k < IZ_ALIKE_MAX && end < a->n; k++) {
-        struct iz_step own = *step;
-        while (s->end <= a->first + end)
-            s++;
-        end = min64(s->end - a->first, a->n);
-        own.hyper.lr *= s->lr_scale;
-        own.hyper.weight_decay = s->weight_decay;
-        own.matrix = s->by_matrix;
-        span[k] = iz_alike_of(&own);
-        span[k].end = end - i;
-    }
-    if (end < a->n)
-        end -= end % IZ_MOMENT_BLOCK;
-    *n = end - i;
-    return k;
-}
-
-/* From where u is in the chunk on: elements that have all states, or those of
- * matrices that lack some; no further than one kind reaches. */
-static void choose_states(const struct update_arg *a, struct iz_update *u)
-{
-    const struct iz_state_layout *l = &a->states;
-    int64_t from = a->first + u->at, end;
-    int64_t before = iz_plan_lacks(a->plan, a->unit, from) -
-                     iz_plan_lacks(a->plan, a->unit, a->first);
-    u->optimizer = iz_plan_lacks_from(a->plan, a->unit, from, &end)
-                       ? IZ_OPTIMIZER_DIRECTION
-                       : l->optimizer;
-    u->n = min64(u->n, end - from);
-    for (int s = 0; s < l->states; s++) {
-        if (!iz_optimizer(l->optimizer)->state[s].of_elements)
-            continue;
-        u->lacks[s].all = l->lacks;
-        u->lacks[s].before = before;
-    }
-}
-
-/* The last pass over a chunk's matrices; g, their updates, are in buf[0]. */
-static void update_along(struct iz_exec *x, const struct update_arg *a,
-                         const struct iz_step *step, struct iz_update u,
-                         char *param)
-{
-    const struct iz_segment *s = a->segment;
-    const float *g = u.g;
-    float *master = u.p;
-    uint16_t *lower = u.lower;
-    struct iz_alike span;
-    u.optimizer = step->hyper.type;
-    for (int64_t i = 0; i < a->n; s++) {
-        struct iz_step own = *step;
-        int64_t n = min64(s->end - a->first, a->n) - i;
-        if (n > 0 && s->by_matrix) {
-            own.hyper.lr *= s->lr_scale;
-            own.hyper.weight_decay = s->weight_decay;
-            span = iz_alike_of(&own);
-            u.span = &span;
-            u.n = n;
-            u.g = g + i;
-            u.p = master ? master + i : NULL;
-            u.lower = lower ? lower + i : NULL;
-            if (a->states.master)
-                u.out = param + i * iz_dtype_bytes(a->param_type);
-            iz_buffer_update(x, &u);
-        }
-        i += max64(n, 0);
-    }
-}
-
-/* buf: gradient, state, parameters (unless in the buffer of one of those),
- * control, list of touched rows: those alone are updated then, and their
- * gradients are packed.  The bits of an element do not depend on where a call
- * begins. */
-static void run_update(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct update_arg *a = arg;
-    const struct iz_state_layout *l = &a->states;
-    int64_t grad_size = iz_dtype_bytes(a->grad_type), packed = 0;
-    const char *grad = (char *)buf[0] + a->grad_first * grad_size;
-    char *param = (char *)buf[a->param_buf] + a->param_at;
-    float *master = l->master ? buf[1] : (float *)param;
-    uint16_t *lower = buf[1];
-    struct iz_step step = a->step;
-    struct iz_alike span[IZ_ALIKE_MAX];
-    struct iz_touched rows = {0};
-    struct iz_touched_piece t = {0};
-    if (!a->early) {
-        const struct iz_control *c = buf[a->control_buf];
-        if (c->skip)
-            return;
-        step.hyper.lr = c->lr;
-        step.t = c->updates;
-        step.grad_scale = (float)c->grad_scale;
-    }
-    if (a->at_rows) {
-        rows = iz_touched_get(&a->rows, buf[a->at_rows]);
-        if (!a->whole_grads)
-            packed = iz_touched_first(&a->rows, &rows, a->rows.rank);
-    }
-    struct iz_update u = {.type = l->type,
-                          .g_type = a->grad_type,
-                          .out_type = a->param_type,
-                          .room = l->room,
-                          .key = iz_mix(a->key + (uint64_t)step.t * IZ_GOLDEN),
-                          .span = span};
-    for (int s = 0; s < l->states; s++)
-        u.state[s] = (char *)buf[1] + l->at[s];
-    if (a->along) {
-        u = (struct iz_update){.type = IZ_MOMENT_F32,
-                               .g_type = IZ_F32,
-                               .out_type = a->param_type,
-                               .spans = 1,
-                               .g = grad,
-                               .p = l->lower ? NULL : master,
-                               .lower = l->lower ? lower : NULL};
-        step.hyper.type = IZ_OPTIMIZER_ALONG;
-        update_along(x, a, &step, u, param);
-        atomic_fetch_add(a->updated, 1);
-        return;
-    }
-    for (;; u.at += u.n) {
-        int64_t g;
-        if (a->at_rows) {
-            if (!iz_touched_next(&rows, a->first, a->first + a->n, &t))
-                break;
-            u.at = t.flat - a->first;
-            g = t.packed - packed;
-        } else {
-            if (u.at >= a->n)
-                break;
-            g = u.at;
-        }
-        u.spans = find_spans(a, &step, u.at, span, &u.n);
-        if (a->at_rows) { /* a sparse table is one segment */
-            u.n = t.n;
-            u.spans = 1;
-        }
-        choose_states(a, &u);
-        if (l->lower && !a->still)
-            u.lower = lower + u.at;
-        else
-            u.p = master + u.at;
-        u.g = grad + g * grad_size;
-        if (a->matrix_buf)
-            u.d = (float *)buf[a->matrix_buf] + a->first + u.at;
-        u.first = a->first + u.at;
-        if (l->master && !a->still)
-            u.out = param + u.at * iz_dtype_bytes(a->param_type);
-        /* on the CPU iz_update in codelets/flat/update.c */
-        iz_buffer_update(x, &u);
-    }
-    if (a->updated)
-        atomic_fetch_add(a->updated, 1);
-}
-
-static struct update_arg update_arg(struct iz_engine *e, int unit,
-                                    const struct iz_chunk *k)
+static struct iz_chunk_update update_arg(struct iz_engine *e, int unit,
+                                         const struct iz_chunk *k)
 {
     const struct iz_hyper *o = &e->config->optimizer;
     const struct iz_plan_unit *p = e->unit[unit].plan;
     int64_t tasks = (int64_t)e->plan.micro_batches * e->plan.slices;
     bool shard_of_full = e->plan.zero.grad.whole && !e->plan.zero.state.whole;
-    struct update_arg a = {
+    struct iz_chunk_update a = {
         .step = {.hyper = *o,
                  .t = e->counts.updates + 1,
                  .grad_scale = (float)(1.0 / (double)(tasks * e->plan.ranks))},
@@ -239,8 +50,7 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
         .states = iz_chunk_states(e, unit, k),
         .key = iz_mix(iz_mix_text(iz_mix(e->config->run.seed), "moments") +
                       (uint64_t)unit),
-        .param_buf = 2,
-        .control_buf = 3,
+        .in = {.param = 2, .control = 3},
         .rows = iz_touched_in(e, unit),
         .whole_grads = e->plan.zero.grad.whole,
         .updated = &e->update_order.updated};
@@ -252,7 +62,7 @@ static struct update_arg update_arg(struct iz_engine *e, int unit,
 
 /* param NULL: in the buffer of one of the others. */
 static void submit_update(struct iz_engine *e, int unit,
-                          const struct iz_chunk *k, struct update_arg *a,
+                          const struct iz_chunk *k, struct iz_chunk_update *a,
                           struct iz_access grad, starpu_data_handle_t state,
                           starpu_data_handle_t param, const struct passes *pass)
 {
@@ -262,7 +72,10 @@ static void submit_update(struct iz_engine *e, int unit,
     int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
-        run_update, unit);
+        pass->along    ? iz_chunk_update_along
+        : a->rows.cols ? iz_chunk_update_rows
+                       : iz_chunk_update_all,
+        unit);
     if (!more)
         iz_die("no memory for an update of %s", iz_step_unit_name(e, unit));
     t.urgency =
@@ -278,13 +91,13 @@ static void submit_update(struct iz_engine *e, int unit,
     if (!a->early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     if (a->rows.cols)
-        a->at_rows = iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
+        a->in.rows = iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
     if (pass->along) {
         iz_matrices_add(e, unit, k, pass->matrices, &t, more);
     } else if (pass->matrices) {
         int64_t i = k - e->unit[unit].chunk;
         bool in = iz_matrices_in(e, unit, k);
-        a->matrix_buf =
+        a->in.matrix =
             in ? iz_task_add(&t, pass->matrices->handle[iz_matrices_side(e, k)],
                              STARPU_R)
                : 0;
@@ -365,7 +178,7 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
  * it begins there. */
 static struct iz_access update_grad(const struct iz_engine *e, int unit,
                                     const struct iz_chunk *k,
-                                    struct update_arg *a)
+                                    struct iz_chunk_update *a)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     int64_t i = g->plan->pieces > 1 ? k->first / g->plan->piece : 0;
@@ -377,9 +190,8 @@ static struct iz_access update_grad(const struct iz_engine *e, int unit,
 static struct iz_access updates_of(const struct iz_engine *e,
                                    const struct iz_chunk *k,
                                    const struct passes *pass,
-                                   struct update_arg *a)
+                                   struct iz_chunk_update *a)
 {
-    a->along = true;
     a->grad_type = IZ_F32;
     a->grad_first = a->first;
     return (struct iz_access){pass->matrices->handle[iz_matrices_side(e, k)],
@@ -391,7 +203,7 @@ static struct iz_access updates_of(const struct iz_engine *e,
 static struct copy_arg param_copy(const struct iz_engine *e,
                                   const struct iz_chunk *k,
                                   const struct passes *pass,
-                                  const struct update_arg *a, bool written)
+                                  const struct iz_chunk_update *a, bool written)
 {
     bool parts = written ? pass->matrices != NULL : pass->along;
     return (struct copy_arg){.bytes = iz_step_param_bytes(e, k->count),
@@ -412,7 +224,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     bool down = e->plan.zero.param.home != IZ_HOME_NONE;
     bool apart = e->plan.zero.grads_apart || pass->along;
     starpu_data_handle_t staging = NULL;
-    struct update_arg a = update_arg(e, unit, k);
+    struct iz_chunk_update a = update_arg(e, unit, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct iz_access grad = {g->grad_apart_handle[0], STARPU_R};
     struct copy_arg before = param_copy(e, k, pass, &a, false);
@@ -439,9 +251,9 @@ static void update_on_gpu(struct iz_engine *e, int unit,
                     (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
                     before);
     if (down && !apart) { /* parameters behind the gradient */
-        a.param_buf = 0;
+        a.in.param = 0;
         a.param_at = after.from;
-        a.control_buf = 2;
+        a.in.control = 2;
     }
     submit_update(e, unit, k, &a, grad, k->state_handle,
                   !down   ? k->param_handle
@@ -460,7 +272,7 @@ static void update_on_gpu(struct iz_engine *e, int unit,
  * has no states. */
 static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                        enum iz_kind kind, starpu_data_handle_t staging,
-                       const struct update_arg *a)
+                       const struct iz_chunk_update *a, bool along)
 {
     bool in = iz_matrices_in(e, unit, k);
     int64_t masters = in ? a->states.at[0] : 0;
@@ -483,7 +295,7 @@ static void move_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         io.at = masters;
         io.offset = k->state_at + masters;
         io.bytes = k->state_bytes - masters;
-        if (!a->along) {
+        if (!along) {
             iz_disk_io(e, kind, unit, staging, mode, k->state_handle, io);
             mode = load ? STARPU_RW : STARPU_R;
         }
@@ -507,7 +319,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                          const struct passes *pass)
 {
     const struct iz_plan *p = &e->plan;
-    struct update_arg a = update_arg(e, unit, k);
+    struct iz_chunk_update a = update_arg(e, unit, k);
     struct iz_access grad =
         pass->along ? updates_of(e, k, pass, &a) : update_grad(e, unit, k, &a);
     starpu_data_handle_t state = k->state_handle, param = k->param_handle;
@@ -518,14 +330,14 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         iz_step_on_disk(e) && !pass->along && iz_matrices_alone(e, unit, k);
     if (state_disk || param_disk) {
         staging = iz_engine_next_staging(e, IZ_STAGING_STATE)->handle;
-        move_chunk(e, unit, k, IZ_LOAD, staging, &a);
+        move_chunk(e, unit, k, IZ_LOAD, staging, &a, pass->along);
     }
     if (state_disk)
         state = staging;
     if (param_disk && state_disk) { /* parameters behind the states */
-        a.param_buf = 1;
+        a.in.param = 1;
         a.param_at = k->state_bytes;
-        a.control_buf = 2;
+        a.in.control = 2;
         param = NULL;
     } else if (param_disk) {
         param = staging;
@@ -538,7 +350,7 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
                     param_copy(e, k, pass, &a, false));
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
-        move_chunk(e, unit, k, IZ_STORE, staging, &a);
+        move_chunk(e, unit, k, IZ_STORE, staging, &a, pass->along);
     if (iz_plan_params_to_gpu(p))
         submit_copy(e, unit, IZ_ON_H2D, param,
                     (struct iz_access){k->param_handle, STARPU_RW},
