@@ -3,8 +3,7 @@
  * the tasks that update.c submits. */
 #pragma once
 
-#include "codelets/flat/touched_rows.h"
-#include "runtime/engine/engine.h"
+#include "runtime/step/touched.h"
 
 /* Which of a body's buffers has what. */
 struct iz_chunk_buffers {
