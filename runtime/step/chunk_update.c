@@ -87,15 +87,14 @@ static void choose_states(const struct iz_chunk_update *a, struct iz_update *u)
 /* ---- states and parameters of a chunk ---- */
 
 static struct iz_update begin_update(const struct iz_chunk_update *a,
-                                     void **buf, const struct iz_step *step,
-                                     const struct iz_alike *span)
+                                     void **buf, const struct iz_step *step)
 {
     struct iz_update u = {.type = a->states.type,
                           .g_type = a->grad_type,
                           .out_type = a->param_type,
                           .room = a->states.room,
-                          .key = iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN),
-                          .span = span};
+                          .key =
+                              iz_mix(a->key + (uint64_t)step->t * IZ_GOLDEN)};
     for (int s = 0; s < a->states.states; s++)
         u.state[s] = (char *)buf[1] + a->states.at[s];
     return u;
@@ -131,7 +130,8 @@ void iz_chunk_update_all(struct iz_exec *x, void **buf, const void *arg)
     struct iz_step step;
     if (!take_step(a, buf, &step))
         return;
-    struct iz_update u = begin_update(a, buf, &step, span);
+    struct iz_update u = begin_update(a, buf, &step);
+    u.span = span;
     for (; u.at < a->n; u.at += u.n) {
         u.spans = find_spans(a, &step, u.at, span, &u.n);
         update(x, a, buf, u.at, &u);
@@ -152,7 +152,8 @@ void iz_chunk_update_rows(struct iz_exec *x, void **buf, const void *arg)
     struct iz_touched rows = iz_touched_get(&a->rows, buf[a->in.rows]);
     int64_t packed =
         a->whole_grads ? 0 : iz_touched_first(&a->rows, &rows, a->rows.rank);
-    struct iz_update u = begin_update(a, buf, &step, span);
+    struct iz_update u = begin_update(a, buf, &step);
+    u.span = span;
     u.spans = 1;
     while (iz_touched_next(&rows, a->first, a->first + a->n, &t)) {
         u.at = t.flat - a->first;
