@@ -118,9 +118,9 @@ struct reacher {
         all(r.p, r.lse, r.weight, r.place, r.chosen, r.end);
     }
 
-    void one(struct iz_told *&told)
+    void one(struct iz_aux *&aux)
     {
-        told = reach(told, sizeof(*told));
+        aux = reach(aux, sizeof(*aux));
     }
 
     /* What has no addresses. */
@@ -243,7 +243,7 @@ static void call(decltype(&iz_pair_loss) op, struct iz_exec *x,
         struct iz_exec cpu = iz_exec_dry(IZ_CPU, IZ_F32);
         cpu.dry = false;
         c.loss = reach(c.loss, sizeof(*c.loss));
-        reacher{0}.all(p.told);
+        reacher{0}.all(p.aux);
         op(&cpu, &c, &p, reach(each, 2 * c.samples * (int64_t)sizeof(*each)),
            reach(scales, c.samples * (int64_t)sizeof(*scales)));
     });
