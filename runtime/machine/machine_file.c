@@ -242,15 +242,18 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     return 0;
 }
 
-struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks)
+struct iz_limits iz_machine_limits(const struct iz_machine *m,
+                                   const struct iz_config *c, int ranks)
 {
+    int64_t own = c->run.memory_limit_bytes;
+    int64_t own_device = c->run.device_memory_limit_bytes;
     int64_t device =
         m->gpus ? m->gpu_bytes - iz_plan_reserve(m->gpu_bytes, ranks) : 0;
-    return (struct iz_limits){.host =
-                                  m->host_bytes / iz_machine_ranks(m, ranks),
-                              .device = device,
-                              .beside = true,
-                              .tables = true};
+    return (struct iz_limits){
+        .host = own ? own : m->host_bytes / iz_machine_ranks(m, ranks),
+        .device = own_device ? own_device : device,
+        .beside = !own,
+        .tables = !own_device};
 }
 
 /* How long a sum among ranks of a group, or among the groups, moves one part of

@@ -58,7 +58,10 @@ struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
  * its cores do not make, with the reason on `err` (may be NULL). */
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                       const struct iz_config *c, int ranks, FILE *err);
-struct iz_limits iz_machine_limits(const struct iz_machine *m, int ranks);
+/* What a rank of so many has there; the config's own limits, which are for the
+ * plan alone, come first. */
+struct iz_limits iz_machine_limits(const struct iz_machine *m,
+                                   const struct iz_config *c, int ranks);
 /* Refuses a machine without a rate that a run of this plan needs. */
 int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
                      FILE *err);

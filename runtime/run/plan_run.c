@@ -171,7 +171,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
     int s = iz_machine_read(m, r->o.machine, iz_run_err(r));
     if (s)
         return s;
-    *limit = iz_machine_limits(m, ranks);
+    *limit = iz_machine_limits(m, &r->c, ranks);
     return iz_machine_target(t, m, &r->c, ranks, iz_run_err(r));
 }
 

@@ -56,14 +56,7 @@ static int plan_for(struct simulation *s, struct iz_target *t)
     int user = iz_environment_number("STARPU_NCPU", 0);
     if (user || s->c.run.workers)
         t->workers = user ? user : s->c.run.workers;
-    struct iz_limits limit = iz_machine_limits(&s->machine, s->ranks);
-    if (s->c.run.memory_limit_bytes) {
-        limit.host = s->c.run.memory_limit_bytes;
-        limit.beside = false; /* it is for the plan alone */
-    }
-    if (s->c.run.device_memory_limit_bytes)
-        limit.device = s->c.run.device_memory_limit_bytes;
-    limit.tables &= !s->c.run.device_memory_limit_bytes;
+    struct iz_limits limit = iz_machine_limits(&s->machine, &s->c, s->ranks);
     const struct iz_plan_for f = {.model = s->model,
                                   .ranks = s->ranks,
                                   .target = t,

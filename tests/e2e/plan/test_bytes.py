@@ -100,12 +100,12 @@ def test_ranks_share_a_machine_without_a_network(place):
     path, machine = described(place)
     machine["host_bytes"] = 8 * 1000 * run.MIB
     path.write_text(json.dumps(machine))
-    for ranks, fits in ((1, True), (8, False)):
-        r = place.launch(1, big(**{"zero_optimization.stage": 0}),
+    for ranks, own, said in ((1, 0, None), (8, 0, "there are 1000.0 MiB"),
+                             (8, 10**11, None), (1, 600 * run.MIB, "there are 600.0 MiB")):
+        r = place.launch(1, big(**{"zero_optimization.stage": 0,
+                                   "run.memory_limit_bytes": own}),
                          ["--plan", "--machine", path, "--ranks", ranks])
-        assert (r.rc == 0) == fits, str(r)
-        if not fits:
-            assert "there are 1000.0 MiB" in r.err
+        assert (r.rc == 0) == (said is None) and (not said or said in r.err), str(r)
 
 
 def share(text):
