@@ -36,7 +36,15 @@ def programs(build):
 
 
 class Stopped(BaseException):
-    """A signal: what runs is ended, what is known stays."""
+    """A signal: what runs is ended, what is known stays.  by: its name; Python drops
+    what is raised inside some of its own callbacks, such as those of a fork."""
+
+    by = None
+
+    @classmethod
+    def look(cls):
+        if cls.by:
+            raise cls(cls.by)
 
 
 class Job(NamedTuple):
@@ -109,6 +117,7 @@ class Check:
         waiting, running = list(jobs), []
         try:
             while running or waiting and self.left() > 0:
+                Stopped.look()
                 while waiting and len(running) < at_once and self.left() > 0:
                     job = waiting.pop(0)
                     running.append(Running(self, job._replace(
