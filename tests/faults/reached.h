@@ -8,11 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#ifdef __cplusplus
-extern "C"
-#endif
-    __attribute__((weak)) void
-    iz_reached(const char *fault)
+/* As its callers declare it, in C++ as well as in C. */
+void iz_reached(const char *fault) __asm__("iz_reached");
+
+__attribute__((weak)) void iz_reached(const char *fault)
 {
     const char *path = getenv("IZ_REACHED");
     int fd = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
