@@ -51,12 +51,12 @@ def test_of_many_faults_some_are_told(place):
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize("raw, words", [
     ('{\n "train_batch_size": 4,,\n}', ("raw.json", "line 2", "column 24")),
     (None, ("raw.json", "No such file"))])
-def test_bad_text_is_placed(text, words, place):
-    if text:
-        (place.folder / "raw.json").write_text(text)
+def test_bad_text_is_placed(raw, words, place):
+    if raw:
+        (place.folder / "raw.json").write_text(raw)
     run.refused(run.call(run.PROGRAM, "raw.json", cwd=place.folder), *words)
 
 
