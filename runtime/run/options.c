@@ -127,9 +127,10 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "  --help           this text and every key of the config\n"
            "  --help-markdown  the keys as docs/config.md\n"
            "  --version        version\n\n"
-           "Ctrl-C or SIGTERM (SIGUSR1 too) finishes the step, saves a "
-           "checkpoint and\nprints how to resume; Ctrl-C or SIGTERM once more "
-           "stops at once.\n"
+           "Ctrl-C, SIGTERM, SIGHUP, or a batch system's warning (SIGUSR1, "
+           "SIGUSR2, SIGXCPU)\nfinishes the step, saves a checkpoint and "
+           "prints how to resume; one of the first\nthree once more stops at "
+           "once.\n"
            "Exit status: 0 finished or interrupted with a checkpoint, 1 error, "
            "2 usage.\n\nKeys of the config:\n",
            p->name, p->about, argv0, argv0);

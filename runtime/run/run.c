@@ -3,73 +3,19 @@
 #include "runtime/run/run.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "codelets/base/clock.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/progress.h"
 #include "runtime/model/rules.h"
+#include "runtime/run/signals.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
 static _Atomic int stop_signal;
-
-/* SIGUSR1 is a batch system's warning and never ends a run at once.  At a job's
- * time limit Slurm sends SIGTERM twice within 20 ms, and launchers hand a
- * terminal's SIGINT on: repeated so soon, a signal counts once.  A person
- * presses Ctrl-C twice in less than two seconds. */
-static void on_signal(int number)
-{
-    static const char text[] =
-        "\nizar: finishing the step; once more stops at once\n";
-    static _Atomic int64_t first_ns;
-    int64_t soon_ns = number == SIGINT ? 200000000 : 2000000000;
-    int64_t now = iz_clock_ns(), first = 0;
-    if (number != SIGUSR1 &&
-        !atomic_compare_exchange_strong(&first_ns, &first, now)) {
-        if (now - first > soon_ns)
-            _exit(128 + number);
-        return;
-    }
-    if (stop_signal)
-        return;
-    stop_signal = number;
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
-        return;
-}
-
-/* A mapped file has become shorter, or its disk fails. */
-static void on_lost_page(int number)
-{
-    static const char text[] = "\nizar: a file of data.path or model.import "
-                               "was cut, or cannot be read any more (SIGBUS)\n";
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
-        _exit(1);
-    _exit(128 + number);
-}
-
-/* What a write cannot do is an error of that write: a pipe without a reader, a
- * file beyond the limit of its size. */
-static void ignore_signals(void)
-{
-    struct sigaction a = {.sa_handler = on_lost_page};
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
-    sigaction(SIGBUS, &a, NULL);
-}
-
-static void catch_signals(void)
-{
-    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&a.sa_mask);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
-}
 
 static int run_run_all(struct run *r)
 {
@@ -95,7 +41,7 @@ static int run_run_all(struct run *r)
     if (iz_run_first(r) && r->progress.begun >= r->c.run.steps)
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->progress.begun, (long long)r->c.run.steps);
-    catch_signals();
+    iz_signals_catch(&stop_signal);
     r->coll->phase = NULL;
     s = iz_run_train(r);
     return s ? s : iz_run_finish(r);
@@ -120,6 +66,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
 {
     struct run r = {.p = p, .stop = &stop_signal};
     iz_environment_keep();
+    iz_signals_open();
     int s = iz_options_read(&r.o, argc, argv);
     if (!s && !r.o.plan && (r.o.ranks || r.o.machine)) {
         fprintf(stderr, "izar: --ranks and --machine only go with --plan; "
@@ -139,7 +86,6 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     }
     s = iz_coll_open(&r.coll, &argc, &argv);
     if (!s) {
-        ignore_signals();
         iz_progress_rank(r.coll->rank, r.coll->size);
         s = run_run_all(&r);
     }

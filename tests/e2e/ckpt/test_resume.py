@@ -3,10 +3,12 @@
 what another number of ranks saved has its weights."""
 import itertools
 import math
+import os
 import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -175,7 +177,8 @@ SLOW = {"run.inject_delay_us": 3000, "run.steps": 10**6}
 
 
 @pytest.mark.parametrize("ranks, only, number", [
-    (1, None, signal.SIGINT), (2, None, signal.SIGTERM), (2, 1, signal.SIGUSR1)])
+    (1, None, signal.SIGINT), (2, None, signal.SIGTERM), (2, 1, signal.SIGUSR1),
+    (1, None, signal.SIGHUP), (1, None, signal.SIGUSR2), (1, None, signal.SIGXCPU)])
 def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     """`only`: to one rank; the others learn it from the step's scalars."""
     c = config(ranks, "bf16", HOMES[3], nvme)
@@ -196,24 +199,44 @@ def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     assert b.numbers == want.numbers
 
 
-def handles_signals(pid):
-    """SIGUSR1 is the last one, and no library's."""
+def catches(pid, number):
     text = pathlib.Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\t(\w+)$", text, re.M)[1]
-    return int(caught, 16) >> signal.SIGUSR1 - 1 & 1
+    return int(caught, 16) >> number - 1 & 1
 
 
 def signalled_again(place, number):
     """A run in steps of seconds that gets a signal until it has ended."""
     c = {**config(1), "run.inject_delay_us": 400000, "run.workers": 1, "model.layers": 3}
     run_ = place.start(1, {**c, "run.steps": 10**6})
-    run_.until(lambda: handles_signals(run_.process.pid), "the handlers")
+    run_.until(lambda: catches(run_.process.pid, signal.SIGTERM), "the handlers")
     run_.signal(number)
     run_.until(lambda: "stops at once" in run_.text(1), "the message")
     while run_.process.poll() is None:  # those of two seconds count as one
         run_.signal(number)
         time.sleep(0.2)
     return run_.finish()
+
+
+def test_a_warning_before_step_0(tmp_path):
+    """Its config never comes."""
+    os.mkfifo(tmp_path / "config")
+    p = subprocess.Popen([run.PROGRAM, str(tmp_path / "config")], text=True,
+                         stderr=subprocess.PIPE, env=run.environment())
+    while p.poll() is None and not catches(p.pid, signal.SIGUSR1):
+        time.sleep(0.01)
+    p.send_signal(signal.SIGUSR1)
+    err = p.communicate(timeout=run.TIMEOUT_S)[1]
+    assert p.returncode == 128 + signal.SIGUSR1 and "nothing to save" in err
+
+
+def test_a_hangup_that_nohup_ignores(place):
+    place.wrap('#!/bin/sh\nexec nohup {} "$@"\n')
+    run_ = place.start(1, {**config(1), **SLOW})
+    run_.until_step(1)
+    run_.signal(signal.SIGHUP)
+    run_.until_step(run_.step() + 10)
+    run_.kill()
 
 
 def test_second_signal_stops_at_once(place):

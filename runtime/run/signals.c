@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/run/signals.h"
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "codelets/base/clock.h"
+
+/* A batch system's warnings never end a run at once.  At a job's time limit
+ * Slurm sends SIGTERM twice within 20 ms, and launchers hand a terminal's
+ * SIGINT on: repeated so soon, a signal counts once.  A person presses Ctrl-C
+ * twice in less than two seconds.  SIGTERM is caught last (tests wait for it).
+ */
+static const struct {
+    int number;
+    bool warns;
+    int64_t soon_ns;
+} ends[] = {{SIGUSR1, true},
+            {SIGUSR2, true},
+            {SIGXCPU, true},
+            {SIGHUP, false, 2000000000},
+            {SIGINT, false, 200000000},
+            {SIGTERM, false, 2000000000}};
+enum { N_ENDS = sizeof(ends) / sizeof(*ends) };
+
+static _Atomic int *stop_signal;
+
+static int find(int number)
+{
+    int i = 0;
+    while (ends[i].number != number)
+        i++;
+    return i;
+}
+
+static void on_early(int number)
+{
+    static const char text[] =
+        "\nizar: a warning signal before step 0: there is nothing to save\n";
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
+        _exit(128 + number);
+    _exit(128 + number);
+}
+
+static void on_signal(int number)
+{
+    static const char text[] =
+        "\nizar: finishing the step; once more stops at once\n";
+    static _Atomic int64_t first_ns;
+    int i = find(number);
+    int64_t now = iz_clock_ns(), first = 0;
+    if (!ends[i].warns &&
+        !atomic_compare_exchange_strong(&first_ns, &first, now)) {
+        if (now - first > ends[i].soon_ns)
+            _exit(128 + number);
+        return;
+    }
+    if (*stop_signal)
+        return;
+    *stop_signal = number;
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        return;
+}
+
+/* A mapped file has become shorter, or its disk fails. */
+static void on_lost_page(int number)
+{
+    static const char text[] = "\nizar: a file of data.path or model.import "
+                               "was cut, or cannot be read any more (SIGBUS)\n";
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
+        _exit(1);
+    _exit(128 + number);
+}
+
+/* nohup and shells have a program ignore what is not meant for it.  A shell
+ * does so with SIGINT of what it starts with "&", which a user may well send
+ * by name. */
+static void catch_one(int number, void (*handler)(int))
+{
+    struct sigaction old, a = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigemptyset(&a.sa_mask);
+    sigaction(number, NULL, &old);
+    if (old.sa_handler != SIG_IGN || number == SIGINT || number == SIGTERM)
+        sigaction(number, &a, NULL);
+}
+
+void iz_signals_open(void)
+{
+    for (int i = 0; i < N_ENDS; i++)
+        if (ends[i].warns)
+            catch_one(ends[i].number, on_early);
+    /* What a write cannot do is an error of that write: a pipe without a
+     * reader, a file beyond the limit of its size. */
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    catch_one(SIGBUS, on_lost_page);
+}
+
+void iz_signals_catch(_Atomic int *stop)
+{
+    stop_signal = stop;
+    for (int i = 0; i < N_ENDS; i++)
+        catch_one(ends[i].number, on_signal);
+}
