@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
+#include "runtime/base/cgroup.h"
 #include "runtime/base/environment.h"
 #include "runtime/machine/cores_share.h"
 
@@ -16,7 +17,8 @@
 struct iz_cores {
     hwloc_topology_t machine;
     int n_cores, host_cores;
-    bool shared; /* a core computes for several ranks */
+    double quota; /* of control groups, cores */
+    bool shared;  /* a core computes for several ranks */
     bool bind;
     bool gpu;
     int spare; /* first cores without compute workers */
@@ -161,10 +163,19 @@ int iz_cores_spare(int cores, bool gpu)
     return !gpu ? 0 : cores >= MANY ? 2 : cores > 1;
 }
 
+/* Of `cores`, those that the quota gives each of the host's ranks time on: more
+ * workers would be stopped in the middle of tasks that others wait for. */
+static int within_quota(const struct iz_cores *t, int cores, int ranks)
+{
+    int most = t->quota / ranks < cores ? (int)(t->quota / ranks) : cores;
+    return most > 0 ? most : 1;
+}
+
 /* A user's setting wins: STARPU_NCPU is the number of compute workers, and
  * STARPU_RESERVE_NCPU and a core for a bound main thread count where no number
  * is given. */
-static int count_workers(const struct iz_cores *t, int cores, int wanted)
+static int count_workers(const struct iz_cores *t, int cores, int ranks,
+                         int wanted)
 {
     int user = iz_environment_number("STARPU_NCPU",
                                      iz_environment_number("STARPU_NCPUS", -1));
@@ -175,13 +186,14 @@ static int count_workers(const struct iz_cores *t, int cores, int wanted)
         return user;
     if (wanted > 0)
         return wanted;
-    return cores - spare;
+    return cores - spare < 1 ? cores - spare
+                             : within_quota(t, cores - spare, ranks);
 }
 
 int iz_cores_workers(const struct iz_cores *t, int wanted, int ranks)
 {
     int cores = t->n_cores / ranks;
-    return count_workers(t, cores > 0 ? cores : 1, wanted);
+    return count_workers(t, cores > 0 ? cores : 1, ranks, wanted);
 }
 
 /* The part of `mask` that is near the GPU, if any is. */
@@ -224,6 +236,7 @@ int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
         iz_die("no memory for the list of cores");
     *out = t;
     t->gpu = pci != NULL;
+    t->quota = iz_cgroup_cores();
     /* With what this rank may not use: ranks number processors alike. */
     bool fails = hwloc_topology_init(&t->machine) ||
                  hwloc_topology_set_flags(
@@ -244,7 +257,7 @@ int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
     t->all = hwloc_bitmap_alloc();
     for (int i = 0; i < t->n_cores; i++)
         hwloc_bitmap_or(t->all, t->all, t->core[i]);
-    *workers = count_workers(t, t->n_cores, *workers);
+    *workers = count_workers(t, t->n_cores, coll->local_size, *workers);
     /* A user may want more workers than that: then only the driver's. */
     t->spare = t->n_cores - *workers < iz_cores_spare(t->n_cores, t->gpu)
                    ? t->gpu && t->n_cores > 1
@@ -330,6 +343,7 @@ void iz_cores_describe(const struct iz_cores *t, struct iz_binding *b)
 {
     b->cores = t->n_cores;
     b->host_cores = t->host_cores;
+    b->quota = t->quota < t->host_cores ? t->quota : 0;
     b->shared = t->shared;
     b->foreign = !t->bind;
     b->first = hwloc_bitmap_first(t->all);
@@ -409,6 +423,9 @@ static void print_binding(const struct iz_binding *b, int rank, int k,
     else if (b->gpu >= 0)
         fprintf(out, ", GPU %d", b->gpu);
     print_nodes(nodes, out);
+    if (b->quota > 0)
+        fprintf(out, ", quota of %.3g core%s", b->quota,
+                b->quota > 1 ? "s" : "");
     fprintf(out, "%s%s\n", b->shared ? ", shared with other ranks" : "",
             b->foreign ? ", bound as the environment says" : "");
 }

@@ -15,7 +15,8 @@ struct iz_cores;
  * a rank with a GPU, that are near it; what several ranks of the host may use
  * is divided between them (cores_share.h), and refused where it cannot be.
  * workers: run.workers, or STARPU_NCPU,
- * or one per core, less iz_cores_spare; *workers is set.  pci: of this rank's
+ * or one per core, less iz_cores_spare, and no more than the control groups of
+ * the host's ranks give time to; *workers is set.  pci: of this rank's
  * GPU, or NULL.  All ranks.  Negative errno with the reason printed. */
 int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
                   int *workers);
@@ -46,6 +47,7 @@ struct iz_binding {
     int workers, cores;
     int gpu;         /* -1: none */
     int host_cores;  /* that the rank may see */
+    double quota;    /* of control groups, cores; 0: more than there are */
     bool shared;     /* a core computes for several ranks */
     bool foreign;    /* the environment binds */
     char list[96];   /* of the cores' processors, as the system numbers them */

@@ -13,6 +13,7 @@
 #include "codelets/base/int64.h"
 #include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
+#include "runtime/base/cgroup.h"
 #include "runtime/base/progress.h"
 #include "runtime/plan/limits.h"
 
@@ -297,87 +298,27 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m)
 
 /* The number behind `head` in a file, which begins a line; -1: there is none,
  * such as "max". */
-static int64_t read_number(const char *path, const char *head)
-{
-    FILE *f = fopen(path, "r");
-    char line[256];
-    long long v = -1;
-    while (f && v < 0 && fgets(line, sizeof(line), f))
-        if (!strncmp(line, head, strlen(head)))
-            sscanf(line + strlen(head), "%lld", &v);
-    if (f)
-        fclose(f);
-    return v;
-}
-
 int64_t iz_memory_resident(void)
 {
-    return max64(read_number("/proc/self/status", "VmRSS:"), 0) * 1024;
+    return max64(iz_cgroup_number("/proc/self/status", "VmRSS:"), 0) * 1024;
 }
 
 int64_t iz_memory_own(void)
 {
-    return max64(read_number("/proc/self/status", "RssAnon:"), 0) * 1024;
+    return max64(iz_cgroup_number("/proc/self/status", "RssAnon:"), 0) * 1024;
 }
 
 /* Not getrusage: that of the program which started this one may be larger. */
 int64_t iz_memory_peak_resident(void)
 {
-    return max64(read_number("/proc/self/status", "VmHWM:"), 0) * 1024;
-}
-
-/* Versions 2 and 1 of cgroups: what stands in front of a process's own folder
- * in /proc/self/cgroup, where these folders are, and two files in each. */
-static const struct {
-    const char *mark, *root, *max, *used;
-} cgroups[] = {{"0::", "/sys/fs/cgroup", "memory.max", "memory.current"},
-               {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-                "memory.usage_in_bytes"}};
-
-/* The process's own folder, e.g. "/user.slice/job"; "" if there is none. */
-static void cgroup_own(char *out, size_t size, const char *mark)
-{
-    char line[512];
-    FILE *f = fopen("/proc/self/cgroup", "r");
-    out[0] = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        const char *at = strstr(line, mark);
-        line[strcspn(line, "\n")] = 0;
-        if (at)
-            snprintf(out, size, "%s", at + strlen(mark));
-    }
-    if (f)
-        fclose(f);
-}
-
-/* What the limits leave of this folder and of all above it. */
-static int64_t cgroup_left(int version)
-{
-    char own[512], path[700];
-    const char *root = cgroups[version].root;
-    int64_t left = INT64_MAX;
-    cgroup_own(own, sizeof(own), cgroups[version].mark);
-    for (;;) {
-        snprintf(path, sizeof(path), "%s%s/%s", root, own,
-                 cgroups[version].max);
-        int64_t max = read_number(path, "");
-        snprintf(path, sizeof(path), "%s%s/%s", root, own,
-                 cgroups[version].used);
-        int64_t used = read_number(path, "");
-        if (max >= 0 && used >= 0) /* else not known, or "max" */
-            left = min64(left, max - used);
-        char *above = strrchr(own, '/');
-        if (!above)
-            return left;
-        *above = 0;
-    }
+    return max64(iz_cgroup_number("/proc/self/status", "VmHWM:"), 0) * 1024;
 }
 
 int64_t iz_memory_available(bool gpu, int64_t *reserve)
 {
-    int64_t group = min64(cgroup_left(0), cgroup_left(1));
-    int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-    int64_t total = read_number("/proc/meminfo", "MemTotal:");
+    int64_t group = iz_cgroup_memory();
+    int64_t kib = iz_cgroup_number("/proc/meminfo", "MemAvailable:");
+    int64_t total = iz_cgroup_number("/proc/meminfo", "MemTotal:");
     *reserve = iz_plan_host_reserve(max64(total, 0) * 1024, gpu);
     int64_t host = kib < 0 ? INT64_MAX : max64(kib * 1024 - *reserve, 0);
     if (group <= host)

@@ -161,31 +161,59 @@ def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
     assert place.good(1, {**config, **disk, **limit}).numbers == free.numbers
 
 
-def test_the_limit_of_a_cgroup_counts(place):
-    """Of one above the process's own, in both versions."""
+@contextlib.contextmanager
+def in_a_group(place, controller, limits, before="true"):
+    """Programs of `place` run in a control group, below one that has these limits, of
+    version 1 and 2, after a command."""
     top = pathlib.Path("/sys/fs/cgroup")
-    old = (top / "memory").is_dir()
-    group = top / ("memory" if old else "") / f"izar-{os.getpid()}"
-    limit = group / ("memory.limit_in_bytes" if old else "memory.max")
+    old = (top / controller).is_dir()
+    group = top / (controller if old else "") / f"izar-{os.getpid()}"
     below = group / "below"
     try:
         below.mkdir(parents=True)
-        limit.write_text(str(300 * run.MIB))
-        place.wrap(f"#!/bin/sh\necho $$ >{below}/cgroup.procs\nexec {{}} \"$@\"\n")
-        r = place.launch(1, {"model": run.GPT2}, ["--plan"])
+        for name, value in limits[not old].items():
+            (group / name).write_text(str(value))
+        place.wrap(f"#!/bin/sh\necho $$ >{below}/cgroup.procs || exit 77\n{before}\n"
+                   "exec {} \"$@\"\n")
+        yield
     except OSError as e:
         pytest.skip(str(e))
     finally:
         for folder in (below, group):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-    if "cgroup.procs" in r.err:
+
+
+def launch_in_group(place, *args):
+    r = place.launch(*args)
+    if r.rc == 77:
         pytest.skip(r.err)
+    return r
+
+
+def test_the_limit_of_a_cgroup_counts(place):
+    """Of one above the process's own, in both versions; of what it holds, pages of
+    files that nobody uses are free."""
+    limit = 300 * run.MIB
+    many = f"head -c 150M /dev/zero >{place.folder}/many"
+    with in_a_group(place, "memory", ({"memory.limit_in_bytes": limit},
+                                      {"memory.max": limit}), many):
+        r = launch_in_group(place, 1, {"model": run.GPT2}, ["--plan"])
     line = run.refused(r, "this run needs", "MiB of memory per rank")
     assert float(re.findall(r"([\d.]+) MiB", line)[1]) < 300
     # No reserve: somebody has set this limit for what runs in the group.
     free, beside = map(float, re.findall(r"([\d.]+) MiB", r.out[r.out.index("this host: "):])[:2])
-    assert free < 300 and beside > 222 and "reserve" not in r.out
+    assert 200 < free < 300 and beside > 222 and "reserve" not in r.out
+
+
+def test_the_quota_of_a_cgroup_counts(place):
+    """As many workers as have time, and one at least; the user's number is taken."""
+    half = ({"cpu.cfs_quota_us": 50000}, {"cpu.max": "50000 100000"})
+    with in_a_group(place, "cpu", half):
+        for wish, workers in ((0, 1), (2, 2)):
+            r = launch_in_group(place, 1, {"run.steps": 1, "run.workers": wish})
+            assert r.rc == 0, str(r)
+            assert re.search(rf"rank 0: {workers} worker.*, quota of 0.5 core\b", r.out, re.M)
 
 
 def test_a_plan_leaves_the_host_a_reserve(place):
