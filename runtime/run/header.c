@@ -148,6 +148,11 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");
     print_disks(r->e->file.boundary, "boundaries");
+    if (iz_nvme_direct(r->e->file.state) || iz_nvme_direct(r->e->file.param) ||
+        iz_nvme_direct(r->e->file.boundary))
+        printf("      disks: io_uring is forbidden here (by a container's "
+               "seccomp profile, or kernel.io_uring_disabled): each worker "
+               "reads and writes one piece at a time\n");
     if (r->why_messages)
         printf("      ranks of one host send messages: %s\n", r->why_messages);
     printf("      train %lld %s, output %s\n",

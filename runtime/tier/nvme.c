@@ -2,6 +2,7 @@
 /* The nvme tier over io_uring: a call borrows a ring, keeps a few pieces of its
  * region in flight and gives the ring back.  No page cache and no thread of our
  * own. */
+#define _GNU_SOURCE
 #include "runtime/tier/nvme.h"
 
 #include <assert.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
@@ -32,6 +34,7 @@ struct region {
 struct iz_nvme {
     struct iz_disks disks;
     bool checksum;
+    bool direct; /* no io_uring: a thread reads and writes by itself */
     int64_t bytes;
     _Atomic int64_t read, written;
 
@@ -52,8 +55,8 @@ struct piece {
 
 struct transfer {
     struct iz_nvme *f;
-    struct io_uring *ring;
-    char *buf; /* of the region; a write does not change it */
+    struct io_uring *ring; /* NULL: none */
+    char *buf;             /* of the region; a write does not change it */
     bool write;
     int64_t offset, bytes, issued;
     struct piece piece[DEPTH];
@@ -61,16 +64,19 @@ struct transfer {
 
 /* ---- opening ---- */
 
-static int rings_open(struct iz_nvme *f)
+/* Containers and kernels may forbid io_uring. */
+static int rings_open(struct iz_nvme *f, const char *folders)
 {
     while (f->n_rings < RINGS) {
-        int err = io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
+        int err =
+            f->direct ? 0 : io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
+        if (f->n_rings == 0 && (err == -EPERM || err == -ENOSYS)) {
+            f->direct = true;
+            continue;
+        }
         if (err) {
-            fprintf(stderr,
-                    "izar: nvme: io_uring is not available: %s%s; set "
-                    "zero_optimization.offload_optimizer.device and "
-                    "offload_param.device to \"cpu\" or \"none\"\n",
-                    strerror(-err),
+            fprintf(stderr, "izar: %s: io_uring does not start: %s%s\n",
+                    folders, strerror(-err),
                     err == -ENOMEM ? " (ulimit -l: locked memory)" : "");
             return err;
         }
@@ -91,7 +97,7 @@ int iz_nvme_open(struct iz_nvme **out, const char *folders, const char *name,
     pthread_cond_init(&f->ring_free, NULL);
     f->checksum = checksum;
     f->bytes = round_up(bytes, IZ_NVME_ALIGN);
-    int err = rings_open(f);
+    int err = rings_open(f, folders);
     if (!err)
         err = iz_disks_open(&f->disks, folders, name, f->bytes);
     if (err)
@@ -106,7 +112,7 @@ void iz_nvme_close(struct iz_nvme **out)
     if (!f)
         return;
     assert(f->n_idle == f->n_rings); /* nothing in flight */
-    for (int i = 0; i < f->n_rings; i++)
+    for (int i = 0; i < f->n_rings && !f->direct; i++)
         io_uring_queue_exit(&f->ring[i]);
     iz_disks_close(&f->disks);
     pthread_cond_destroy(&f->ring_free);
@@ -149,6 +155,8 @@ IZ_NORETURN static void transfer_die(const struct transfer *t, int64_t offset,
 
 static void piece_queue(struct transfer *t, struct piece *p)
 {
+    if (!t->ring)
+        return; /* transfer_direct does it next */
     struct io_uring_sqe *sqe = io_uring_get_sqe(t->ring);
     int64_t at, n;
     const struct iz_disk *d = iz_disks_find(&t->f->disks, p->offset, &at, &n);
@@ -205,6 +213,21 @@ static unsigned sleep_for(const struct transfer *t, int in_flight)
     return (unsigned)(more ? (in_flight + 1) / 2 : in_flight);
 }
 
+/* One piece after the other. */
+static void transfer_direct(struct transfer *t)
+{
+    struct piece p;
+    bool more = piece_next(t, &p);
+    while (more) {
+        int64_t at, n;
+        int fd = iz_disks_find(&t->f->disks, p.offset, &at, &n)->fd;
+        char *buf = t->buf + (p.offset - t->offset);
+        ssize_t res = t->write ? pwrite(fd, buf, (size_t)p.bytes, at)
+                               : pread(fd, buf, (size_t)p.bytes, at);
+        more = piece_end(t, &p, res < 0 ? -errno : (int)res);
+    }
+}
+
 static void transfer_run(struct transfer *t)
 {
     int in_flight = 0;
@@ -229,7 +252,7 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
 {
     int ring = ring_take(f);
     struct transfer t = {.f = f,
-                         .ring = &f->ring[ring],
+                         .ring = f->direct ? NULL : &f->ring[ring],
                          .buf = buf,
                          .write = write,
                          .offset = offset,
@@ -237,7 +260,10 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
     assert(offset % IZ_NVME_ALIGN == 0 && bytes % IZ_NVME_ALIGN == 0);
     assert((uintptr_t)buf % IZ_NVME_ALIGN == 0);
     assert(offset >= 0 && bytes >= 0 && bytes <= f->bytes - offset);
-    transfer_run(&t);
+    if (f->direct)
+        transfer_direct(&t);
+    else
+        transfer_run(&t);
     ring_give(f, ring);
 }
 
@@ -340,6 +366,11 @@ void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written)
 {
     *read = atomic_load(&f->read);
     *written = atomic_load(&f->written);
+}
+
+bool iz_nvme_direct(const struct iz_nvme *f)
+{
+    return f && f->direct;
 }
 
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f)

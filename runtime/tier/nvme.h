@@ -2,7 +2,8 @@
 /* The nvme tier: one preallocated file per rank, or one on each of several
  * disks, read and written in large aligned pieces past the page cache
  * (O_DIRECT, io_uring).  A call blocks its thread, which sleeps in the kernel
- * meanwhile. */
+ * meanwhile.  Where io_uring is forbidden the thread reads and writes piece by
+ * piece, with the same bytes and less for the disk to do at once. */
 #pragma once
 
 #include <stdbool.h>
@@ -35,6 +36,9 @@ void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
 
 /* Bytes read and written so far. */
 void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written);
+
+/* Whether io_uring is forbidden; false for NULL. */
+bool iz_nvme_direct(const struct iz_nvme *f);
 
 /* Its shares and rates, as long as it is open. */
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f);
