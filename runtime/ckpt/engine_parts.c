@@ -17,13 +17,6 @@ static const char *const part_suffix[IZ_PARTS] = {[IZ_PART_TRAINED] = "",
                                                   [IZ_PART_FROZEN] = ".frozen",
                                                   [IZ_PART_QUANT] = ".base"};
 
-static enum iz_unit_part part_of(int a)
-{
-    return a == IZ_QUANT_WORDS ? IZ_PART_QUANT
-           : a == IZ_FROZEN    ? IZ_PART_FROZEN
-                               : IZ_PART_TRAINED;
-}
-
 static const char *array_name(const struct iz_engine *e, int u, int a)
 {
     if (a == IZ_QUANT_WORDS)
@@ -65,7 +58,7 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
                                .put = engine_parts_put,
                                .arg = arg};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
-             part_suffix[part_of(a)], array_name(e, u, a));
+             part_suffix[iz_array_part(a)], array_name(e, u, a));
 }
 
 struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n)
@@ -207,10 +200,10 @@ static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
 }
 
 /* The newest checkpoint, which every rank must see. */
-static int find_newest(const struct iz_ckpt *k, int64_t *step,
+static int find_newest(const struct iz_ckpt *k, int64_t limit, int64_t *step,
                        struct iz_coll *c)
 {
-    int64_t mine = max64(iz_ckpt_dir_newest(k->dir, INT64_MAX), -1);
+    int64_t mine = max64(iz_ckpt_dir_newest(k->dir, limit), -1);
     int differs = 0;
     int64_t *all = iz_agree_numbers(c, &mine, 1, "checkpoints");
     for (int q = c->size - 1; q > 0; q--)
@@ -226,13 +219,13 @@ static int find_newest(const struct iz_ckpt *k, int64_t *step,
     return mine < 0 ? -ENOENT : 0;
 }
 
-int iz_parts_load(struct iz_engine *e, const char *model_text)
+int iz_parts_load(struct iz_engine *e, const char *model_text, int64_t limit)
 {
     struct iz_parts s;
     int64_t step;
     int r = iz_agree(e->coll, iz_parts_open(&s, e, model_text, true));
     if (!r)
-        r = find_newest(&s.k, &step, e->coll);
+        r = find_newest(&s.k, limit, &step, e->coll);
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)

@@ -30,7 +30,8 @@ struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n);
 void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s);
 
-/* Loads the newest checkpoint of the run's output; model_text: what must be
+/* Loads the newest checkpoint of the run's output below step `limit`;
+ * model_text: what must be
  * equal for it to fit.  All ranks; negative errno on every one, reason printed;
  * -ENOENT if there is none. */
-int iz_parts_load(struct iz_engine *e, const char *model_text);
+int iz_parts_load(struct iz_engine *e, const char *model_text, int64_t limit);

@@ -155,6 +155,7 @@ struct iz_run_config {
     enum iz_moment_type state_dtype; /* of the optimizer's states */
     enum iz_master_form master;
     bool hash;                /* print a hash of the final weights */
+    int64_t hash_interval;    /* of the chain of hashes; 0: none */
     char export[IZ_PATH_MAX]; /* folder for the final weights; "": none */
     int export_dtype;         /* 0: that of the parameters, else 1 + iz_dtype */
     int64_t export_shard_bytes; /* tensors of a file at most */

@@ -458,6 +458,9 @@ const struct iz_key iz_config_keys[] = {
            c.run.device_memory_limit_bytes, 0, COUNT_MAX, "0",
            "GPU memory that this rank's plan may use; 0: all that is free."),
     BOOL("run.hash", c.run.hash, "false", "Print a hash of the final weights."),
+    NUMBER("run.hash_interval", INT64, c.run.hash_interval, 0, COUNT_MAX, "0",
+           "Steps between hashes of weights and states in metrics.jsonl, which "
+           "--replay compares with; training waits for each. 0: none."),
     WORD("run.state_dtype", c.run.state_dtype, "fp32|bf16|fp8", "\"fp32\"",
          "Type of the optimizer's states. Each takes 4 bytes per parameter in "
          "fp32, 2 in bf16, 1.02 in fp8; bf16 and fp8 are rounded "

@@ -25,12 +25,22 @@ static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
     int64_t bytes = state ? k->state_bytes : k->filed * size;
     if (state ? k->state != NULL : k->param != NULL)
         return state ? (char *)k->state : k->param;
-    char *buffer = e->staging[what].buffer[0].p;
+    struct iz_staging_ring *s = &e->staging[what];
+    char *buffer = s->buffer[0].p;
     if (store)
         iz_nvme_write(file, buffer, at, bytes);
-    else
+    else if (!s->holds || s->held != k)
         iz_nvme_read(file, buffer, at, bytes);
+    s->held = k;
     return buffer;
+}
+
+void iz_access_hold(struct iz_engine *e, bool hold)
+{
+    for (int i = 0; i < IZ_STAGINGS; i++) {
+        e->staging[i].holds = hold;
+        e->staging[i].held = NULL;
+    }
 }
 
 /* A state of a chunk. */
@@ -155,10 +165,7 @@ struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
 {
     if (a == IZ_QUANT_WORDS)
         return iz_param_quant_words(e, unit);
-    return iz_part_of(e, unit,
-                      a == IZ_QUANT_VALUES ? IZ_PART_QUANT
-                      : a == IZ_FROZEN     ? IZ_PART_FROZEN
-                                           : IZ_PART_TRAINED);
+    return iz_part_of(e, unit, iz_array_part(a));
 }
 
 struct iz_part iz_part_of(const struct iz_engine *e, int unit,

@@ -15,6 +15,13 @@ iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
 
 struct iz_part iz_part_of(const struct iz_engine *e, int unit,
                           enum iz_unit_part part);
+static inline enum iz_unit_part iz_array_part(enum iz_array a)
+{
+    return a == IZ_QUANT_WORDS || a == IZ_QUANT_VALUES ? IZ_PART_QUANT
+           : a == IZ_FROZEN                            ? IZ_PART_FROZEN
+                                                       : IZ_PART_TRAINED;
+}
+
 /* Those that an array is of: all but IZ_QUANT_WORDS have a part's elements. */
 struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
                                 enum iz_array a);
@@ -38,6 +45,10 @@ void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n);
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    const float *in, int64_t n);
+
+/* Until it is called with false, and no task runs: what is on disk is read once
+ * for all that is got from a chunk one after the other. */
+void iz_access_hold(struct iz_engine *e, bool hold);
 
 /* All trained parameters of a unit as fp32, end to end and then padding, on
  * every rank; malloc'ed.  All ranks call it. */

@@ -137,6 +137,8 @@ struct iz_matrix_ring {
 struct iz_staging_ring {
     struct iz_staging *buffer;
     int next;
+    bool holds; /* see iz_access_hold */
+    const struct iz_chunk *held;
 };
 
 #define IZ_AUX_NOTHING ((struct iz_aux){.least = HUGE_VAL})

@@ -21,9 +21,13 @@
 /* Only one rank speaks about what is the same for all. */
 static int read_config(struct run *r)
 {
-    return iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set,
-                          r->o.n_set, iz_run_ranks(r),
-                          iz_run_first(r) ? stdout : NULL, iz_run_err(r));
+    bool tells = iz_run_first(r) && !r->o.replay;
+    int s =
+        iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set, r->o.n_set,
+                       iz_run_ranks(r), tells ? stdout : NULL, iz_run_err(r));
+    if (!s && r->o.replay)
+        iz_replay_settings(&r->c.run);
+    return s;
 }
 
 /* The first rank reads what a resumed run began with, for all.  It is lost
@@ -58,6 +62,8 @@ static int keep_choices(struct run *r)
 static int write_config(const struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
+    if (r->o.replay)
+        return 0;
     snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
     return iz_config_write(&r->c, &r->p->section, path);
 }
@@ -73,7 +79,7 @@ static int open_output(struct run *r)
                               "--resume: no checkpoint in %s: there is no such "
                               "folder",
                               r->c.run.output);
-    if (!iz_run_first(r))
+    if (!iz_run_first(r) || r->o.replay)
         return 0;
     int s = iz_durable_make_directories("run.output", r->c.run.output);
     if (s)
@@ -215,15 +221,21 @@ static int open_engine(struct run *r)
         return s;
     int64_t opened = iz_clock_ns();
     r->open_s = (double)(opened - begin) * 1e-9;
-    if (r->o.resume)
-        s = iz_parts_load(r->e, r->model_text);
+    /* A replay of a run's first steps may have no checkpoint before them. */
+    int64_t limit = r->o.replay ? r->o.from + 1 : INT64_MAX;
+    bool load = r->o.resume;
+    if (r->o.replay)
+        load = !iz_coll_all_ok(r->coll,
+                               iz_ckpt_dir_newest(r->c.run.output, limit) < 0);
+    if (load)
+        s = iz_parts_load(r->e, r->model_text, limit);
     else if (r->c.import[0])
         s = iz_hf_import(r->e, &r->p->section);
     else
         s = iz_train_init(r->e);
-    if (!s && !r->o.resume && r->c.lora.import[0])
+    if (!s && !load && r->c.lora.import[0])
         s = iz_adapter_import(r->e, r->p->section.hf);
-    if (!s && !r->o.resume)
+    if (!s && !load)
         s = iz_train_init_copies(r->e);
     r->init_s = (double)(iz_clock_ns() - opened) * 1e-9;
     return s;
@@ -303,17 +315,24 @@ int iz_run_start(struct run *r)
     s = open_engine(r);
     if (s)
         return s;
-    iz_run_measure(r);
-    iz_run_print_header(r);
+    if (!r->o.replay) {
+        iz_run_measure(r);
+        iz_run_print_header(r);
+    }
     if (r->e->plan.staging[IZ_STAGING_SAVE].n)
         s = iz_save_open(&r->saver, r->e, r->model_text);
     if (s)
         return s;
-    s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate, !iz_run_first(r));
+    s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate,
+                        !iz_run_first(r) || r->o.replay);
+    if (!s)
+        s = iz_chain_open(r);
     if (!s)
         iz_metrics_line(r->metrics,
-                        "{\"start\": {\"open_s\": %.3f, \"weights_s\": "
+                        "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
+                        "\"weights_s\": "
                         "%.3f}}",
-                        r->open_s, r->init_s);
-    return iz_run_agree(r, s, "the metrics");
+                        r->p->name, r->open_s, r->init_s);
+    s = iz_run_agree(r, s, "the metrics");
+    return s || !r->o.replay ? s : iz_replay_open(r);
 }

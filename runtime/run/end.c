@@ -7,6 +7,7 @@
 
 #include "codelets/base/die.h"
 #include "runtime/ckpt/ckpt.h"
+#include "runtime/ckpt/state_hash.h"
 #include "runtime/formats/imported.h"
 #include "runtime/hf/hf.h"
 #include "runtime/run/state.h"
@@ -45,17 +46,14 @@ static int print_sample(struct run *r)
 
 static void print_hash(struct run *r)
 {
-    int64_t mine = (int64_t)iz_train_hash(r->e);
-    int64_t *all = iz_agree_numbers(r->coll, &mine, 1, "hash");
-    uint64_t sum = 0;
-    for (int i = 0; i < r->coll->size; i++)
-        sum += (uint64_t)all[i];
-    free(all);
+    struct iz_state_hash h;
+    iz_state_hash_open(&h, r->e, r->model_text);
+    unsigned long long sum = h.weights;
+    iz_state_hash_close(&h);
     if (!iz_run_first(r))
         return;
-    printf("weights hash %016llx\n", (unsigned long long)sum);
-    iz_metrics_line(r->metrics, "{\"weights_hash\": \"%016llx\"}",
-                    (unsigned long long)sum);
+    printf("weights hash %016llx\n", sum);
+    iz_metrics_line(r->metrics, "{\"weights_hash\": \"%016llx\"}", sum);
 }
 
 static void report_failure(struct run *r)

@@ -87,10 +87,23 @@ static bool every(int64_t interval, int64_t step)
     return interval > 0 && step % interval == 0;
 }
 
+static void hash(struct run *r)
+{
+    bool due = r->o.replay ? iz_replay_due(r)
+                           : every(r->c.run.hash_interval, r->e->step);
+    if (due)
+        take_all(r);
+    if (due && !r->progress.failure)
+        iz_chain_hash(r);
+    r->progress.stopped |= r->replay.differs;
+}
+
 int iz_run_train(struct run *r)
 {
     int s = 0;
-    while (r->e->step < r->c.run.steps && !s) {
+    if (r->o.replay)
+        hash(r); /* of the checkpoint */
+    while (r->e->step < iz_run_last(r) && !s) {
         /* The same events on every rank before it submits the same step, so
          * all end at the same one. */
         while (r->e->step - r->progress.taken >= r->c.run.in_flight)
@@ -98,8 +111,9 @@ int iz_run_train(struct run *r)
         if (r->progress.stopped || r->progress.failure || r->save_error)
             break;
         iz_train_step(r->e);
-        bool end = r->e->step == r->c.run.steps;
-        if (r->c.run.eval_batches &&
+        bool end = r->e->step == iz_run_last(r);
+        hash(r);
+        if (r->c.run.eval_batches && !r->o.replay &&
             (end || every(r->c.run.eval_interval, r->e->step)))
             iz_train_eval(r->e);
         if (!end && every(r->c.run.save_interval, r->e->step))

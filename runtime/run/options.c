@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/text.h"
+
 static int wrong(const char *what, const char *arg)
 {
     return iz_text_refuse(stderr, "%s '%s' (--help lists the options)", what,
@@ -37,6 +39,16 @@ static int read_value(struct iz_options *o, const char *name, char *value)
         o->machine = value;
         return 0;
     }
+    if (!strcmp(name, "--replay")) {
+        const char *at = value;
+        o->replay = true;
+        o->from = iz_text_decimal(&at);
+        at += *at == ':';
+        o->to = iz_text_decimal(&at);
+        if (*at || o->from < 0 || o->to < o->from || o->to == 0)
+            return wrong("--replay needs steps A:B, not", value);
+        return 0;
+    }
     long long n = positive(value);
     if (!n || n > 1000000000)
         return wrong("not a positive number:", value);
@@ -50,7 +62,8 @@ static int read_value(struct iz_options *o, const char *name, char *value)
 static bool takes_value(const char *a)
 {
     return !strcmp(a, "--set") || !strcmp(a, "--steps") ||
-           !strcmp(a, "--ranks") || !strcmp(a, "--machine");
+           !strcmp(a, "--ranks") || !strcmp(a, "--machine") ||
+           !strcmp(a, "--replay");
 }
 
 static int read_flag(struct iz_options *o, char *a)
@@ -76,10 +89,27 @@ static int read_flag(struct iz_options *o, char *a)
     return 0;
 }
 
+/* A replay has the run's config, and its output, wherever that is now. */
+static int take_output(struct iz_options *o)
+{
+    struct iz_text path, set;
+    FILE *f = iz_text_open(&path), *g = iz_text_open(&set);
+    if (f)
+        fprintf(f, "%s/config.json", o->path);
+    if (g) {
+        fputs("run.output=", g);
+        iz_json_print(g, o->path);
+    }
+    o->path = o->own[0] = iz_text_close(&path);
+    o->set[o->n_set++] = o->own[1] = iz_text_close(&set);
+    o->resume = true;
+    return o->own[0] && o->own[1] ? 0 : -ENOMEM;
+}
+
 int iz_options_read(struct iz_options *o, int argc, char **argv)
 {
     int r = 0;
-    *o = (struct iz_options){.set = calloc((size_t)argc + 2, sizeof(*o->set))};
+    *o = (struct iz_options){.set = calloc((size_t)argc + 3, sizeof(*o->set))};
     if (!o->set)
         return -ENOMEM;
     for (int i = 1; i < argc && !r; i++) {
@@ -99,11 +129,15 @@ int iz_options_read(struct iz_options *o, int argc, char **argv)
                 argv[0]);
         r = -EINVAL;
     }
+    if (!r && o->replay && o->path)
+        r = take_output(o);
     return r;
 }
 
 void iz_options_clear(struct iz_options *o)
 {
+    free(o->own[0]);
+    free(o->own[1]);
     free(o->set);
     o->set = NULL;
 }
@@ -118,6 +152,9 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "  --steps N        short for --set run.steps=N\n"
            "  --resume         continues from the newest checkpoint in "
            "run.output\n"
+           "  --replay A:B     with a run's output for the config: computes "
+           "steps A to B\n                   again and compares them with its "
+           "hashes\n"
            "  --plan           prints the memory plan and ends\n"
            "  --parameters     lists every parameter tensor and how it is "
            "updated,\n                   and ends\n"

@@ -9,9 +9,12 @@ struct iz_options {
     char **set;       /* key=value, borrowed from argv; array owned */
     int n_set;
     bool resume, plan, parameters, help, help_markdown, version;
+    bool replay; /* steps from..to of the run with output `path` */
+    int64_t from, to;
     int ranks;           /* --plan for this many; 0: those of the run */
     const char *machine; /* --plan for this one, or NULL; borrowed */
     char steps[64];      /* "run.steps=N" or "" */
+    char *own[2];        /* of a replay: path and run.output; NULL: none */
 };
 
 /* Returns 0, or -EINVAL with the reason printed. */

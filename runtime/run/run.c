@@ -38,18 +38,22 @@ static int run_run_all(struct run *r)
     if (s)
         return s;
     r->progress.taken = r->progress.begun = r->e->step;
-    if (iz_run_first(r) && r->progress.begun >= r->c.run.steps)
+    if (iz_run_first(r) && r->progress.begun >= iz_run_last(r))
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->progress.begun, (long long)r->c.run.steps);
     iz_signals_catch(&stop_signal);
     r->coll->phase = NULL;
     s = iz_run_train(r);
-    return s ? s : iz_run_finish(r);
+    if (s)
+        return s;
+    return r->o.replay ? iz_replay_end(r) : iz_run_finish(r);
 }
 
 static void close_all(struct run *r)
 {
     iz_metrics_close(&r->metrics);
+    iz_chain_close(r);
+    free(r->replay.step);
     iz_save_close(&r->saver);
     iz_train_close(&r->e);
     iz_data_close(&r->data);

@@ -5,6 +5,8 @@
 #include <errno.h>
 
 #include "codelets/ops/gpu_ops.h"
+#include "runtime/base/json.h"
+#include "runtime/base/text.h"
 #include "runtime/ckpt/save.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
@@ -25,6 +27,18 @@ struct run_progress {
     int64_t taken; /* steps whose event came */
     bool stopped;
     enum iz_failure failure;
+};
+
+/* The links of the run's chain of hashes, on the first rank. */
+struct run_chain {
+    json_t *links;
+    int64_t broken; /* step of the first one that does not follow; 0: none */
+};
+
+struct run_replay {
+    int64_t *step, steps;         /* that are compared */
+    int64_t begun, hashes, equal; /* equal: the last step that is */
+    bool differs;
 };
 
 struct run {
@@ -52,6 +66,8 @@ struct run {
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *model_text;
     struct run_progress progress;
+    struct run_chain chain;
+    struct run_replay replay;
     int claim;         /* of the output folder, a descriptor; 0: none */
     _Atomic int *stop; /* the signal that asks for the end, or 0 */
 };
@@ -71,6 +87,12 @@ void iz_run_print_predicted(const struct run *r, const struct iz_plan *p);
 static inline int iz_run_ranks(const struct run *r)
 {
     return r->o.ranks ? r->o.ranks : r->coll->size;
+}
+
+/* The step after which it ends. */
+static inline int64_t iz_run_last(const struct run *r)
+{
+    return r->o.replay ? r->o.to : r->c.run.steps;
 }
 
 /* Rows and columns of the product that a GPU is measured with, or less than 0
@@ -110,6 +132,29 @@ static inline int iz_run_agree(struct run *r, int status, const char *what)
 /* Trains from the step where the engine is to the last one.  Negative errno
  * with the reason printed, on all ranks. */
 int iz_run_train(struct run *r);
+/* ---- chain.c ---- */
+
+/* What a resumed run or a replay has of the chain. */
+int iz_chain_open(struct run *r);
+void iz_chain_close(struct run *r);
+/* Appends a link of the step where the engine is, or compares it with the one
+ * that is there.  All ranks; no event is under way. */
+void iz_chain_hash(struct run *r);
+
+/* ---- replay.c ---- */
+
+/* Nothing is to be written. */
+void iz_replay_settings(struct iz_run_config *c);
+/* Which steps to compare.  All ranks. */
+int iz_replay_open(struct run *r);
+/* Whether the step where the engine is is one of them. */
+bool iz_replay_due(const struct run *r);
+struct iz_state_hash; /* runtime/ckpt/state_hash.h */
+void iz_replay_compare(struct run *r, const json_t *link,
+                       const struct iz_state_hash *h);
+/* Says what came of it; negative errno unless all was equal. */
+int iz_replay_end(struct run *r);
+
 /* Writes a checkpoint while nothing else runs. */
 int iz_run_save_now(struct run *r);
 /* Last checkpoint, sample, export and summary. */

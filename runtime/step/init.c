@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All parameters at once, with no task running: initial values, hash. */
+/* All parameters at once, with no task running: initial values. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -321,32 +321,4 @@ int iz_train_publish(struct iz_engine *e, int err)
      * itself. */
     iz_graph_wait(e->graph);
     return 0;
-}
-
-/* Of this rank's shard of a part of a unit's parameters. */
-static uint64_t hash_shard(struct iz_engine *e, int u, enum iz_unit_part part,
-                           float *buf)
-{
-    struct iz_part p = iz_part_of(e, u, part);
-    uint64_t sum = 0;
-    for (int64_t i = p.begin, n; i < p.end; i += n) {
-        n = min64(p.end - i, PIECE);
-        iz_access_get(e, u, p.array, i, buf, n);
-        sum += iz_flat_hash(((int64_t)u << 40) + p.at + i, buf, n);
-    }
-    return sum;
-}
-
-uint64_t iz_train_hash(struct iz_engine *e)
-{
-    uint64_t sum = 0;
-    float *buf = malloc(PIECE * sizeof(*buf));
-    if (!buf)
-        iz_die("out of memory for the hash");
-    iz_graph_wait(e->graph);
-    for (int u = 0; u < e->plan.n_units; u++)
-        for (int part = 0; part < IZ_PARTS; part++)
-            sum += hash_shard(e, u, (enum iz_unit_part)part, buf);
-    free(buf);
-    return sum;
 }

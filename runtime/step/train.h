@@ -52,6 +52,3 @@ struct iz_event iz_train_event(struct iz_engine *e);
  * all ranks the same; waits for it.  Returns how many: fewer after a signal. */
 int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
                     int32_t *out, int n, double temperature);
-
-/* Hash of the final master weights, the same for any number of ranks; waits. */
-uint64_t iz_train_hash(struct iz_engine *e);

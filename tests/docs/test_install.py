@@ -34,7 +34,7 @@ def train(place, *command, **model):
     config = {"train_batch_size": 4, "model": model,
               "data": {"path": "text", "bytes": True},
               "run": {"output": "out-" + pathlib.Path(command[-1]).name, "steps": 2,
-                      "workers": 1, "save": False}}
+                      "workers": 1, "save": False, "hash_interval": 1}}
     (place / "config.json").write_text(json.dumps(config))
     out = check(*command, "config.json", cwd=place, STARPU_HOME=str(place))
     assert len(losses(out)) == 2, out
@@ -43,6 +43,9 @@ def train(place, *command, **model):
 def test_the_command_starts_the_programs(place):
     izar = found(place, "bin") / "izar"
     train(place, izar, "gpt2", layers=1, heads=2, width=16, seq=16, vocab=256)
+    again = check(izar, "replay", "out-gpt2", "--steps", "1:2", "--set",
+                  "zero_optimization.stage=3", cwd=place, STARPU_HOME=str(place))
+    assert "equal: steps 1 to 2" in again
     def says(*words):
         done = subprocess.run([izar, *words], capture_output=True, text=True)
         return (done.stdout + done.stderr).lower()

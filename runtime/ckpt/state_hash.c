@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hashes of a run's states; see state_hash.h. */
+#include "runtime/ckpt/state_hash.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "codelets/base/mix.h"
+#include "codelets/flat/flat.h"
+
+enum { PIECE = 1 << 16 }; /* elements; a worker's are in its caches */
+
+struct sums {
+    struct iz_engine *e;
+    const struct iz_parts *parts;
+    _Atomic uint64_t *of;
+    _Atomic int64_t next; /* piece, counted over all chunks */
+};
+
+/* Elements of a unit's trained, frozen or quantised parameters, in one chunk.
+ */
+struct piece {
+    int unit;
+    enum iz_unit_part part;
+    int64_t from, n;
+};
+
+static int part_chunks(const struct iz_plan_unit *g, enum iz_unit_part part)
+{
+    return part == IZ_PART_TRAINED  ? g->chunks
+           : part == IZ_PART_FROZEN ? g->frozen.chunks
+                                    : 1;
+}
+
+/* What this rank hashes of a chunk; quantised words have none. */
+static struct piece whole_chunk(const struct iz_engine *e, int u,
+                                enum iz_unit_part part, int chunk)
+{
+    const struct iz_unit_memory *g = &e->unit[u];
+    bool quant = part == IZ_PART_QUANT;
+    struct iz_part p =
+        quant ? iz_part_of_array(e, u, IZ_QUANT_WORDS) : iz_part_of(e, u, part);
+    int64_t from = p.begin, end = p.end;
+    if (!quant) {
+        const struct iz_chunk *k =
+            &(part == IZ_PART_FROZEN ? g->frozen : g->chunk)[chunk];
+        from = max64(from, p.first + k->first);
+        end = min64(end, p.first + k->first + k->count);
+    }
+    return (struct piece){u, part, from, max64(end - from, 0)};
+}
+
+static bool next_piece(struct sums *s, struct piece *p)
+{
+    int64_t i = atomic_fetch_add(&s->next, 1);
+    for (int u = 0; u < s->e->plan.n_units; u++)
+        for (int part = 0; part < IZ_PARTS; part++)
+            for (int c = 0; c < part_chunks(s->e->unit[u].plan, part); c++) {
+                *p = whole_chunk(s->e, u, part, c);
+                int64_t pieces = (p->n + PIECE - 1) / PIECE;
+                p->from += i * PIECE;
+                p->n = min64(p->n - i * PIECE, PIECE);
+                if (i < pieces)
+                    return true;
+                i -= pieces;
+            }
+    return false;
+}
+
+/* All arrays of a piece, one after the other: of what is on disk a chunk is
+ * read once. */
+static void hash_pieces(void *arg, int worker, struct iz_exec *x)
+{
+    struct sums *s = arg;
+    struct piece p;
+    float *buf = malloc(PIECE * sizeof(*buf));
+    if (!buf)
+        iz_die("no memory for a hash");
+    while (next_piece(s, &p))
+        for (int i = 0; i < s->parts->k.n_parts; i++) {
+            enum iz_array a = s->parts->arg[i].array;
+            if (s->parts->arg[i].unit != p.unit || iz_array_part(a) != p.part)
+                continue;
+            int64_t from = iz_engine_array(s->e, p.unit, a, p.from);
+            int64_t n = iz_engine_array(s->e, p.unit, a, p.from + p.n) - from;
+            iz_access_get(s->e, p.unit, a, from, buf, n);
+            s->of[i] += iz_flat_hash(((int64_t)i << 40) + from, buf, n);
+        }
+    free(buf);
+}
+
+/* One buffer is on the way to a disk or a GPU, and the main thread has it. */
+static bool all_in_memory(const struct iz_plan_zero *z, bool gpu)
+{
+    return !gpu && z->param.home != IZ_HOME_NVME &&
+           z->state.home != IZ_HOME_NVME && z->frozen.home != IZ_HOME_NVME;
+}
+
+static void add_ranks(struct iz_state_hash *h, struct iz_coll *c)
+{
+    int n = h->parts.k.n_parts;
+    int64_t *all = iz_agree_numbers(c, (int64_t *)h->part, n, "hashes");
+    memset(h->part, 0, (size_t)n * sizeof(*h->part));
+    for (int64_t i = 0; i < (int64_t)n * c->size; i++)
+        h->part[i % n] += (uint64_t)all[i];
+    free(all);
+}
+
+static uint64_t hash_scalars(const struct iz_ckpt *k)
+{
+    uint64_t h = 0, bits;
+    for (int i = 0; i < k->n_scalars; i++) {
+        memcpy(&bits, &k->scalar[i].value, sizeof(bits));
+        h = iz_mix(iz_mix_text(h, k->scalar[i].name) ^ bits);
+    }
+    return h;
+}
+
+void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
+                        const char *model_text)
+{
+    *h = (struct iz_state_hash){0};
+    iz_graph_wait(e->graph);
+    if (iz_parts_open(&h->parts, e, model_text, false))
+        iz_die("no memory for a hash");
+    h->part = calloc((size_t)h->parts.k.n_parts + 1, sizeof(*h->part));
+    struct sums s = {
+        .e = e, .parts = &h->parts, .of = (_Atomic uint64_t *)h->part};
+    if (!h->part)
+        iz_die("no memory for a hash");
+    iz_access_hold(e, true);
+    if (all_in_memory(&e->plan.zero, e->plan.target.gpu))
+        iz_graph_on_workers(e->graph, hash_pieces, &s);
+    else
+        hash_pieces(&s, 0, NULL);
+    iz_access_hold(e, false);
+    add_ranks(h, e->coll);
+    h->all = hash_scalars(&h->parts.k);
+    for (int i = 0; i < h->parts.k.n_parts; i++) {
+        h->weights += h->parts.arg[i].array < IZ_STATE ? h->part[i] : 0;
+        h->all = iz_mix(h->all + h->part[i]);
+    }
+}
+
+void iz_state_hash_close(struct iz_state_hash *h)
+{
+    free(h->part);
+    iz_parts_close(&h->parts);
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The chain of hashes in metrics.jsonl.  Every link has a hash of weights and
+ * states, and one that follows from it, from the link before, from the run's
+ * identity and from the position in its data.  A replay computes the states of
+ * some links again, and writes nothing. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "codelets/base/die.h"
+#include "codelets/base/mix.h"
+#include "runtime/base/durable.h"
+#include "runtime/base/text.h"
+#include "runtime/ckpt/state_hash.h"
+#include "runtime/run/state.h"
+
+static uint64_t hash_of(const json_t *link, const char *key)
+{
+    return strtoull(iz_json_text_of(link, key), NULL, 16);
+}
+
+static int64_t step_of(const json_t *link)
+{
+    return iz_json_count_of(link, "step");
+}
+
+/* The last one of a step, or before it; NULL: there is none. */
+static const json_t *find_link(const struct run *r, int64_t step, bool before)
+{
+    for (int64_t i = iz_json_count(r->chain.links); i-- > 0;) {
+        const json_t *link = json_array_get(r->chain.links, (size_t)i);
+        if (before ? step_of(link) <= step : step_of(link) == step)
+            return link;
+    }
+    return NULL;
+}
+
+static uint64_t follow(const json_t *before, uint64_t identity, int64_t samples,
+                       uint64_t state)
+{
+    uint64_t h = before ? hash_of(before, "chain") : 0;
+    return iz_mix(iz_mix(iz_mix(h + identity) + (uint64_t)samples) + state);
+}
+
+/* Whether a link is what it must be behind those before it. */
+static bool holds(const struct run *r, const json_t *link)
+{
+    int64_t after = iz_json_count_of(link, "after");
+    const json_t *before = find_link(r, after, false);
+    return (before || after == 0) &&
+           hash_of(link, "chain") == follow(before, hash_of(link, "identity"),
+                                            iz_json_count_of(link, "samples"),
+                                            hash_of(link, "state"));
+}
+
+/* A run that began anew in the folder forgets those of the one before. */
+static void keep_link(struct run *r, json_t *link)
+{
+    if (iz_json_count_of(link, "after") == 0)
+        json_array_clear(r->chain.links);
+    if (!r->chain.broken && !holds(r, link))
+        r->chain.broken = step_of(link);
+    json_array_append(r->chain.links, link);
+}
+
+int iz_chain_open(struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    int64_t bytes = 0;
+    if (!iz_run_first(r))
+        return 0;
+    snprintf(path, sizeof(path), "%s/metrics.jsonl", r->c.run.output);
+    r->chain.links = json_array();
+    char *text = r->o.resume ? iz_durable_read(path, &bytes) : NULL;
+    for (char *at = text, *end; at && *at; at = end) {
+        end = at + strcspn(at, "\n");
+        end += *end == '\n';
+        json_t *line = strncmp(at, "{\"hash\"", 7) == 0
+                           ? iz_json_open(at, end - at)
+                           : NULL;
+        json_t *link = json_object_get(line, "hash");
+        if (link)
+            keep_link(r, link);
+        json_decref(line);
+    }
+    free(text);
+    return r->chain.links ? 0 : -ENOMEM;
+}
+
+void iz_chain_close(struct run *r)
+{
+    json_decref(r->chain.links);
+    r->chain.links = NULL;
+}
+
+/* Of all that decides what is computed. */
+static uint64_t identity(const struct run *r)
+{
+    return iz_mix_text(iz_mix(r->c.run.seed), r->model_text);
+}
+
+static int64_t samples(const struct run *r)
+{
+    return r->e->step * r->c.train_batch_size;
+}
+
+/* malloc'ed; NULL: no memory. */
+static char *link_text(const struct run *r, const struct iz_state_hash *h)
+{
+    const json_t *before = find_link(r, r->e->step - 1, true);
+    struct iz_text t;
+    FILE *f = iz_text_open(&t);
+    if (!f)
+        return NULL;
+    fprintf(f,
+            "{\"step\": %" PRId64 ", \"after\": %" PRId64
+            ", \"samples\": %" PRId64 ", \"state\": \"%016" PRIx64
+            "\", \"identity\": \"%016" PRIx64 "\", \"chain\": \"%016" PRIx64
+            "\", \"parts\": {",
+            r->e->step, before ? step_of(before) : 0, samples(r), h->all,
+            identity(r), follow(before, identity(r), samples(r), h->all));
+    for (int i = 0; i < h->parts.k.n_parts; i++)
+        fprintf(f, "%s\"%s\": \"%016" PRIx64 "\"", i ? ", " : "",
+                h->parts.k.part[i].name, h->part[i]);
+    fputs("}}", f);
+    return iz_text_close(&t);
+}
+
+static void append(struct run *r, const struct iz_state_hash *h)
+{
+    char *text = link_text(r, h);
+    json_t *link = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
+    if (!link)
+        iz_die("no memory for a hash");
+    iz_metrics_pause(r->metrics);
+    iz_metrics_line(r->metrics, "{\"hash\": %s}", text);
+    json_array_append_new(r->chain.links, link);
+    free(text);
+}
+
+void iz_chain_hash(struct run *r)
+{
+    struct iz_state_hash h;
+    iz_state_hash_open(&h, r->e, r->model_text);
+    if (r->o.replay)
+        iz_replay_compare(
+            r, iz_run_first(r) ? find_link(r, r->e->step, false) : NULL, &h);
+    else if (iz_run_first(r))
+        append(r, &h);
+    iz_state_hash_close(&h);
+}

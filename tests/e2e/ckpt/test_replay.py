@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chain of hashes, and steps that are computed again at another place."""
+import json
+import re
+
+import pytest
+
+import rows
+import run
+
+CHAIN = {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3,
+         "gradient_accumulation_steps": 2, "run.steps": 6, "run.hash_interval": 1,
+         "run.save": True, "run.save_interval": 2, "run.keep_last": 2, "run.hash": False}
+ONE = {**CHAIN, "gradient_accumulation_steps": 4}  # of one rank
+MUON = {"optimizer": {"type": "Muon", "params": {"muon_lr": 0.02, "adam_lr": 1e-3}},
+        "run.state_dtype": "bf16", **run.typed("bf16")}
+# What the run computes; what else it has; where its steps are computed again.
+ROWS = [(2, {}, "0:6", {"zero_optimization.stage": 3, "run.schedule": "depth_first"}),
+        (2, {}, "4:6", {**run.offload(3, "nvme", "nvme", "NVME"), "run.workers": 1}),
+        (1, {"gradient_accumulation_steps": 4}, "2:5",
+         {**run.offload(2, "cpu", "none", ""), "run.inject_delay_us": 500}),
+        (2, rows.TUNED["nf4"], "2:4", run.offload(3, "nvme", "nvme/nvme", "NVME")),
+        (2, MUON, "4:6", run.offload(3, "nvme", "cpu", "NVME"))]
+
+
+def replay(place, output, ranks, steps, settings=None):
+    words = [x for key, value in (settings or {}).items()
+             for x in ("--set", f"{key}={json.dumps(value)}")]
+    return run.call(*place.command(ranks, output, ["--replay", steps, *words]),
+                    output=output)
+
+
+def links(output):
+    return [x["hash"] for x in run.read_lines(output / "metrics.jsonl") if "hash" in x]
+
+
+def files(output):
+    return {p: p.read_bytes() for p in output.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("ranks, what, steps, at", ROWS)
+def test_a_replay_is_equal_anywhere_and_writes_nothing(ranks, what, steps, at, place,
+                                                       nvme):
+    out = place.good(ranks, {**CHAIN, **what}).output
+    before = files(out)
+    at = json.loads(json.dumps(at).replace("NVME", str(nvme)))
+    r = replay(place, out, ranks, steps, at)
+    first, last = (int(x) for x in steps.split(":"))
+    assert r.rc == 0 and r.out.splitlines()[-1].startswith(
+        f"equal: steps {max(first, 1)} to {last} (") and files(out) == before, str(r)
+    assert f"from step {first // 2 * 2 if first > 3 else 0} on" in r.out
+
+
+def test_a_chain_goes_on_after_a_resume_at_another_place(place):
+    whole = links(place.good(1, ONE).output)
+    rest = place.halves(1, {**ONE, "run.steps": 3, "zero_optimization.stage": 3},
+                        {**ONE, **run.offload(2, "cpu", "none", "")})
+    assert links(rest.output) == whole and len({x["chain"] for x in whole}) == 6
+    assert [x["after"] for x in whole] == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_commands_of_the_page_prove_a_run(place):
+    out = place.good(1, ONE).output
+    page = (run.ROOT / "docs/checkpoints.md").read_text().partition("## Prove")[2]
+    commands = [x.replace("izar replay", "build/models/gpt2").replace("--steps", "--replay")
+                for x in re.search(r"```sh\n(.*?)```", page, re.S)[1].splitlines()]
+    for words in (x.replace("100:300", "2:6").split() for x in commands):
+        assert words[:2] == ["build/models/gpt2", "runs/a"]
+        r = run.call(place.program, out, *words[2:], output=out)
+        assert r.rc == 0 and r.out == \
+            "equal: steps 2 to 6 (5 hashes, computed from step 0 on)\n", str(r)
+
+
+def change(output, step, old, new):
+    """One word of a link."""
+    path = output / "metrics.jsonl"
+    lines = [re.sub(old, new, x, count=1) if x.startswith(f'{{"hash": {{"step": {step},')
+             else x for x in path.read_text().splitlines()]
+    assert "\n".join(lines) + "\n" != path.read_text()
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_difference_is_named(place):
+    """Another rate, in the place of a machine that errs; a line that was edited; and
+    what there is no answer to."""
+    out = place.good(1, ONE).output
+    r = replay(place, out, 1, "4:6", {"optimizer.params.lr": 1e-3})
+    assert r.rc == 1 and re.search(
+        r"^differs: step 5: embed/master and \d+ more of \d+ parts; equal up to step 4$",
+        r.out, re.M), str(r)
+    run.refused(replay(place, out, 1, "7:9"), "no hash of steps 7 to 9")
+    run.refused(replay(place, out, 2, "4:6"), "train_batch_size", "2 ranks")
+    run.refused(replay(place, out, 1, "4"), "--replay needs steps A:B", status=2)
+    change(out, 5, r'"h.1/m": "....', '"h.1/m": "dead')
+    change(out, 5, '"state": "....', '"state": "dead')
+    r = replay(place, out, 1, "4:6")
+    assert r.rc == 1 and "differs: step 5: h.1/m; equal up to step 4\n" in r.out, str(r)
+    assert "the chain breaks at step 5" in r.out
