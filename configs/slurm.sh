@@ -26,5 +26,5 @@ if [ -d "$output/checkpoints" ]; then
 fi
 # srun takes no number of cores from the lines above since Slurm 22.05, and Open
 # MPI finds its ranks by PMIx.  One rank needs no srun, but the signal does.
-exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+exec srun --mpi=pmix ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     "$program" "$config" --set "run.output=$output" "$@"
