@@ -55,7 +55,6 @@ static void boundary_copy(struct iz_engine *e, bool back, int unit,
     iz_task_add(&t, back ? host : slot, STARPU_R);
     t.bytes = (double)bytes;
     iz_step_submit(e, &t, &bytes, sizeof(bytes));
-    *(back ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
 /* Between a buffer of the host and the file; the token is the content's region

@@ -113,10 +113,9 @@ static void submit_parts(struct iz_engine *e, enum iz_kind kind,
     iz_task_add(&t, whole, shard && !a->part[0].at ? STARPU_W : STARPU_RW);
     iz_task_add(&t, shard, STARPU_R);
     iz_step_submit(e, &t, a, sizeof(*a));
-    if (p->target.gpu && (through_host || from_host))
-        e->counts.up_bytes += a->shard_bytes * (through_host ? a->group : 1);
-    if (p->target.gpu && through_host && !from_host)
-        e->counts.down_bytes += a->shard_bytes;
+    if (p->target.gpu && where == IZ_ON_COMM && (through_host || from_host))
+        iz_step_count_link(e, a->shard_bytes * (through_host ? a->group : 1),
+                           from_host ? 0 : a->shard_bytes);
 }
 
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
@@ -232,10 +231,8 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
     iz_task_add(&t, g->param_handle, STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
-    if (a.gpu && !p->target.nccl) {
-        e->counts.down_bytes += a.shard_bytes;
-        e->counts.up_bytes += a.shard_bytes * share;
-    }
+    if (a.gpu && !p->target.nccl)
+        iz_step_count_link(e, a.shard_bytes * share, a.shard_bytes);
     g->copied = g->version;
 }
 

@@ -205,7 +205,6 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
     add_all(e, unit, b, &t, &more);
     iz_step_submit(e, &t, &a, sizeof(a));
     free(more);
-    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
 /* ---- to the owners and back ---- */

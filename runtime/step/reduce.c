@@ -232,8 +232,9 @@ static void offload(struct iz_engine *e, int unit, int acc,
             straight ? iz_accumulator_rest(g, acc, STARPU_W, pieces, 0) : 0;
         submit_reduce(e, &t, &move);
     }
-    e->counts.down_bytes += iz_plan_host_elems(g->plan) *
-                            iz_dtype_bytes(many ? move.type : move.wire);
+    if (many)
+        iz_step_count_link(
+            e, 0, iz_plan_host_elems(g->plan) * iz_dtype_bytes(move.type));
     if (!straight)
         iz_accumulator_add(
             e, unit, acc, &to,
@@ -274,7 +275,6 @@ static void add_on_gpu(struct iz_engine *e, int unit, int acc, bool last,
         iz_task_add(&t, g->grad_handle[0][0], STARPU_W);
         a.shard = host;
         submit_reduce(e, &t, &a);
-        e->counts.down_bytes += host * iz_dtype_bytes(a.wire);
     }
 }
 
@@ -332,10 +332,11 @@ static void add_together(struct iz_engine *e, int unit, int acc,
     submit_reduce(e, &t, &a);
     if (!many || !a.gpu || p->target.nccl)
         return;
-    e->counts.down_bytes += iz_step_param_bytes(e, a.shard * a.ranks);
-    if (a.out_on_gpu)
-        e->counts.up_bytes +=
-            a.shard * iz_dtype_bytes(a.accumulate ? IZ_F32 : a.type);
+    iz_step_count_link(
+        e,
+        a.out_on_gpu ? a.shard * iz_dtype_bytes(a.accumulate ? IZ_F32 : a.type)
+                     : 0,
+        iz_step_param_bytes(e, a.shard * a.ranks));
 }
 
 /* Where the sum of a unit's contributions is formed. */

@@ -28,10 +28,21 @@ static inline signed char iz_task_add(struct iz_task *t, starpu_data_handle_t h,
     return n;
 }
 
+/* What moves between host and GPU is counted here: all that a task of these
+ * movers moves, and what a collective of GPUs takes through the host. */
+static inline void iz_step_count_link(struct iz_engine *e, int64_t h2d,
+                                      int64_t d2h)
+{
+    e->counts.up_bytes += h2d;
+    e->counts.down_bytes += d2h;
+}
+
 /* Submits with an argument, which is copied. */
 static inline void iz_step_submit(struct iz_engine *e, struct iz_task *t,
                                   const void *arg, size_t bytes)
 {
+    iz_step_count_link(e, t->where == IZ_ON_H2D ? (int64_t)t->bytes : 0,
+                       t->where == IZ_ON_D2H ? (int64_t)t->bytes : 0);
     t->arg = arg;
     t->arg_bytes = bytes;
     iz_task_submit(e->graph, t);

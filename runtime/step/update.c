@@ -156,12 +156,11 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
                         starpu_data_handle_t from, struct iz_access to,
                         struct copy_arg a)
 {
-    bool up = where == IZ_ON_H2D;
     int64_t bytes = copy_parts(NULL, &a, NULL, NULL);
     if (!bytes)
         return;
-    struct iz_task t =
-        iz_task_of(e, up ? IZ_FETCH : IZ_OFFLOAD, where, update_run_copy, unit);
+    struct iz_task t = iz_task_of(e, where == IZ_ON_H2D ? IZ_FETCH : IZ_OFFLOAD,
+                                  where, update_run_copy, unit);
     iz_task_add(&t, from, STARPU_R);
     iz_task_add(&t, to.handle, to.mode);
     if (!a.always)
@@ -169,7 +168,6 @@ static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
     t.urgency = iz_step_in_order(unit);
     t.bytes = (double)bytes;
     iz_step_submit(e, &t, &a, sizeof(a));
-    *(up ? &e->counts.up_bytes : &e->counts.down_bytes) += bytes;
 }
 
 /* ---- chunks ---- */
