@@ -27,12 +27,23 @@
 
 enum { PROGRAMS = sizeof(programs) / sizeof(programs[0]) };
 
-/* The weights of a unit on their way out: those of an array, which in the
+/* What was written, on its way in again. */
+struct again {
+    struct iz_hf_reader *r;
+    enum iz_dtype type;
+    float *found;   /* a block */
+    int64_t values; /* that were equal */
+    int err;
+};
+
+/* The weights of a unit on their way out, or to be compared with what was
+ * written: those of an array, which in the
  * unit's parameters end to end begin at `at`.  adapters: to be merged, NULL:
  * none; buf: for that, of a block. */
 struct stream {
     const struct iz_model *m;
     struct iz_hf_writer *w;
+    struct again *again; /* NULL: they are written */
     int unit;
     enum iz_unit_part part;
     int64_t at;
@@ -42,6 +53,14 @@ struct stream {
     int64_t words;
 };
 
+static void compare_again(struct again *a, int unit, int64_t from,
+                          const float *want, int64_t n)
+{
+    if (!a->err)
+        a->err = iz_hf_read_equal(a->r, unit, from, n, want, a->type, a->found);
+    a->values += n;
+}
+
 static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
 {
     const struct stream *s = arg;
@@ -50,7 +69,10 @@ static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
         iz_lora_merge(s->m, s->unit, s->part, s->adapters, from, s->buf, n);
         in = s->buf;
     }
-    iz_hf_write(s->w, s->unit, s->at + from, in, n);
+    if (s->again)
+        compare_again(s->again, s->unit, s->at + from, in, n);
+    else
+        iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
 /* Group g of a unit, as the run computes with it. */
@@ -323,6 +345,48 @@ static int open_order(struct iz_hf_order *order, struct iz_hf_map *map,
     return err;
 }
 
+/* An export that is to be looked at. */
+struct look {
+    const struct ckpt_options *o;
+    struct checkpoint *c;
+    const struct iz_program *p;
+    const struct iz_model *m;
+    const struct iz_config *like_run;
+    enum iz_dtype type;
+    struct stream *s;
+    struct iz_coll *coll;
+};
+
+/* Reads the checkpoint once more, beside the folder. */
+static int look_again(void *arg, const char *folder)
+{
+    const struct look *l = arg;
+    struct again a = {.type = l->type,
+                      .found = malloc(IZ_CKPT_BLOCK * sizeof(float))};
+    const struct iz_section *section = &l->p->section;
+    int err = a.found ? 0 : -ENOMEM;
+    if (!err && l->o->adapter)
+        err = iz_adapter_read_open(&a.r, l->like_run, section->hf, l->m, folder,
+                                   stderr);
+    else if (!err)
+        err = iz_published_same(section, l->m->self, folder, stderr);
+    if (!err && !l->o->adapter)
+        err =
+            iz_hf_read_open(&a.r, section->hf, l->m, "export", folder, stderr);
+    for (int n = 0; n < IZ_PARTS * l->m->n_units; n++)
+        l->s[n].again = &a;
+    set_streams(l->c, l->m, pass_on, !l->o->adapter, l->s);
+    if (!err)
+        err = iz_ckpt_load(&l->c->k, l->c->step, l->coll);
+    err = err ? err : a.err;
+    if (!err && l->coll->rank == 0)
+        printf("export: %" PRId64 " values read again, equal as %s\n", a.values,
+               iz_dtype_name(l->type));
+    iz_hf_read_close(&a.r);
+    free(a.found);
+    return err;
+}
+
 static int export_model(const struct ckpt_options *o, struct checkpoint *c,
                         const struct iz_program *p, struct iz_model *m,
                         struct iz_coll *coll)
@@ -340,6 +404,10 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     char *text = NULL;
     struct stream *s = NULL;
     struct iz_hf_writer *w;
+    struct look look = {
+        .o = o, .c = c, .p = p, .m = m, .like_run = &run, .coll = coll};
+    order.check = look_again;
+    order.arg = &look;
     int err = add_adapters(c, p, m, &run.lora);
     if (!err && o->adapter && !run.lora.rank)
         err = iz_text_refuse(stderr, "ckpt: --adapter: %s has no adapters",
@@ -362,6 +430,8 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     if (!err) {
         for (int n = 0; n < IZ_PARTS * m->n_units; n++)
             s[n].w = w;
+        look.s = s;
+        look.type = order.type;
         set_streams(c, m, pass_on, !o->adapter, s);
         err = iz_ckpt_load(&c->k, c->step, coll);
         err = iz_hf_write_close(&w, err);

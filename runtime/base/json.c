@@ -60,6 +60,13 @@ const char *iz_json_text_of(const json_t *object, const char *key)
     return s ? s : "";
 }
 
+bool iz_json_same(const json_t *a, const json_t *b)
+{
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    return json_equal(a, b);
+}
+
 char *iz_json_dump(const json_t *v)
 {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);

@@ -25,6 +25,8 @@ int64_t iz_json_number(const json_t *v, int64_t max);
 /* Members of an object: a number, -1 where there is none; text, "" likewise. */
 int64_t iz_json_count_of(const json_t *object, const char *key);
 const char *iz_json_text_of(const json_t *object, const char *key);
+/* Whether two values are equal; numbers are by what they are, 1 and 1.0 too. */
+bool iz_json_same(const json_t *a, const json_t *b);
 /* On one line; malloc'ed.  NULL: no memory. */
 char *iz_json_dump(const json_t *v);
 

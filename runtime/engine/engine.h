@@ -291,6 +291,8 @@ struct iz_engine {
     struct iz_ring *ring;
     struct iz_staging_ring staging[IZ_STAGINGS];
     struct iz_matrix_ring matrices;
+    const struct iz_quant_source *quant_from; /* values in place of those of
+                                                 quantised groups; or NULL */
     struct iz_touched_lists touched;
     struct iz_track *track;
     char **scratch; /* of the workers that compute units, then of the host's */

@@ -99,7 +99,7 @@ static bool seen(struct reader *r, const struct iz_hf *hf,
         const json_t *w = same_key(p, k) ? row_value(r, p) : NULL;
         if (!w)
             continue;
-        if (!json_equal(v, w))
+        if (!iz_json_same(v, w))
             published_fault(r, k->name, ", which is not ", v, p->name);
         return true;
     }
@@ -325,4 +325,57 @@ char *iz_published_text(const struct iz_section *model, const void *self,
         return config;
     free(config);
     return NULL;
+}
+
+/* Keys of the section "model" as JSON. */
+static json_t *own_keys(const struct iz_section *model, const void *self)
+{
+    struct iz_text text;
+    FILE *out = iz_text_open(&text);
+    for (const struct iz_key *k = model->keys; out && k->name; k++) {
+        fprintf(out, "%s\"%s\": ", k == model->keys ? "{" : ", ", k->name);
+        iz_key_print(out, k, self);
+    }
+    if (out)
+        fputc('}', out);
+    char *all = iz_text_close(&text);
+    json_t *keys = all ? iz_json_open(all, (int64_t)strlen(all)) : NULL;
+    free(all);
+    return keys;
+}
+
+/* Whether 0 stands for a value that is only written where it matters. */
+static bool left_open(const struct iz_hf *hf, const char *key, const json_t *v,
+                      const void *self)
+{
+    const struct iz_hf_key *k = hf->keys;
+    while (k->name && !(k->key && strcmp(k->key, key) == 0))
+        k++;
+    return k->write && !k->write(self) && iz_json_number(v, 0) == 0;
+}
+
+int iz_published_same(const struct iz_section *model, const void *self,
+                      const char *folder, FILE *err)
+{
+    char *text = iz_published_read(model->hf, folder, err);
+    json_t *read = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
+    json_t *own = own_keys(model, self);
+    const char *key = NULL;
+    int s = read && own ? 0 : -EBADMSG;
+    while (!s && (key = iz_json_key(read, key))) {
+        const json_t *v = json_object_get(read, key);
+        const json_t *w = json_object_get(own, key);
+        char *a = iz_json_dump(v), *b = w ? iz_json_dump(w) : NULL;
+        if (w && !iz_json_same(v, w) && !left_open(model->hf, key, v, self))
+            s = iz_text_refuse(err,
+                               "export: %s/" IZ_PUBLISHED_CONFIG
+                               ": model.%s is %s, and the run's is %s",
+                               folder, key, a, b);
+        free(a);
+        free(b);
+    }
+    json_decref(own);
+    json_decref(read);
+    free(text);
+    return s ? -EBADMSG : 0;
 }

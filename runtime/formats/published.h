@@ -26,6 +26,11 @@ const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
 char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
+/* Whether folder/config.json, which an export wrote, says the shape of the
+ * model that `self` is.  Negative errno with the difference told on `err`. */
+int iz_published_same(const struct iz_section *model, const void *self,
+                      const char *folder, FILE *err);
+
 /* The member of config.json that gives a key of the section "model". */
 const char *iz_published_name(const struct iz_hf *hf, const char *key);
 /* The key of the section "model" that may be set to less than the folder says;

@@ -244,14 +244,15 @@ static void tie_same(struct iz_hf_map *map)
                 map->tensor[k].row == map->tensor[i].row;
 }
 
-static int adapter_reader(struct iz_hf_reader **out, const struct iz_config *c,
-                          const struct iz_hf *hf, const struct iz_model *m,
-                          FILE *err)
+int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
+                         const struct iz_hf *hf, const struct iz_model *m,
+                         const char *exported, FILE *err)
 {
-    struct iz_hf_source from = {
-        .key = "lora.import", .path = c->lora.import, .file = IZ_LORA_FILE};
-    struct layout l = {.fused =
-                           c->lora.gate_up || c->lora.down ? &c->lora : NULL};
+    struct iz_hf_source from = {.key = exported ? "run.export" : "lora.import",
+                                .path = exported ? exported : c->lora.import,
+                                .file = IZ_LORA_FILE};
+    bool fused = !exported && (c->lora.gate_up || c->lora.down);
+    struct layout l = {.fused = fused ? &c->lora : NULL};
     int why = layout_open(&l, hf, m);
     *out = NULL;
     iz_hf_map_close(&l.model);
@@ -268,7 +269,7 @@ int iz_adapter_check(const struct iz_config *c, const struct iz_hf *hf,
                      const struct iz_model *m, FILE *err)
 {
     struct iz_hf_reader *r;
-    int why = adapter_reader(&r, c, hf, m, err);
+    int why = iz_adapter_read_open(&r, c, hf, m, NULL, err);
     iz_hf_read_close(&r);
     return why;
 }
@@ -303,7 +304,7 @@ int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
 {
     float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
     struct iz_hf_reader *r;
-    int err = adapter_reader(&r, e->config, hf, e->model, stderr);
+    int err = iz_adapter_read_open(&r, e->config, hf, e->model, NULL, stderr);
     if (!err && !buf)
         err = iz_text_refuse(stderr, "lora.import: no memory");
     for (int u = 0; u < e->plan.n_units && !err; u++) {

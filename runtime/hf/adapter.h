@@ -22,6 +22,12 @@ int iz_adapter_check_trained(const struct iz_model *m);
 int iz_adapter_check(const struct iz_config *c, const struct iz_hf *hf,
                      const struct iz_model *m, FILE *err);
 
+/* A reader of the adapters of a folder (see tensors.h): of one that an export
+ * wrote, or if that is NULL of lora.import. */
+int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
+                         const struct iz_hf *hf, const struct iz_model *m,
+                         const char *exported, FILE *err);
+
 /* Fills the adapters from that folder, after all parameters have values.  All
  * ranks.  Negative errno on every rank with the reason printed. */
 int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf);

@@ -17,9 +17,12 @@
 #include "runtime/formats/peft.h"
 #include "runtime/formats/published.h"
 #include "runtime/hf/adapter.h"
+#include "runtime/hf/proof.h"
 #include "runtime/hf/tensors.h"
 #include "runtime/model/lora.h"
 #include "runtime/step/train.h"
+
+#define IMPORT "model.import"
 
 /* ---- import ---- */
 
@@ -106,12 +109,11 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     int err = 0;
     /* What all ranks would find alike is told by the first one. */
     if (first)
-        err = iz_hf_read_open(&r, section->hf, e->model, path, stderr);
+        err = iz_hf_read_open(&r, section->hf, e->model, IMPORT, path, stderr);
     err = agree(e, err);
-    if (!err)
-        err = agree(e, first ? 0
-                             : iz_hf_read_open(&r, section->hf, e->model, path,
-                                               stderr));
+    if (!err && !first)
+        err = iz_hf_read_open(&r, section->hf, e->model, IMPORT, path, stderr);
+    err = agree(e, err);
     if (!err)
         err = agree(e, import_units(e, r));
     if (!err)
@@ -239,12 +241,16 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     struct iz_hf_order o;
     struct iz_hf_writer *w;
     char *text = NULL, like[IZ_PATH_MAX + 32];
+    struct iz_hf_proof proof = {.e = e, .section = section};
     iz_graph_wait(e->graph);
     int err = buf ? open_order(&o, &map, &text, like, e, section) : -ENOMEM;
+    o.check = iz_hf_prove;
+    o.arg = &proof;
     err = iz_agree(e->coll, err);
     if (!err)
         err = iz_hf_write_open(&w, &o, e->coll);
     if (!err) {
+        proof.type = o.type;
         export_units(e, w, buf);
         err = iz_hf_write_close(&w, 0);
     }

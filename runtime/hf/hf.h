@@ -20,7 +20,8 @@ int iz_hf_export_check(const struct iz_config *c,
 /* Whether something is in the folder. */
 bool iz_hf_export_there(const char *folder);
 
-/* Writes the master weights to the folder of run.export; waits for the tasks
- * under way.  All ranks.  Negative errno on every rank with the reason
- * printed. */
+/* Writes the master weights to the folder of run.export and proves it (see
+ * proof.h), after which the engine's weights are those of the folder; waits for
+ * the tasks under way.  All ranks.  Negative errno on every rank with the
+ * reason printed. */
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section);

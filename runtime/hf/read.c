@@ -217,9 +217,10 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
 }
 
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
-                    const struct iz_model *model, const char *path, FILE *err)
+                    const struct iz_model *model, const char *key,
+                    const char *path, FILE *err)
 {
-    struct iz_hf_source from = {.key = "model.import",
+    struct iz_hf_source from = {.key = key,
                                 .path = path,
                                 .rows = published_rows(hf, path),
                                 .model = model};
@@ -393,6 +394,40 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
         if (r->map.tensor[i].unit == unit && r->entry[i] && !r->nf4[i].code)
             err = read_tensor(r, i, from, n, out, second);
     free(second);
+    return err;
+}
+
+/* Tells which tensor has another value at an element than was written. */
+static int other_value(const struct iz_hf_reader *r, int unit, int64_t at,
+                       float found, float want)
+{
+    struct iz_hf_rect rect[3];
+    for (int i = 0; i < r->map.n; i++) {
+        const struct iz_hf_tensor *t = &r->map.tensor[i];
+        if (t->unit == unit && iz_hf_rects(t, at, at + 1, rect)) {
+            iz_text_refuse(r->err, "%s: %s: %s has %.9g where %.9g was written",
+                           r->key, r->folder.path, t->name, found, want);
+            break;
+        }
+    }
+    return -EBADMSG;
+}
+
+int iz_hf_read_equal(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
+                     const float *want, enum iz_dtype type, float *out)
+{
+    float cast[RUN], rounded[RUN];
+    memcpy(out, want, (size_t)n * sizeof(*out));
+    int err = iz_hf_read(r, unit, from, n, out);
+    for (int64_t i = 0, k; i < n && !err; i += k) {
+        k = min64(n - i, RUN);
+        iz_cast_params(cast, type, want + i, k);
+        iz_cast(rounded, IZ_F32, cast, type, k);
+        for (int64_t j = 0; j < k && !err; j++)
+            if (out[i + j] != rounded[j] && out[i + j] != want[i + j])
+                err =
+                    other_value(r, unit, from + i + j, out[i + j], rounded[j]);
+    }
     return err;
 }
 

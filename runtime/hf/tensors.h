@@ -15,9 +15,11 @@ struct iz_hf_reader;
 
 /* Maps the folder's files and compares them with the model: tensors that are
  * missing, unknown or of another shape or type are all told on `err` (NULL:
- * nothing is).  Negative errno.  `path` is borrowed until close. */
+ * nothing is).  Negative errno.  key: of the config, for messages; it and
+ * `path` are borrowed until close. */
 int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
-                    const struct iz_model *model, const char *path, FILE *err);
+                    const struct iz_model *model, const char *key,
+                    const char *path, FILE *err);
 void iz_hf_read_close(struct iz_hf_reader **r);
 
 /* Where other tensors than those of a model come from. */
@@ -39,6 +41,10 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
  * parameter has other values. */
 int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out);
+/* The same of what was written from want[n], as `type`: -EBADMSG, told, where
+ * another value is there.  What is no tensor's is taken from `want`. */
+int iz_hf_read_equal(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
+                     const float *want, enum iz_dtype type, float *out);
 /* Group g of a matrix that is in 4 bits there; false: it is not. */
 bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
@@ -63,6 +69,10 @@ struct iz_hf_order {
     /* Whose files beside the config are copied (runtime/formats/imported.h); of
      * the first rank; NULL or "": nothing is. */
     const char *like;
+    /* Of all ranks: looks at the folder while it still has a temporary name,
+     * which it keeps after an error; NULL: nobody does. */
+    int (*check)(void *arg, const char *folder);
+    void *arg;
 };
 
 /* Whether the folder can be made, before there is something to write: makes its
@@ -83,5 +93,6 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
                  const float *in, int64_t n);
 
 /* All ranks must call it, also after an error, which is `err`: then no file
- * stays.  Negative errno on every rank with the reason printed. */
+ * stays, unless it is the check's.  Negative errno on every rank with the
+ * reason printed. */
 int iz_hf_write_close(struct iz_hf_writer **w, int err);

@@ -413,10 +413,16 @@ static int remove_mark(const struct iz_hf_writer *w)
 int iz_hf_write_close(struct iz_hf_writer **out, int err)
 {
     struct iz_hf_writer *w = *out;
-    bool first = w->c->rank == 0;
+    bool first = w->c->rank == 0, looked = false;
     if (!err)
         err = sync_files(w);
     err = iz_agree(w->c, err);
+    if (!err && w->o.check) {
+        looked = true;
+        err = iz_agree(w->c, w->o.check(w->o.arg, w->tmp));
+        if (err && first)
+            fprintf(stderr, "izar: export: %s keeps this name\n", w->tmp);
+    }
     if (!err && first)
         err = remove_mark(w);
     if (!err && first)
@@ -424,7 +430,7 @@ int iz_hf_write_close(struct iz_hf_writer **out, int err)
     if (!err && first)
         err = iz_durable_rename(WHO, w->tmp, w->path);
     err = iz_agree(w->c, err);
-    if (err && w->made)
+    if (err && w->made && !looked)
         iz_durable_remove_directory(WHO, w->tmp, names);
     discard(out);
     return err;

@@ -80,7 +80,7 @@ static void report_failure(struct run *r)
 
 static const char *ending(const struct run *r, int status)
 {
-    if (status == -EPROTO)
+    if (status == -EPROTO || status == -EBADMSG)
         return "failed";
     if (status)
         return "not saved";
@@ -99,6 +99,7 @@ static int export_weights(struct run *r)
                r->c.run.export);
     if (!iz_coll_all_ok(r->coll, !there))
         return 0;
+    iz_metrics_pause(r->metrics);
     int s = iz_hf_export(r->e, &r->p->section);
     if (s || !iz_run_first(r))
         return s;
@@ -129,11 +130,12 @@ int iz_run_finish(struct run *r)
     if (!s && r->c.run.save && r->e->step > r->progress.begun)
         s = iz_run_save_now(r);
     if (!s && !r->progress.stopped)
-        s = export_weights(r);
-    if (!s && !r->progress.stopped)
         s = print_sample(r);
     if (r->c.run.hash)
         print_hash(r);
+    /* Last: a proven export leaves its own weights in the engine. */
+    if (!s && !r->progress.stopped)
+        s = export_weights(r);
     if (!s)
         s = check_order(r);
     iz_metrics_summary(r->metrics, ending(r, s));

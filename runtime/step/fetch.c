@@ -3,12 +3,15 @@
  * ring that they are fetched into; see fetch.h. */
 #include "runtime/step/fetch.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/buffer/flat_buffer.h"
+#include "codelets/gpu/device.h"
 #include "runtime/engine/alloc.h"
+#include "runtime/engine/param_quant.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/disk.h"
 #include "runtime/step/order.h"
@@ -242,7 +245,32 @@ struct dequantize_arg {
     int64_t at;   /* and before the values in the slot */
     enum iz_dtype type;
     enum iz_quant format;
+    const struct iz_quant_source *source; /* NULL: the groups */
+    int index;                            /* of the unit, for that */
 };
+
+/* Values of a matrix as a source has them, to `out` in the slot. */
+static void put_values(struct iz_exec *x, const struct dequantize_arg *a,
+                       char *out, const struct iz_quant_matrix *m)
+{
+    enum { RUN = 1 << 16 };
+    float *values = malloc(RUN * sizeof(*values)),
+          *cast = malloc(RUN * sizeof(*cast));
+    int64_t size = iz_dtype_bytes(a->type);
+    if (!values || !cast)
+        iz_die("%s: no memory for its values", a->unit->name);
+    for (int64_t i = 0, n; i < m->n; i += n) {
+        n = min64(m->n - i, RUN);
+        if (a->source->read(a->source->arg, a->index, m->first + i, values, n))
+            iz_die("%s: its values cannot be read any more", a->unit->name);
+        iz_cast_params(cast, a->type, values, n);
+        iz_buffer_copy(x, out + i * size, cast, n * size);
+        if (x->stream)
+            iz_device_wait(x->stream);
+    }
+    free(values);
+    free(cast);
+}
 
 /* buf: slot, groups. */
 static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
@@ -250,7 +278,11 @@ static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
     const struct dequantize_arg *a = arg;
     const char *g = (char *)buf[1] + a->from;
     struct iz_quant_matrix m = {0};
-    while (iz_unit_next_quant(a->unit, &m))
+    while (a->source && iz_unit_next_quant(a->unit, &m))
+        put_values(x, a,
+                   (char *)buf[0] + a->at + m.first * iz_dtype_bytes(a->type),
+                   &m);
+    while (!a->source && iz_unit_next_quant(a->unit, &m))
         iz_buffer_quant(x, a->format,
                         (char *)buf[0] + a->at +
                             m.first * iz_dtype_bytes(a->type),
@@ -299,7 +331,9 @@ static void submit_dequantize(struct iz_engine *e, int unit,
         .from = loaded ? iz_step_param_bytes(e, iz_plan_filed(p, u)) : 0,
         .at = iz_step_param_bytes(e, u->padded + u->frozen.padded),
         .type = p->param_type,
-        .format = u->quant.format};
+        .format = u->quant.format,
+        .source = e->quant_from,
+        .index = unit};
     if (!u->quant.n)
         return;
     if (p->staging[IZ_STAGING_QUANT].n) {

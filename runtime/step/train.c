@@ -190,6 +190,33 @@ void iz_train_eval(struct iz_engine *e)
     e->events.due++;
 }
 
+struct iz_event iz_train_probe(struct iz_engine *e)
+{
+    bool val = e->config->run.eval_batches > 0;
+    int64_t per_rank = (int64_t)e->plan.slices * e->plan.samples;
+    int64_t all = per_rank * e->plan.ranks,
+            last = e->step > 0 ? e->step - 1 : 0;
+    struct iz_touched_samples s = {
+        .split = val ? IZ_VAL : IZ_TRAIN, .times = 1, .n = all};
+    s.first = val ? 0 : last * e->plan.micro_batches * all;
+    e->counts.eval_tasks = (int64_t)e->plan.slices * e->plan.ranks;
+    iz_units_count(e, s.split, s.first, all);
+    for (int b = 0; b < e->plan.slices; b++)
+        iz_units_batch(e, &e->track[b], s.split,
+                       s.first + e->plan.rank * per_rank + b * e->plan.samples,
+                       e->counts.eval_tasks);
+    if (e->plan.zero.fetch)
+        iz_touched_begin(e, s);
+    iz_units_pass(e,
+                  (struct iz_call){.kind = IZ_EVAL,
+                                   .call = IZ_CALL_EVALUATE,
+                                   .samples = e->plan.samples},
+                  e->plan.slices);
+    iz_clip_eval(e, e->step);
+    e->events.due++;
+    return iz_train_event(e);
+}
+
 /* ---- events ---- */
 
 struct iz_event iz_train_event(struct iz_engine *e)

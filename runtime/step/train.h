@@ -45,6 +45,11 @@ void iz_train_step(struct iz_engine *e);
 /* Submits the validation loss after the steps so far. */
 void iz_train_eval(struct iz_engine *e);
 
+/* The loss of one micro-batch of each rank, of validation data or, of a run
+ * without, of the last step; waits for it.  Once all events were taken.  All
+ * ranks, which get the same. */
+struct iz_event iz_train_probe(struct iz_engine *e);
+
 /* Waits for the next event. */
 struct iz_event iz_train_event(struct iz_engine *e);
 

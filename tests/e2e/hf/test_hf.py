@@ -3,6 +3,7 @@
 the Llama family and its two mixtures of experts, with what their config.json must and
 must not say."""
 import json
+import re
 import shutil
 
 import pytest
@@ -457,6 +458,61 @@ def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
         run.refused(place.launch(1, model(folder)), file.name, words)
     (folder / "model.safetensors.index.json").unlink()
     run.refused(place.launch(1, model(folder)), str(folder), "has neither")
+
+
+# ---- what was written is read again ----
+
+LORA = {"lora.rank": 2, "lora.alpha": 8, "lora.targets": "*",
+        "optimizer.params.lr": 0.01}
+ALONE = {**LORA, "lora.export": "adapter"}
+# Settings beside the type and ranks; what is said of the two losses.
+PROVEN = [
+    ("gpt2", "fp32", 2, {}, "equal"), ("gpt2", "bf16", 1, EVAL, "equal"),
+    ("mistral", "fp16", 3, {"run.export_dtype": "fp32"}, "equal"),
+    ("qwen3_moe", "fp32", 1, {"run.export_dtype": "bf16", **EVAL}, "bf16 rounding"),
+    ("llama", "bf16", 2, {"zero_optimization.stage": 1, **LORA}, "bf16 rounding"),
+    ("llama", "bf16", 2, {"model.base_dtype": "nf4", **LORA}, "bf16 rounding"),
+    ("gpt2", "fp32", 1, {"model.base_dtype": "int8", **LORA}, "fp32 rounding"),
+    ("gpt2", "fp16", 2, {"model.base_dtype": "int8", **ALONE}, "equal"),
+    ("mixtral", "bf16", 1, {**ALONE, "run.export_dtype": "fp16"}, "bf16 rounding")]
+
+
+@pytest.mark.parametrize("kind, dtype, ranks, more, said", PROVEN)
+def test_an_export_has_the_loss_of_the_run(kind, dtype, ranks, more, said, place):
+    """Merged adapters, those on their base, of a base in fewer bits, too; the tool
+    compares each value."""
+    out = place.folder / "out"
+    r = place.good(ranks, {**model(written(place, kind), dtype), "run.save": True,
+                           "train_batch_size": 12, **more, "run.export": str(out)})
+    a, b, how = re.search(r"\nexport: loss (\S+), run (\S+) \((.*)\)\nexported", r.out
+                          ).groups()
+    assert how.startswith(said) and abs(float(a) - float(b)) < 0.02
+    assert (a == b) or how != "equal"
+    alone = ["--adapter"] if "lora.export" in more else []
+    p = ckpt("export", r.output, "--out", place.folder / "tool", *alone)
+    assert re.search(r"^export: [1-9]\d* values read again, equal as ", p.out), p.out
+
+
+@pytest.mark.sanitized
+def test_what_was_written_wrongly_is_no_export(place):
+    """One byte of a tensor, or of the config, by the run and by the tool; the next
+    export takes the place of what is left."""
+    out, left = place.folder / "out", place.folder / "out.tmp"
+    good = place.good(2, {"run.save": True})
+    for name, byte, said in (("model.safetensors", 7, ["export", "ln_f.bias", "written"]),
+                             ("config.json", 123, ["out.tmp/config.json", "not a JSON"])):
+        env = {"LD_PRELOAD": run.built("tests/libslow.so"), "SLOW_NAME": f"tmp/{name}",
+               "SLOW_RANK": "1" if byte == 7 else "0", "SLOW_BYTE": str(byte)}
+        r = place.launch(2, {"run.export": str(out)}, env=env)
+        run.refused(r, str(left), *said, everyone=True)
+        assert "failed after 3 steps" in r.out
+        run.refused(r, str(left), "keeps this name")
+        assert not out.exists() and (left / "izar-unfinished").exists()
+    p = ckpt("export", good.output, "--out", out, rc=1,
+             env={**env, "SLOW_NAME": "tmp/model", "OMPI_COMM_WORLD_RANK": "0"})
+    assert "ln_f.bias" in p.err and "keeps this name" in p.err and not out.exists()
+    place.good(1, {"run.export": str(out)})
+    assert not left.exists()
 
 
 def test_an_export_never_overwrites(place):

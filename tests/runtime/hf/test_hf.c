@@ -290,7 +290,8 @@ static void any_range_reads_back(void **state)
     struct iz_hf_reader *r;
     float out[ROOM];
     assert_int_equal(write_shards(&alone, &j), 0);
-    assert_int_equal(iz_hf_read_open(&r, &hf, m, in_folder("x"), stderr), 0);
+    assert_int_equal(iz_hf_read_open(&r, &hf, m, "x", in_folder("x"), stderr),
+                     0);
     for (int k = 0; k < 3000; k++) {
         int u = (int)random_below(UNITS);
         int64_t from = random_below(elements(m, u));
