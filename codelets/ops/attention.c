@@ -64,6 +64,11 @@ static void attention_check(const struct iz_attention *a)
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
     assert(!a->begins.rows ||
            (!a->full && iz_view_len(a->begins) == a->o.rows));
+    assert(a->window >= 0 && !(a->window && a->full));
+    assert(!a->sinks.rows || iz_view_len(a->sinks) == a->heads);
+    if (a->window || a->scale != 0 || a->cap != 0 || a->sinks.rows)
+        iz_die("attention with a window, a scale, a cap or sinks is not "
+               "possible yet");
 }
 
 static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
