@@ -207,9 +207,9 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
     int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
     if (c->llama)
-        iz_swiglu_fwd(x, g, b.u);
+        iz_activation_fwd(x, g, b.u, IZ_SILU);
     else
-        iz_gelu_fwd(x, g, b.u);
+        iz_activation_fwd(x, g, b.u, IZ_GELU_TANH);
     iz_matmul_fwd(x, out, b.x2, g, &mlp); /* [M,C] */
     iz_exec_release(x, mark);
 }
@@ -228,9 +228,9 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
     iz_matmul_da(x, g, dy, &proj);
     if (c->llama)
-        iz_swiglu_bwd(x, du, in, g, b->u);
+        iz_activation_bwd(x, du, in, g, b->u, IZ_SILU);
     else
-        iz_gelu_bwd(x, du, in, g, b->u);
+        iz_activation_bwd(x, du, in, g, b->u, IZ_GELU_TANH);
     iz_matmul_dw(x, dy, in, &proj);
     if (c->llama)
         iz_exec_release(x, mark);

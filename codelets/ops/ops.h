@@ -104,11 +104,26 @@ void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                        struct iz_view dy, struct iz_view a,
                        const struct iz_norm_layer *n);
 
-/* y = a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))); y may be a. */
-void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
-/* du = dy gelu'(a), y = gelu(a) again; du may be dy and y may be a. */
-void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
-                 struct iz_view dy, struct iz_view a);
+/* Activations: a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))), a/2 (1 +
+ * erf(a / sqrt(2))), a / (1 + exp(-a)), max(a, 0) and its square. */
+enum iz_activation {
+    IZ_GELU_TANH,
+    IZ_GELU_ERF,
+    IZ_SILU,
+    IZ_RELU,
+    IZ_RELU2,
+    IZ_ACTIVATIONS
+};
+
+/* y = act(a), all [M,F]; y may be a.  Or gated, y = act(g) u, where a row of a
+ * [M,2F] holds g, then u. */
+void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       enum iz_activation act);
+/* da from dy, y again.  Either da may be dy and y may be a; or gated, da may be
+ * a and y may be dy. */
+void iz_activation_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                       struct iz_view dy, struct iz_view a,
+                       enum iz_activation act);
 
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
@@ -144,12 +159,6 @@ struct iz_rope_turns {
     double f[IZ_ROPE_MOST / 2];
 };
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
-
-/* y = g / (1 + exp(-g)) u: a row of a [M,2F] holds g, then u; y [M,F]. */
-void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
-/* da from dy, y again; da may be a and y may be dy. */
-void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                   struct iz_view dy, struct iz_view a);
 
 /* Every row of M chooses the k most probable of E experts, of equal ones those
  * with the lowest numbers.  There are so always kM rows by expert: in ascending
@@ -233,7 +242,7 @@ void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r);
-/* iz_swiglu_fwd and iz_swiglu_bwd of rows by expert. */
+/* Gated activations of rows by expert, with IZ_SILU. */
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r);
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,

@@ -240,19 +240,12 @@ static void norm_refuses_weights_of_another_type(void **state)
 
 enum { G_A, G_DY, G_Y, G_DA, GATE_TENSORS };
 
-/* y of one input, or of two: a row of a has all first ones, then all second
- * ones.  Of g, u and dy, ref is y and both gradients in double, and `within`
- * how far each may be from it on the CPU, to its own size. */
+/* Of one input, or gated: a row of a has all first ones, then all second ones.
+ */
 struct gate {
-    void (*forward)(struct iz_exec *x, struct iz_view y, struct iz_view a);
-    void (*backward)(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                     struct iz_view dy, struct iz_view a);
+    enum iz_activation act;
     int in;
-    void (*ref)(double *y, double *dg, double *du, double g, double u,
-                double dy);
-    void (*within)(double *y, double *dg, double *du, double g, double u,
-                   double dy);
-    double tol[2], tol_da[2]; /* elsewhere, on a GPU */
+    double tol[2], tol_da[2]; /* on a GPU */
 };
 
 static const struct gate *gate; /* under test */
@@ -260,58 +253,43 @@ static const struct gate *gate; /* under test */
 static void gate_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
-    gate->forward(x, v[G_Y], v[G_A]);
+    iz_activation_fwd(x, v[G_Y], v[G_A], gate->act);
 }
 
 static void gate_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    gate->backward(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
+    iz_activation_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A], gate->act);
 }
 
 static const struct pass forward = {gate_forward, BIT(G_A), BIT(G_Y)},
                          backward = {gate_backward, BIT(G_A) | BIT(G_DY),
                                      BIT(G_Y) | BIT(G_DA)};
 
-static void gelu_ref(double *y, double *da, double *none, double a, double u,
-                     double dy)
+/* How far y may be from its value on the CPU, and gradients to their size.  The
+ * argument of the tanh form's exponential is rounded to fp32; its reference
+ * loses 1 + tanh below -8. */
+static double gate_off(double g, double u)
 {
-    *y = ref_gelu(a);
-    *da = ref_gelu_gradient(a) * dy;
+    double y = fabs(ref_activation(gate->act, g));
+    if (gate->act == IZ_GELU_TANH)
+        return (fmin(1e-6 * y * fmax(1, fabs(g * g * g)), 1e-6 * fabs(g)) +
+                1e-15 * fabs(g)) *
+                   fmax(1, fabs(u)) +
+               (double)FLT_MIN;
+    return 1e-6 * y * fabs(u) * fmax(1, fabs(g)) + 1e-25;
 }
 
-/* The argument of the exponential is rounded to fp32; the reference loses
- * 1 + tanh below -8. */
-static void gelu_within(double *y, double *da, double *none, double a, double u,
-                        double dy)
-{
-    *y = fmin(1e-6 * fabs(ref_gelu(a)) * fmax(1, fabs(a * a * a)),
-              1e-6 * fabs(a)) +
-         1e-15 * fabs(a) + (double)FLT_MIN;
-    *da = 2e-6 * fabs(dy);
-}
-
-static void swiglu_ref(double *y, double *dg, double *du, double g, double u,
-                       double dy)
-{
-    *y = ref_swiglu(g, u);
-    ref_swiglu_gradient(dg, du, g, u, dy);
-}
-
-static void swiglu_within(double *y, double *dg, double *du, double g, double u,
-                          double dy)
-{
-    *y = 1e-6 * fabs(ref_swiglu(g, u)) * fmax(1, fabs(g)) + 1e-25;
-    *dg = 2e-6 * fabs(dy) * fmax(1, fabs(u));
-    *du = 1e-6 * fabs(dy) * fmax(1, fabs(g));
-}
-
-static const struct gate gelu = {iz_gelu_fwd, iz_gelu_bwd, 1,
-                                 gelu_ref,    gelu_within, {5e-7, 1e-6},
-                                 {2e-6, 2e-6}};
-static const struct gate swiglu = {iz_swiglu_fwd, iz_swiglu_bwd, 2,
-                                   swiglu_ref,    swiglu_within, {1e-6, 1e-6},
-                                   {1e-6, 2e-6}};
+static const struct gate gates[] = {
+    {IZ_GELU_TANH, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_SILU, 2, {1e-6, 1e-6}, {1e-6, 2e-6}},
+    {IZ_GELU_ERF, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_RELU, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_RELU2, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_SILU, 1, {1e-6, 1e-6}, {1e-6, 2e-6}},
+    {IZ_GELU_TANH, 2, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_GELU_ERF, 2, {5e-7, 1e-6}, {2e-6, 2e-6}},
+};
 
 static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
                              double scale)
@@ -327,7 +305,7 @@ static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
 void gelu_timed(const struct timed_shape *s, timed_fn *f, void *to)
 {
     static const int into[][2] = {{G_DA, G_DY}, {G_Y, G_A}};
-    gate = &gelu;
+    gate = gates;
     struct scene t =
         gate_new(backend.act(backend.x.act), s->tokens, 4 * s->width, 1);
     f(to, &t, &(const struct timed){"gelu", .op = gate_forward}, 1);
@@ -344,17 +322,23 @@ static void gate_want(struct scene *s, bool check)
     double *y = tensor_want(&t[G_Y]), *da = tensor_want(&t[G_DA]);
     for (int64_t i = 0; i < iz_view_len(t[G_Y].v); i++) {
         int64_t at = i / f * gate->in * f + i % f, to = at + second;
-        double g = t[G_A].d[at], u = t[G_A].d[to], dy = t[G_DY].d[i];
-        double off, off_first, off_second;
-        gate->ref(&y[i], &da[at], &da[to], g, u, dy);
+        double g = t[G_A].d[at], u = second ? t[G_A].d[to] : 1;
+        double dy = t[G_DY].d[i], v = ref_activation(gate->act, g);
+        y[i] = v * u;
+        da[to] = dy * v;
+        da[at] = dy * u * ref_activation_gradient(gate->act, g);
         if (!check || backend.x.backend != IZ_CPU)
             continue;
-        gate->within(&off, &off_first, &off_second, g, u, dy);
-        fixture_element("y", t[G_Y].v, i, (struct near){y[i], off});
-        fixture_element("da", t[G_DA].v, at, (struct near){da[at], off_first});
+        fixture_element("y", t[G_Y].v, i, (struct near){y[i], gate_off(g, u)});
+        fixture_element(
+            "da", t[G_DA].v, at,
+            (struct near){da[at],
+                          1e-6 * (1 + gate->in) *
+                              fmax(fabs(da[at]), fabs(dy) * fmax(1, fabs(u)))});
         if (second)
-            fixture_element("da", t[G_DA].v, to,
-                            (struct near){da[to], off_second});
+            fixture_element(
+                "da", t[G_DA].v, to,
+                (struct near){da[to], 1e-6 * fabs(dy) * fmax(1, fabs(g))});
     }
 }
 
@@ -448,7 +432,8 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     int64_t n = v[G_A].rows - 1;
-    iz_gelu_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n));
+    iz_activation_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n),
+                      gate->act);
 }
 
 static void gelu_works_unaligned(void **state)
@@ -460,7 +445,8 @@ static void gelu_works_unaligned(void **state)
         for (int i = 0; i < 99; i++)
             fixture_element(
                 "y", s.t[G_Y].v, i,
-                (struct near){ref_gelu(s.t[G_A].d[i + 1]), 0x1p-7 * 6});
+                (struct near){ref_activation(gate->act, s.t[G_A].d[i + 1]),
+                              0x1p-7 * 6});
         scene_free(&s);
     }
 }
@@ -479,13 +465,21 @@ static int norm_cases(const char *name, const struct kind *k)
 int ops_rows(void)
 {
     const struct CMUnitTest tests[] = {
-        SEEDED_WITH(gelu_works_unaligned, &gelu),
-        SEEDED_WITH(gate_agrees_with_reference, &gelu),
-        SEEDED_WITH(gate_survives_adversarial_values, &gelu),
-        SEEDED_WITH(gate_agrees_with_reference, &swiglu),
-        SEEDED_WITH(gate_survives_adversarial_values, &swiglu),
+        SEEDED_WITH(gelu_works_unaligned, gates),
+        SEEDED_WITH(gate_survives_adversarial_values, gates),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 1),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 2),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 3),
+        SEEDED_WITH(gate_agrees_with_reference, gates),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 1),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 2),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 3),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 4),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 5),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 6),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 7),
     };
     return norm_cases("layernorm", &kinds[0]) +
            norm_cases("rmsnorm", &kinds[1]) +
-           cmocka_run_group_tests_name("gelu and swiglu", tests, NULL, NULL);
+           cmocka_run_group_tests_name("activations", tests, NULL, NULL);
 }

@@ -74,6 +74,28 @@ double ref_gelu_gradient(double a)
     return (1 + t) / 2 + a / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * a * a);
 }
 
+double ref_activation(enum iz_activation act, double a)
+{
+    return act == IZ_GELU_TANH  ? ref_gelu(a)
+           : act == IZ_GELU_ERF ? a / 2 * erfc(-a / sqrt(2))
+           : act == IZ_SILU     ? a / (1 + exp(-a))
+           : a < 0              ? 0
+           : act == IZ_RELU     ? a
+                                : a * a;
+}
+
+double ref_activation_gradient(enum iz_activation act, double a)
+{
+    double s = 1 / (1 + exp(-a));
+    return act == IZ_GELU_TANH ? ref_gelu_gradient(a)
+           : act == IZ_GELU_ERF
+               ? erfc(-a / sqrt(2)) / 2 + a * exp(-a * a / 2) / sqrt(2 * M_PI)
+           : act == IZ_SILU ? s + a * s * (1 - s)
+           : a <= 0         ? 0
+           : act == IZ_RELU ? 1
+                            : 2 * a;
+}
+
 /* By wavelengths, case by case, as it is usually written. */
 double ref_rope_frequency(const struct iz_rope *r, int i)
 {
