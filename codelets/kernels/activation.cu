@@ -187,3 +187,32 @@ void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
         });
     });
 }
+
+/* Moves one element in and one out. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    scale_by(T *y, const T *a, int64_t n, float scale, float cap, bool aligned)
+{
+    iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float v[N];
+        iz_load_row(v, a + i);
+        for (int j = 0; j < N; j++) {
+            v[j] *= scale;
+            v[j] = cap != 0 ? cap * tanhf(v[j] / cap) : v[j];
+        }
+        iz_store_row(y + i, v);
+    });
+}
+
+void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      float scale, float cap)
+{
+    int64_t n = iz_view_len(a);
+    iz_by_type(a.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        IZ_LAUNCH(scale_by<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
+                  x->stream, (T *)y.p, (const T *)a.p, n, scale, cap,
+                  iz_aligned(y.p, a.p));
+    });
+}

@@ -60,8 +60,20 @@ static inline double row_bwd(float *s, int64_t n, int32_t target, float scale)
     return log((double)sum) + ((double)m - (double)at);
 }
 
-/* Returns the sum of the losses of the rows, which begin with row `at` of c. */
-IZ_SIMD static double rows_bwd(struct iz_view logits,
+/* The same of capped logits, by the slope of the cap; row [n] is scratch. */
+static inline double row_bwd_capped(float *s, float *row, int64_t n,
+                                    int32_t target, float scale, float cap)
+{
+    memcpy(row, s, (size_t)n * sizeof(*row));
+    double loss = row_bwd(s, n, target, scale);
+    for (int64_t j = 0; j < n; j++)
+        s[j] *= 1 - row[j] / cap * (row[j] / cap);
+    return loss;
+}
+
+/* Returns the sum of the losses of the rows, which begin with row `at` of c;
+ * row is scratch where they are capped. */
+IZ_SIMD static double rows_bwd(struct iz_view logits, struct iz_view row,
                                const struct iz_classifier *c, int64_t at,
                                float scale)
 {
@@ -74,6 +86,9 @@ IZ_SIMD static double rows_bwd(struct iz_view logits,
             scale = c->scales[(at + i) / rows];
         if (target[i] < 0)
             memset(s, 0, (size_t)logits.cols * sizeof(*s));
+        else if (row.rows)
+            sum +=
+                row_bwd_capped(s, row.p, logits.cols, target[i], scale, c->cap);
         else
             sum += row_bwd(s, logits.cols, target[i], scale);
     }
@@ -181,6 +196,8 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     bool sum = p->dw.dtype == IZ_F32 && x->act != IZ_F32;
     iz_exec_count(x, flops, rows * v * 4 + a + chunks * w);
     iz_exec_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
+    if (c->cap != 0)
+        iz_exec_count(x, 0, 2 * rows * v * 4);
     if (grad)
         iz_exec_count(x, flops,
                       dlogits + (double)iz_view_bytes(c->da) + chunks * w);
@@ -215,6 +232,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     bool grad = c->da.rows > 0;
     int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES, 1);
     struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
+    struct iz_view row =
+        iz_exec_work(x, IZ_F32, grad && c->cap != 0, c->w.rows);
     struct iz_linear l = {
         .w = c->w, .out_in = true, .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
@@ -227,9 +246,11 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
         struct iz_view chunk = iz_view_rows(logits, 0, n);
         struct iz_view a = iz_view_rows(c->a, at, n);
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
+        if (c->cap != 0)
+            iz_op_scale(x, chunk, chunk, 1, c->cap);
         if (!x->dry)
-            sum +=
-                grad ? rows_bwd(chunk, c, at, scale) : rows_fwd(chunk, c, at);
+            sum += grad ? rows_bwd(chunk, row, c, at, scale)
+                        : rows_fwd(chunk, c, at);
         if (!grad)
             continue;
         l.add = at > 0 && iz_view_wanted(x, l.dw);

@@ -68,6 +68,8 @@ void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
                            int64_t first, struct iz_view scratch);
 
 /* activation.cu, rope.cu */
+void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      float scale, float cap);
 void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
                             struct iz_view a, enum iz_activation act);
 void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,

@@ -88,11 +88,12 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l);
 
-/* LayerNorm, or RMSNorm, which has no b, db and mean.  w b dw db [1,C]; mean
- * and rstd fp32 [M,1] are written by forward. */
+/* LayerNorm, or RMSNorm, which has no mean.  w b dw db [1,C], where absent ones
+ * stand for ones and zeros; mean and rstd fp32 [M,1] are written by forward. */
 struct iz_norm_layer {
     struct iz_view w, b, dw, db, mean, rstd;
     float eps;
+    bool plus_one; /* a row is multiplied by 1 + w */
 };
 
 /* y = (a - mean) / sqrt(var + eps) w + b, or a / sqrt(mean of a^2 + eps) w, by
@@ -136,14 +137,16 @@ void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
 
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 
-/* Rotary positions of the first `heads` heads of d columns, d even.  Columns i
- * and i + d/2 turn by t theta^(-2i/d), t being the row's position.  With a
+/* Rotary positions of the first n = `turned` columns of the first `heads` heads
+ * of d columns, n even.  Columns i and i + n/2, or with `pairs` 2i and 2i + 1,
+ * turn by t theta^(-2i/n), t being the row's position.  With a
  * factor other than 1 (Llama 3), frequencies that turn at most low_freq_factor
  * times in original_seq tokens are divided by it, those that turn at least
  * high_freq_factor times are kept, and between them the two are mixed. */
 struct iz_rope {
     int64_t seq;
-    int heads, d;
+    int heads, d, turned; /* turned = 0: d */
+    bool pairs;
     double theta;
     double factor, low_freq_factor, high_freq_factor, original_seq;
 };
@@ -153,8 +156,13 @@ struct iz_rope {
 void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
              const struct iz_rope *r, bool back);
 
-/* The d/2 frequencies of r: full circles per token of columns i and i + d/2.
- * The CPU and the GPU share this arithmetic. */
+static inline int iz_rope_turned(const struct iz_rope *r)
+{
+    return r->turned ? r->turned : r->d;
+}
+
+/* The n/2 frequencies of r: full circles per token.  The CPU and the GPU share
+ * this arithmetic. */
 struct iz_rope_turns {
     double f[IZ_ROPE_MOST / 2];
 };
@@ -326,6 +334,9 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y += a, rounded to y's type. */
 void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* y = cap tanh(scale a / cap), or scale a where cap = 0; y may be a. */
+void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                 float scale, float cap);
 /* v = 0, if it is wanted. */
 void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */
@@ -355,6 +366,7 @@ struct iz_classifier {
     const int32_t *target; /* [M], -1 = ignored */
     struct iz_view da, dw; /* of loss * loss_scale; da may be a */
     float loss_scale;
+    float cap; /* a logit s is cap tanh(s / cap); 0: s */
     double *loss;
     /* Of samples with equally many rows.  each: the loss alone writes those of
      * each sample here.  scales: the gradient is that of the sum of each

@@ -30,6 +30,14 @@ bool iz_text_among(const char *word, const char *words)
     return false;
 }
 
+bool iz_text_applies(const char *word, const char *words)
+{
+    if (!words)
+        return true;
+    return *words == '!' ? !iz_text_among(word, words + 1)
+                         : iz_text_among(word, words);
+}
+
 int64_t iz_text_decimal(const char **text)
 {
     int64_t v = 0;

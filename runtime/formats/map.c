@@ -142,8 +142,7 @@ static bool row_applies(const struct iz_hf *hf, const struct iz_hf_name *row,
                         const struct iz_model *model)
 {
     const char *type = hf->type ? hf->type(model->self) : NULL;
-    return !row->types ||
-           iz_text_among(type ? type : hf->types->name, row->types);
+    return iz_text_applies(type ? type : hf->types->name, row->types);
 }
 
 /* Only the rows with this value of `tied`; the number of rows that matched in
