@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "codelets/ops/gpu_ops.h"
+#include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/save.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
@@ -27,10 +28,18 @@ struct run_progress {
     enum iz_failure failure;
 };
 
+/* The checkpoint that a run is resumed from. */
+struct run_from {
+    int64_t step;   /* negative: none */
+    char *identity; /* of the run that wrote it; NULL: it does not tell */
+    char id[IZ_CKPT_ID];
+};
+
 struct run {
     const struct iz_program *p;
     struct iz_options o;
     struct iz_config c;
+    struct run_from from;
     bool lost; /* it is resumed, and nothing tells what it began with */
     struct iz_coll *coll;
     struct iz_cores *cores;
@@ -50,7 +59,11 @@ struct run {
     struct run_gemm gemm;
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
+    char *facts, *identity;   /* see identity.h */
+    char *changes;            /* since `from`, as members of a JSON object */
     char *model_text;
+    char id[IZ_CKPT_ID];
+    struct iz_ckpt_of of; /* these, as checkpoints hold them */
     struct run_progress progress;
     int claim;         /* of the output folder, a descriptor; 0: none */
     _Atomic int *stop; /* the signal that asks for the end, or 0 */
@@ -102,8 +115,12 @@ static inline int iz_run_agree(struct run *r, int status, const char *what)
     if (status == -ENOMEM && what)
         fprintf(stderr, "izar: rank %d: no memory for %s\n", r->coll->rank,
                 what);
-    if (iz_coll_all_ok(r->coll, status == 0))
+    int q = iz_coll_refuser(r->coll, status != 0);
+    if (q < 0)
         return 0;
+    if (q > 0 && iz_run_first(r))
+        fprintf(stderr,
+                "izar: the other ranks end with rank %d, which says why\n", q);
     return status ? status : -ECANCELED;
 }
 
