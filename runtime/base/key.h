@@ -28,12 +28,23 @@ enum iz_key_type {
     IZ_KEY_ENUM,
 };
 
+/* What it means that another rank, or the run that is resumed, has another
+ * value.  Ranks may differ in IZ_CHANGE_OWN alone. */
+enum iz_change {
+    IZ_CHANGE_SAME, /* another run: refused */
+    IZ_CHANGE_TOLD, /* a resumed run goes on with other results, and says so */
+    IZ_CHANGE_FREE, /* the same results */
+    IZ_CHANGE_OWN,  /* the same results, and of each rank its own */
+    IZ_CHANGES
+};
+
 struct iz_key {
     const char *name; /* dotted: "zero_optimization.offload_param.device" */
     enum iz_key_type type;
     size_t offset, size; /* of the field in its struct; size for strings */
     double min, max; /* of numbers, inclusive; both 0 or min > max: unchecked */
-    const char *words;    /* of IZ_KEY_ENUM */
+    const char *words; /* of IZ_KEY_ENUM */
+    enum iz_change change;
     const char *fallback; /* default, as JSON text */
     const char *doc;      /* one sentence */
 };

@@ -453,6 +453,13 @@ int64_t iz_data_windows(const struct iz_data *d, enum iz_split s)
     return d->split[s].windows;
 }
 
+const struct iz_shard *iz_data_shard(const struct iz_data *d, enum iz_split s,
+                                     int i)
+{
+    const struct stream *t = s == IZ_TRAIN ? &d->train : &d->val;
+    return i < t->shards ? &t->shard[i] : NULL;
+}
+
 /* ---- order ---- */
 
 /* A bijection of [0, 4^half): eight rounds of a balanced Feistel network. */

@@ -48,7 +48,7 @@ int iz_run_save_now(struct run *r)
     if (r->progress.failure)
         return 0;
     const char *before = atomic_exchange(&r->coll->phase, SAVE);
-    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, r->model_text);
+    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, &r->of);
     if (!s)
         s = iz_save_now(r->saver);
     r->coll->phase = before;
