@@ -33,6 +33,9 @@ void iz_data_close(struct iz_data **d);
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 
+/* Of n samples: targets, excluded or not; of pairs, of the chosen ones. */
+int64_t iz_data_targets(const struct iz_data *d, int64_t n);
+
 /* Whether targets of a split are excluded, by a loss mask or behind the end of
  * a document, and how many of those of samples [first, first + n) are not; of
  * pairs, of the chosen ones.  Thread-safe. */
