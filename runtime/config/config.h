@@ -37,6 +37,8 @@ enum iz_attention_by {
 enum iz_muon_by { IZ_MUON_AUTO, IZ_MUON_HOST, IZ_MUON_GPU };
 /* Whether ranks are added per micro-batch, or micro-batches per rank. */
 enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
+/* What a step does that has no target. */
+enum iz_empty { IZ_EMPTY_UPDATE, IZ_EMPTY_SKIP };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute {
     IZ_RECOMPUTE_AUTO,
@@ -115,8 +117,9 @@ struct iz_run_config {
     int64_t save_interval; /* 0: only at the end; see save */
     bool save;             /* checkpoint at the end and when interrupted */
     int keep_last;
+    enum iz_empty empty_steps;
     int64_t eval_interval; /* 0: only at the end when eval_batches > 0 */
-    int eval_batches;      /* micro-batches per rank in one evaluation */
+    int eval_batches;      /* steps that have as many samples as validation */
     int sample_tokens;     /* generated at the end; 0: none */
     char sample_prompt[256];
     double sample_temperature;

@@ -318,6 +318,12 @@ const struct iz_key iz_config_keys[] = {
          "Folder for metrics, effective config and checkpoints."),
     NUMBER("run.steps", FREE, INT64, c.run.steps, 0, COUNT_MAX, "100",
            "Optimizer updates of the run."),
+    WORD("run.empty_steps", TOLD, c.run.empty_steps, "update|skip",
+         "\"update\"",
+         "A step whose samples have no target, since masks exclude all. "
+         "update: it is done as any other; its gradient is 0, so momentum and "
+         "decay alone move the weights. skip: nothing is computed, moved or "
+         "counted but the step and its samples; see docs/data.md."),
     NUMBER("run.seed", SAME, UINT64, c.run.seed, 0, 9.2e18, "1",
            "Seed of initial weights, batches and samples."),
     BOOL("run.save", FREE, c.run.save, "true",
@@ -339,7 +345,9 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("run.eval_interval", FREE, INT64, c.run.eval_interval, 0, COUNT_MAX,
            "0", "Steps between evaluations; 0: only at the end."),
     NUMBER("run.eval_batches", FREE, INT, c.run.eval_batches, 0, 1e9, "0",
-           "Micro-batches per rank in one evaluation; 0: none."),
+           "An evaluation takes each sample of the validation data once, but "
+           "no more than the first eval_batches times train_batch_size; 0: no "
+           "evaluation."),
     NUMBER("run.sample_tokens", FREE, INT, c.run.sample_tokens, 0, 1e9, "0",
            "Tokens generated at the end; 0: none."),
     TEXT("run.sample_prompt", FREE, c.run.sample_prompt, "\"\"",

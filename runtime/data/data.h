@@ -39,6 +39,9 @@ const struct iz_shard *iz_data_shard(const struct iz_data *d, enum iz_split s,
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
 
+/* Of n samples: targets, excluded or not; of pairs, of the chosen ones. */
+int64_t iz_data_targets(const struct iz_data *d, int64_t n);
+
 /* Whether targets of a split are excluded, by a loss mask or behind the end of
  * a document, and how many of those of samples [first, first + n) are not; of
  * pairs, of the chosen ones.  Thread-safe. */

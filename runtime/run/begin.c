@@ -270,20 +270,24 @@ struct library_wish {
     struct iz_refusal refusal;
 };
 
-/* A generated text's last token comes from one sample. */
+/* A generated text's last token comes from one sample, and the last task of a
+ * validation has what is left. */
 static void ask_library(void *arg, int i, struct iz_exec *x)
 {
     struct library_wish *w = arg;
     const struct iz_engine *e = w->r->e;
+    const struct iz_run_config *run = &e->config->run;
+    int samples[] = {e->plan.samples, run->sample_tokens > 0, 0};
     struct iz_exec like = *x;
+    if (run->eval_batches)
+        samples[2] = (int)(iz_train_eval_samples(e) % samples[0]);
     like.numerics.cudnn = w->forward;
     like.numerics.cudnn_bwd = w->backward;
-    for (int u = 0; u < e->model->n_units; u++) {
-        iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
-                    &w->refusal);
-        if (e->config->run.sample_tokens > 0 && w->forward)
-            iz_unit_ask(e->model, u, 1, e->plan.param_type, &like, &w->refusal);
-    }
+    for (int u = 0; u < e->model->n_units; u++)
+        for (int k = 0; k < (w->forward ? 3 : 1); k++)
+            if (samples[k])
+                iz_unit_ask(e->model, u, samples[k], e->plan.param_type, &like,
+                            &w->refusal);
 }
 
 static void take_attention(void *arg, int i, struct iz_exec *x)

@@ -119,6 +119,10 @@ int iz_run_train(struct run *r)
         if (!end && every(r->c.run.save_interval, r->e->step))
             s = save(r);
     }
+    /* Else the last step would have done it. */
+    if (!s && r->progress.begun >= r->c.run.steps && r->c.run.eval_batches &&
+        !r->o.replay)
+        iz_train_eval(r->e);
     take_all(r);
     iz_trace_stop(r->e);
     if (!s)
