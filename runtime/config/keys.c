@@ -22,6 +22,11 @@
         KEY(name, change, STRING, field, fallback, doc),                       \
             .size = sizeof(((struct iz_config_file *)0)->field)                \
     }
+#define PATH(name, change, field, fallback, doc)                               \
+    {                                                                          \
+        KEY(name, change, PATH, field, fallback, doc),                         \
+            .size = sizeof(((struct iz_config_file *)0)->field)                \
+    }
 #define LIST(name, change, field, fallback, doc)                               \
     {                                                                          \
         KEY(name, change, LIST, field, fallback, doc),                         \
@@ -273,7 +278,7 @@ const struct iz_key iz_config_keys[] = {
         "lora.targets", TOLD, c.lora.targets, "\"\"",
         "Names of weights of linear layers, as in `parameters`, or of modules, "
         "as in PEFT (q_proj), separated by commas; \"*\": all of them."),
-    TEXT("lora.import", FREE, c.lora.import, "\"\"",
+    PATH("lora.import", FREE, c.lora.import, "\"\"",
          "Folder of an adapter in the layout of PEFT to begin with. It sets "
          "lora.rank and lora.alpha and, unless there are lora.targets, which "
          "weights have an adapter."),
@@ -314,7 +319,7 @@ const struct iz_key iz_config_keys[] = {
            "of text; attention on a GPU is then izar's own. -1: a sample is "
            "one text."),
 
-    TEXT("run.output", FREE, c.run.output, "\"out\"",
+    PATH("run.output", FREE, c.run.output, "\"out\"",
          "Folder for metrics, effective config and checkpoints."),
     NUMBER("run.steps", FREE, INT64, c.run.steps, 0, COUNT_MAX, "100",
            "Optimizer updates of the run."),
@@ -499,7 +504,7 @@ const struct iz_key iz_config_keys[] = {
          "How the fp32 master of a bf16 parameter is kept: full, 4 bytes, or "
          "as the remainder, the 16 bits that the parameter lacks. Both have "
          "the same bits; remainder needs bf16."),
-    TEXT("run.export", FREE, c.run.export, "\"\"",
+    PATH("run.export", FREE, c.run.export, "\"\"",
          "Folder for the final weights as a Hugging Face model; must not exist "
          "or be empty. Empty: none."),
     WORD("run.export_dtype", FREE, c.run.export_dtype, "null|fp32|bf16|fp16",
@@ -510,7 +515,7 @@ const struct iz_key iz_config_keys[] = {
            "Largest size of one exported file's tensors; a larger model is "
            "split over several files with an index."),
 
-    TEXT("model.import", FREE, c.import, "\"\"",
+    PATH("model.import", FREE, c.import, "\"\"",
          "Folder of a Hugging Face model: config.json sets the shape, and the "
          "weights start from its safetensors. Empty: random weights."),
     WORD("model.base_dtype", SAME, c.base_dtype, "null|nf4|int8", "null",

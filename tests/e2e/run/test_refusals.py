@@ -64,6 +64,8 @@ def test_bad_text_is_placed(raw, words, place):
     ({"model": {"preset": "gpt2-125m"}}, ("model.preset", "gpt2-124m")),
     ({"model.heads": 5}, ("heads", "24", "5")),
     ({"data.path": "a,"}, ("data.path", "is empty")),
+    ({"data.path": ["a", "~/b"]}, ("data.path", '"~/b"', "shell")),
+    ({"run.export": "~/x"}, ("run.export", '"~/x"', "shell")),
     ({"run.sample_tokens": 3}, ("run.sample_tokens", "run.sample_prompt")),
     ({"run.scheduler": "fastest"}, ("run.scheduler", "fastest", "lws")),
     ({"train_batch_size": 4, "run.slices": 3}, ("run.slices", "3", "4"))],
