@@ -87,7 +87,7 @@ static int ckpt_describe(struct checkpoint *c, const char *dir)
         .scalar = calloc((size_t)scalars + 1, sizeof(*c->k.scalar)),
         .n_scalars = scalars};
     c->model_text = iz_json_dump(json_object_get(c->index->root, "model"));
-    c->k.model_text = c->model_text;
+    c->k.of.model = c->model_text;
     c->k.optimizer = iz_json_text_of(c->index->root, "optimizer");
     c->k.rounding = iz_json_text_of(c->index->root, "rounding");
     if (!name || !c->k.part || !c->k.scalar || !c->model_text)
@@ -165,7 +165,8 @@ static int list_one(const char *dir, int64_t step, struct iz_coll *coll)
         return err;
     }
     ranks = c.index->ranks;
-    int64_t bytes = iz_ckpt_index_bytes(c.index, c.path, stderr);
+    int64_t bytes =
+        iz_ckpt_files_bytes(c.path, c.index->ranks, c.index->file, stderr);
     if (bytes < 0) {
         printf("step %-8" PRId64 "  incomplete\n", step);
     } else {

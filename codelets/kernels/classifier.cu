@@ -63,7 +63,7 @@ static __device__ __forceinline__ double soft_loss(soft s, float at)
  * target is -1.  Reads 4 bytes per logit, once. */
 static __global__ void __launch_bounds__(THREADS)
     rows_fwd(double *loss, const float *s, const int32_t *target, int64_t n,
-             int64_t ld)
+             int64_t ld, bool even)
 {
     int64_t i = blockIdx.x;
     int32_t t = target[i];
@@ -74,8 +74,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
     float at = s[i * ld + t];
     soft all = row_soft(s + i * ld, n);
+    double here = soft_loss(all, at);
     if (threadIdx.x == 0)
-        loss[i] = soft_loss(all, at);
+        loss[i] = even ? iz_classifier_even(here) : here;
 }
 
 /* d = scale (softmax - target), by the slope of the cap, of WIDTH logits from j
@@ -240,7 +241,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
             iz_op_scale_cuda(x, logits, logits, 1, c->cap);
         if (!grad) {
             IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
-                      s, p.target + at, vocab, ld);
+                      s, p.target + at, vocab, ld, !c->each);
             continue;
         }
         IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,

@@ -109,9 +109,11 @@ IZ_SIMD static double rows_fwd(struct iz_view logits,
         hit = (double)s[target[i]];
         m = iz_row_max(s, logits.cols);
         here = log((double)iz_row_exp(s, m, logits.cols)) + ((double)m - hit);
-        sum += here;
-        if (!rows)
+        if (!rows) {
+            sum += iz_classifier_even(here);
             continue;
+        }
+        sum += here;
         c->each[(at + i) / rows].sum += here;
         c->each[(at + i) / rows].targets++;
     }

@@ -3,9 +3,19 @@
  * to know it too, so its arithmetic is C. */
 #pragma once
 
+#include <math.h>
+
 #include "codelets/ops/product.h"
 
 IZ_C_BEGIN
+
+/* A loss, or a sum of losses, of targets that nothing is learnt from.  Sums of
+ * such numbers are exact below 2^27, so neither order nor cut has a part in
+ * them. */
+IZ_EITHER double iz_classifier_even(double loss)
+{
+    return rint(loss * 0x1p26) * 0x1p-26;
+}
 
 /* logits and grad are [rows, cols], cols being the vocabulary rounded up, and
  * so are the rows of w and dw: the library's fast products want that.  Of the

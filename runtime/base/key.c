@@ -177,12 +177,28 @@ static bool store_list(char *why, char *at, const struct iz_key *k,
     return true;
 }
 
+/* Only shells know what ~ stands for. */
+static bool begins_at_home(char *why, const char *path)
+{
+    for (; path; path = strchr(path, ',')) {
+        path += *path == ',';
+        if (path[0] != '~' || (path[1] && path[1] != '/'))
+            continue;
+        snprintf(why, IZ_WHY_MAX,
+                 "\"%.60s\" begins with ~, which only a shell "
+                 "expands: write the path out",
+                 path);
+        return true;
+    }
+    return false;
+}
+
 static bool store_string(char *why, char *at, const struct iz_key *k,
                          const json_t *v)
 {
     size_t n = json_string_length(v);
-    if (k->type != IZ_KEY_STRING && json_is_array(v))
-        return store_list(why, at, k, v);
+    if ((k->type == IZ_KEY_LIST || k->type == IZ_KEY_INTS) && json_is_array(v))
+        return store_list(why, at, k, v) && !begins_at_home(why, at);
     if (!json_is_string(v))
         return mismatch(why,
                         k->type == IZ_KEY_LIST   ? "a string or strings"
@@ -193,7 +209,7 @@ static bool store_string(char *why, char *at, const struct iz_key *k,
         return too_long(why, k, n);
     memset(at, 0, k->size);
     memcpy(at, json_string_value(v), n);
-    return true;
+    return k->type == IZ_KEY_STRING || !begins_at_home(why, at);
 }
 
 static bool store_word(char *why, int *at, const struct iz_key *k,
@@ -261,6 +277,7 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
     case IZ_KEY_PAIR:
         return store_pair(why, at, k, v);
     case IZ_KEY_STRING:
+    case IZ_KEY_PATH:
     case IZ_KEY_LIST:
     case IZ_KEY_INTS:
         return store_string(why, at, k, v);
@@ -336,6 +353,7 @@ void iz_key_print(FILE *out, const struct iz_key *k, const void *base)
         fputc(']', out);
         break;
     case IZ_KEY_STRING:
+    case IZ_KEY_PATH:
     case IZ_KEY_LIST:
         iz_json_print(out, at);
         break;

@@ -20,7 +20,8 @@ enum iz_key_type {
     IZ_KEY_UINT64, /* uint64_t */
     IZ_KEY_DOUBLE, /* double */
     IZ_KEY_STRING, /* char[size] */
-    IZ_KEY_LIST,   /* the same, several with commas: in JSON also an array */
+    IZ_KEY_PATH,   /* the same, of a file or folder */
+    IZ_KEY_LIST,   /* paths or names with commas: in JSON also an array */
     IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
     IZ_KEY_PAIR,   /* double[2] */
     /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
@@ -28,20 +29,30 @@ enum iz_key_type {
     IZ_KEY_ENUM,
 };
 
+/* What it means that another rank, or the run that is resumed, has another
+ * value.  Ranks may differ in IZ_CHANGE_OWN alone. */
+enum iz_change {
+    IZ_CHANGE_SAME, /* another run: refused */
+    IZ_CHANGE_TOLD, /* a resumed run goes on with other results, and says so */
+    IZ_CHANGE_FREE, /* the same results */
+    IZ_CHANGE_OWN,  /* the same results, and of each rank its own */
+    IZ_CHANGES
+};
+
 struct iz_key {
     const char *name; /* dotted: "zero_optimization.offload_param.device" */
     enum iz_key_type type;
     size_t offset, size; /* of the field in its struct; size for strings */
     double min, max; /* of numbers, inclusive; both 0 or min > max: unchecked */
-    const char *words;    /* of IZ_KEY_ENUM */
+    const char *words; /* of IZ_KEY_ENUM */
+    enum iz_change change;
     const char *fallback; /* default, as JSON text */
     const char *doc;      /* one sentence */
 };
 
 static inline bool iz_key_is_text(const struct iz_key *k)
 {
-    return k->type == IZ_KEY_STRING || k->type == IZ_KEY_LIST ||
-           k->type == IZ_KEY_INTS;
+    return k->type >= IZ_KEY_STRING && k->type <= IZ_KEY_INTS;
 }
 
 /* "gpt2-124m": model.preset = name applies `json` before the other keys. */

@@ -35,6 +35,16 @@ struct iz_ckpt_scalar {
 
 #define IZ_CKPT_EXACT "none"
 
+/* Of hexadecimal digits, with '\0': made when a run begins, and kept by all
+ * that go on with it. */
+#define IZ_CKPT_ID 17
+
+/* Whose a checkpoint is, all borrowed: the model section as JSON, the identity
+ * of the run as lines of text, and its id.  NULL: none. */
+struct iz_ckpt_of {
+    const char *model, *identity, *id;
+};
+
 struct iz_ckpt {
     const char *dir; /* run's output; checkpoints lie in dir/checkpoints */
     int keep_last;   /* so many are kept after a successful save; 0: all */
@@ -44,9 +54,10 @@ struct iz_ckpt {
     int n_names;
     struct iz_ckpt_scalar *scalar;
     int n_scalars;
-    /* Both must be the same when it is loaded: the model section as JSON, and
-     * the name of the optimizer that has the states. */
-    const char *model_text, *optimizer;
+    /* The model and the name of the optimizer that has the states must be the
+     * same when it is loaded. */
+    struct iz_ckpt_of of;
+    const char *optimizer;
     /* How the run rounds its states: IZ_MOMENT_ROUNDING, or IZ_CKPT_EXACT. */
     const char *rounding;
 };
@@ -77,8 +88,8 @@ int iz_ckpt_dir_commit(const char *dir, int64_t step);
 /* Removes the directory of iz_ckpt_dir_join. */
 void iz_ckpt_dir_abort(const char *dir, int64_t step);
 
-/* Removes all but the `keep` newest checkpoints up to `step`. */
-void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep);
+/* Removes the checkpoint of `step`. */
+void iz_ckpt_dir_discard(const char *dir, int64_t step);
 
 /* The newest complete checkpoint below `limit`; -ENOENT if there is none. */
 int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);
@@ -116,9 +127,16 @@ int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
 void iz_ckpt_index_close(struct iz_ckpt_index **x);
 
 /* Bytes of all files in the checkpoint's folder; -EINVAL after naming one on
- * `err` (which may be NULL) that is missing or has not the index's size. */
-int64_t iz_ckpt_index_bytes(const struct iz_ckpt_index *x, const char *dir,
-                            FILE *err);
+ * `err` (which may be NULL) that is missing or has not its size; file[ranks].
+ */
+int64_t iz_ckpt_files_bytes(const char *dir, int ranks,
+                            const struct iz_ckpt_file *file, FILE *err);
+
+/* The id of the run that wrote the checkpoint of `step`, and its identity,
+ * malloc'ed, if `identity` is not NULL; "" and NULL where it does not tell.
+ * Negative errno, nothing printed: it cannot be read. */
+int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
+                  char **identity);
 
 /* Whether the run has the model, arrays, parameters and scalars of the
  * checkpoint. -EINVAL with the first difference printed. */

@@ -154,14 +154,11 @@ void iz_ckpt_dir_abort(const char *dir, int64_t step)
         iz_durable_remove_directory(WHO, p.tmp, files);
 }
 
-void iz_ckpt_dir_prune(const char *dir, int64_t step, int keep)
+void iz_ckpt_dir_discard(const char *dir, int64_t step)
 {
     struct paths p;
-    for (int i = 1; step >= 0; i++) {
-        step = iz_ckpt_dir_newest(dir, step);
-        if (i >= keep && step >= 0 && paths_of(&p, dir, step) == 0)
-            discard(&p, p.done);
-    }
+    if (paths_of(&p, dir, step) == 0)
+        discard(&p, p.done);
 }
 
 int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit)

@@ -124,7 +124,7 @@ void iz_parts_close(struct iz_parts *s)
 }
 
 int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
-                  const char *model_text, bool load)
+                  const struct iz_ckpt_of *of, bool load)
 {
     int states = iz_optimizer(e->plan.optimizer.type)->states;
     int units = e->model->n_units, names;
@@ -138,7 +138,7 @@ int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
               .n_names = names,
               .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
               .n_scalars = SCALARS,
-              .model_text = model_text,
+              .of = *of,
               .optimizer = iz_optimizer(e->plan.optimizer.type)->name,
               .rounding = e->plan.optimizer.moments == IZ_MOMENT_F32
                               ? IZ_CKPT_EXACT
@@ -175,7 +175,8 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     e->step = (int64_t)s[STEP].value;
     c->updates = (int64_t)s[UPDATES].value;
     e->counts.updates = c->updates;
-    if (e->config->dtype == IZ_F16)
+    /* Only a scale that was dynamic has come to where a dynamic one goes on. */
+    if (c->scale.hysteresis_left > 0 && s[HYSTERESIS].value > 0)
         c->scale =
             (struct iz_loss_scale){.scale = s[SCALE].value,
                                    .iteration = (int64_t)s[ITERATION].value,
@@ -185,47 +186,11 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     return 0;
 }
 
-/* `step` of each rank; -1: none. */
-static void tell_seen(const struct iz_ckpt *k, const int64_t *step, int q)
-{
-    char text[2][32] = {"missing", "missing"};
-    for (int i = 0; i < 2; i++)
-        if (step[i * q] >= 0)
-            snprintf(text[i], sizeof(text[i]), "step %lld",
-                     (long long)step[i * q]);
-    fprintf(stderr,
-            "izar: --resume: the newest checkpoint in %s is %s for rank 0 and "
-            "%s for rank %d: every rank needs the same folder\n",
-            k->dir, text[0], text[1], q);
-}
-
-/* The newest checkpoint, which every rank must see. */
-static int find_newest(const struct iz_ckpt *k, int64_t limit, int64_t *step,
-                       struct iz_coll *c)
-{
-    int64_t mine = max64(iz_ckpt_dir_newest(k->dir, limit), -1);
-    int differs = 0;
-    int64_t *all = iz_agree_numbers(c, &mine, 1, "checkpoints");
-    for (int q = c->size - 1; q > 0; q--)
-        differs = all[q] == all[0] ? differs : q;
-    if (c->rank == 0 && differs)
-        tell_seen(k, all, differs);
-    else if (c->rank == 0 && mine < 0)
-        fprintf(stderr, "izar: --resume: no checkpoint in %s\n", k->dir);
-    free(all);
-    *step = mine;
-    if (differs)
-        return -EINVAL;
-    return mine < 0 ? -ENOENT : 0;
-}
-
-int iz_parts_load(struct iz_engine *e, const char *model_text, int64_t limit)
+int iz_parts_load(struct iz_engine *e, const struct iz_ckpt_of *of,
+                  int64_t step)
 {
     struct iz_parts s;
-    int64_t step;
-    int r = iz_agree(e->coll, iz_parts_open(&s, e, model_text, true));
-    if (!r)
-        r = find_newest(&s.k, limit, &step, e->coll);
+    int r = iz_agree(e->coll, iz_parts_open(&s, e, of, true));
     if (!r)
         r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)

@@ -21,7 +21,7 @@ struct iz_parts {
 
 /* What a rank saves or loads of the run.  -ENOMEM. */
 int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
-                  const char *model_text, bool load);
+                  const struct iz_ckpt_of *of, bool load);
 void iz_parts_close(struct iz_parts *s);
 /* Of all parameters of m, in order, as the index lists them; malloc'ed, *n of
  * them.  NULL: no memory. */
@@ -30,8 +30,7 @@ struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n);
 void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
                       int64_t step, struct iz_ckpt_scalar *s);
 
-/* Loads the newest checkpoint of the run's output below step `limit`;
- * model_text: what must be
- * equal for it to fit.  All ranks; negative errno on every one, reason printed;
- * -ENOENT if there is none. */
-int iz_parts_load(struct iz_engine *e, const char *model_text, int64_t limit);
+/* Loads the checkpoint of `step` of the run's output, whose model must be that
+ * of `of`.  All ranks; negative errno on every one, reason printed. */
+int iz_parts_load(struct iz_engine *e, const struct iz_ckpt_of *of,
+                  int64_t step);

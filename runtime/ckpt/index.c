@@ -38,6 +38,18 @@ static void put_string(FILE *f, const char *before, const char *s)
     iz_json_print(f, s);
 }
 
+static void put_lines(FILE *f, const char *text)
+{
+    fputs(",\n\"identity\": [", f);
+    for (const char *p = text, *end; *p; p = end + (*end == '\n')) {
+        end = p + strcspn(p, "\n");
+        char *line = strndup(p, (size_t)(end - p));
+        put_string(f, p > text ? ",\n  " : "\n  ", line ? line : "");
+        free(line);
+    }
+    fputs("]", f);
+}
+
 static void put_arrays(FILE *f, const struct iz_ckpt *k)
 {
     fputs(",\n\"arrays\": [", f);
@@ -82,9 +94,13 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
     fprintf(f,
             "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d"
             ",\n\"model\": %s,\n\"optimizer\": \"%s\"",
-            FORMAT, step, ranks, k->model_text ? k->model_text : "null",
+            FORMAT, step, ranks, k->of.model ? k->of.model : "null",
             k->optimizer);
     put_string(f, ",\n\"rounding\": ", k->rounding);
+    if (k->of.id)
+        put_string(f, ",\n\"run\": ", k->of.id);
+    if (k->of.identity)
+        put_lines(f, k->of.identity);
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
@@ -95,7 +111,7 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
 
 static json_t *model_json(const struct iz_ckpt *k)
 {
-    const char *text = k->model_text ? k->model_text : "null";
+    const char *text = k->of.model ? k->of.model : "null";
     return iz_json_open(text, (int64_t)strlen(text));
 }
 
@@ -206,20 +222,48 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x)
     *x = NULL;
 }
 
-int64_t iz_ckpt_index_bytes(const struct iz_ckpt_index *x, const char *dir,
-                            FILE *err)
+int64_t iz_ckpt_files_bytes(const char *dir, int ranks,
+                            const struct iz_ckpt_file *file, FILE *err)
 {
     int64_t sum = 0;
-    for (int q = 0; q < x->ranks; sum += x->file[q++].bytes) {
+    for (int q = 0; q < ranks; sum += file[q++].bytes) {
         char path[IZ_CKPT_FILE_PATH];
         struct stat st;
-        snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, q, x->ranks);
-        if (stat(path, &st) || st.st_size != x->file[q].bytes)
+        snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, q, ranks);
+        if (stat(path, &st) || st.st_size != file[q].bytes)
             return iz_text_refuse(
                 err, "checkpoint: %s is missing or not of %" PRId64 " bytes",
-                path, x->file[q].bytes);
+                path, file[q].bytes);
     }
     return sum;
+}
+
+/* NULL: no memory. */
+static char *lines_of(const json_t *lines)
+{
+    struct iz_text t;
+    FILE *f = iz_text_open(&t);
+    for (int64_t i = 0; f && i < iz_json_count(lines); i++)
+        fprintf(f, "%s\n", json_string_value(json_array_get(lines, (size_t)i)));
+    return iz_text_close(&t);
+}
+
+int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
+                  char **identity)
+{
+    struct iz_ckpt_index *x = NULL;
+    char path[IZ_CKPT_PATH], name[IZ_CKPT_FILE_PATH];
+    int err = iz_ckpt_dir_find(dir, step, path);
+    snprintf(name, sizeof(name), "%s/index.json", path);
+    if (!err)
+        err = iz_ckpt_index_open(&x, name, true);
+    const json_t *root = err ? NULL : x->root;
+    const json_t *lines = json_object_get(root, "identity");
+    snprintf(id, IZ_CKPT_ID, "%s", iz_json_text_of(root, "run"));
+    if (identity)
+        *identity = json_is_array(lines) ? lines_of(lines) : NULL;
+    iz_ckpt_index_close(&x);
+    return err;
 }
 
 /* ---- comparing ---- */

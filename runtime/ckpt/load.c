@@ -177,7 +177,7 @@ static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
     bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
     snprintf(name, sizeof(name), "%s/index.json", path);
     ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
-    ok = ok && iz_ckpt_index_bytes(x, path, NULL) >= 0;
+    ok = ok && iz_ckpt_files_bytes(path, x->ranks, x->file, NULL) >= 0;
     iz_ckpt_index_close(&x);
     return ok;
 }

@@ -404,7 +404,7 @@ static void submit_step(struct iz_saver *s, int64_t step,
 /* ---- public ---- */
 
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
-                 const char *model_text)
+                 const struct iz_ckpt_of *of)
 {
     struct iz_saver *s = calloc(1, sizeof(*s));
     if (!s)
@@ -412,7 +412,7 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     *out = s;
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    int err = iz_parts_open(&s->parts, e, model_text, false);
+    int err = iz_parts_open(&s->parts, e, of, false);
     if (!err) {
         s->piece = calloc((size_t)s->parts.k.n_parts + 1, sizeof(*s->piece));
         err = s->piece ? 0 : -ENOMEM;

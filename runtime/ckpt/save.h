@@ -7,14 +7,15 @@
  * checkpoint. */
 #pragma once
 
+#include "runtime/ckpt/ckpt.h"
 #include "runtime/step/train.h"
 
 struct iz_saver;
 
-/* Before the first save; all ranks.  Waits for all tasks.  model_text is
- * borrowed until close. Negative errno on every rank, reason printed. */
+/* Before the first save; all ranks.  Waits for all tasks.  What `of`
+ * has is borrowed until close. Negative errno on every rank, reason printed. */
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
-                 const char *model_text);
+                 const struct iz_ckpt_of *of);
 /* After the last task; what has not become a checkpoint is removed. */
 void iz_save_close(struct iz_saver **s);
 

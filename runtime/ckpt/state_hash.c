@@ -120,11 +120,11 @@ static uint64_t hash_scalars(const struct iz_ckpt *k)
 }
 
 void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
-                        const char *model_text)
+                        const struct iz_ckpt_of *of)
 {
     *h = (struct iz_state_hash){0};
     iz_graph_wait(e->graph);
-    if (iz_parts_open(&h->parts, e, model_text, false))
+    if (iz_parts_open(&h->parts, e, of, false))
         iz_die("no memory for a hash");
     h->part = calloc((size_t)h->parts.k.n_parts + 1, sizeof(*h->part));
     struct sums s = {

@@ -16,5 +16,5 @@ struct iz_state_hash {
 /* All ranks; waits for what was submitted.  What is on a GPU or a disk goes
  * through the main thread, else all workers share the work. */
 void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
-                        const char *model_text);
+                        const struct iz_ckpt_of *of);
 void iz_state_hash_close(struct iz_state_hash *h);

@@ -231,6 +231,20 @@ int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
 
 /* ---- all of them ---- */
 
+/* Removes all but the newest ones of this run up to `step`; those of another
+ * stay, and do not count. */
+static void prune(const struct iz_ckpt *k, int64_t step)
+{
+    char id[IZ_CKPT_ID];
+    for (int n = 1; (step = iz_ckpt_dir_newest(k->dir, step)) >= 0;) {
+        bool told = iz_ckpt_whose(k->dir, step, id, NULL) == 0 && *id;
+        if (told && k->of.id && strcmp(id, k->of.id) != 0)
+            continue;
+        if (++n > k->keep_last)
+            iz_ckpt_dir_discard(k->dir, step);
+    }
+}
+
 int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
                    const struct iz_ckpt_file *file)
 {
@@ -240,10 +254,13 @@ int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
         return err;
     snprintf(path, sizeof(path), "%s/index.json", dir);
     err = iz_ckpt_index_write(path, k, step, ranks, file);
+    /* Each rank has written its own: here is what all of them see. */
+    if (!err && iz_ckpt_files_bytes(dir, ranks, file, stderr) < 0)
+        err = -EINVAL;
     if (!err)
         err = iz_ckpt_dir_commit(k->dir, step);
     if (!err && k->keep_last > 0)
-        iz_ckpt_dir_prune(k->dir, step, k->keep_last);
+        prune(k, step);
     return err;
 }
 

@@ -37,6 +37,8 @@ enum iz_attention_by {
 enum iz_muon_by { IZ_MUON_AUTO, IZ_MUON_HOST, IZ_MUON_GPU };
 /* Whether ranks are added per micro-batch, or micro-batches per rank. */
 enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
+/* What a step does that has no target. */
+enum iz_empty { IZ_EMPTY_UPDATE, IZ_EMPTY_SKIP };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
 enum iz_recompute {
     IZ_RECOMPUTE_AUTO,
@@ -115,8 +117,9 @@ struct iz_run_config {
     int64_t save_interval; /* 0: only at the end; see save */
     bool save;             /* checkpoint at the end and when interrupted */
     int keep_last;
+    enum iz_empty empty_steps;
     int64_t eval_interval; /* 0: only at the end when eval_batches > 0 */
-    int eval_batches;      /* micro-batches per rank in one evaluation */
+    int eval_batches;      /* steps that have as many samples as validation */
     int sample_tokens;     /* generated at the end; 0: none */
     char sample_prompt[256];
     double sample_temperature;
@@ -230,17 +233,12 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err);
 
-/* Fills in what *c leaves open by `text`, the effective config that the resumed
- * run began with, and keeps it.  False: it is no config. */
-bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
-                    int ranks);
+/* Fills in what *c leaves open by `lines`, the identity of the run that it goes
+ * on with, and keeps it. */
+void iz_config_keep(struct iz_config *c, const char *lines, int ranks);
 /* Of a choice that a resumed run keeps: whether it did; whether it is open. */
 bool iz_config_is_kept(const struct iz_config *c, const char *key);
 bool iz_config_is_open(const struct iz_config *c, const char *key);
-
-/* Whether it began with algorithms of products on a GPU that it had measured,
- * which nothing can have again. */
-bool iz_config_lists_algorithms(const char *text, int64_t bytes);
 
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */
@@ -251,6 +249,14 @@ void iz_config_cut(struct iz_config *c, int micro_batches);
  * reason printed. */
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path);
+
+/* The same as lines "name value", values as in JSON, "parameters" as one of
+ * them; some lines may be empty. */
+void iz_config_lines(FILE *out, const struct iz_config *c,
+                     const struct iz_section *model);
+/* What another value of a key outside the model's own means; false: there is
+ * no such key. */
+bool iz_config_change(const char *key, enum iz_change *change);
 
 /* Prints the keys for --help (markdown = false) or docs/config.md (true). */
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out);

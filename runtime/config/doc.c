@@ -42,11 +42,17 @@ static void print_range(FILE *out, const struct iz_key *k)
 static void print_type(FILE *out, const struct iz_key *k)
 {
     static const char *const types[] = {
-        [IZ_KEY_BOOL] = "true, false", [IZ_KEY_INT] = "integer",
-        [IZ_KEY_INT64] = "integer",    [IZ_KEY_UINT64] = "integer",
-        [IZ_KEY_DOUBLE] = "number",    [IZ_KEY_PAIR] = "two numbers",
-        [IZ_KEY_STRING] = "string",    [IZ_KEY_LIST] = "string, or several",
-        [IZ_KEY_INTS] = "integers",    [IZ_KEY_ENUM] = "",
+        [IZ_KEY_BOOL] = "true, false",
+        [IZ_KEY_INT] = "integer",
+        [IZ_KEY_INT64] = "integer",
+        [IZ_KEY_UINT64] = "integer",
+        [IZ_KEY_DOUBLE] = "number",
+        [IZ_KEY_PAIR] = "two numbers",
+        [IZ_KEY_STRING] = "string",
+        [IZ_KEY_PATH] = "path",
+        [IZ_KEY_LIST] = "string, or several",
+        [IZ_KEY_INTS] = "integers",
+        [IZ_KEY_ENUM] = "",
     };
     char word[IZ_KEY_NAME_MAX];
     fputs(types[k->type], out);
@@ -54,6 +60,12 @@ static void print_type(FILE *out, const struct iz_key *k)
     for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++)
         fprintf(out, "%s%s", i > 0 ? ", " : "", word);
 }
+
+/* What another value means for a resumed run, in a word. */
+static const char *const changes[IZ_CHANGES] = {[IZ_CHANGE_SAME] = "same",
+                                                [IZ_CHANGE_TOLD] = "told",
+                                                [IZ_CHANGE_FREE] = "free",
+                                                [IZ_CHANGE_OWN] = "own"};
 
 /* "auto" is a value too where it is resolved. */
 static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
@@ -67,8 +79,10 @@ static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
     print_type(out, k);
     fputs(is_auto ? ", \"auto\"" : "", out);
     fprintf(out,
-            markdown ? " | `%s` | %s%s |\n" : "; default %s)\n      %s%s\n",
-            k->fallback ? k->fallback : "null", k->doc, iz_config_keeps(k));
+            markdown ? " | `%s` | %s | %s%s |\n"
+                     : "; default %s; %s)\n      %s%s\n",
+            k->fallback ? k->fallback : "null", changes[k->change], k->doc,
+            iz_config_keeps(k));
 }
 
 static void print_head(FILE *out, const char *title, const char *text,
@@ -76,8 +90,8 @@ static void print_head(FILE *out, const char *title, const char *text,
 {
     if (markdown)
         fprintf(out,
-                "\n## %s\n\n%s\n\n| Key | Values | Default | Meaning |\n"
-                "|---|---|---|---|\n",
+                "\n## %s\n\n%s\n\n| Key | Values | Default | Change | "
+                "Meaning |\n|---|---|---|---|---|\n",
                 title, text);
     else
         fprintf(out, "\n%s: %s\n", title, text);
@@ -221,7 +235,12 @@ static const char intro[] =
     "section. Keys of stage 3 may be written without `stage3_`. Integers may "
     "be written as `5e8`, words in upper or lower case.\n\n"
     "The values in effect are written to the output of the run, as a file "
-    "that repeats the run.\n";
+    "that repeats the run.\n\n"
+    "The column Change says what another value means beside that of the "
+    "checkpoint that `--resume` takes: *same*, the run is refused; *told*, it "
+    "goes on with other results and says so; *free*, the results are the same. "
+    "All ranks of a run must have the same values, but for *own*: of each rank "
+    "its own, and free. See [checkpoints.md](checkpoints.md#one-run).\n";
 
 void iz_config_doc(const struct iz_section *model, bool markdown, FILE *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a resumed run keeps of the choices that its config leaves open ("auto",
- * or 0), by the config beside its output: another choice would have other bits.
- */
+ * or 0), by the identity in its checkpoint: another choice would have other
+ * bits. */
 #include "runtime/config/keys.h"
 
 #include <assert.h>
@@ -23,23 +23,20 @@ static const char *const sentence[] = {
     [SAME_BATCH] = " A run that is resumed on as many ranks keeps its first "
                    "choice."};
 
-/* `before`, as JSON: what a config means that was written before there was a
- * choice; NULL: nothing. */
 static const struct choice {
     const char *key;
     enum made_for made_for;
-    const char *before;
 } choices[] = {
-    {"train_micro_batch_size_per_gpu", SAME_BATCH, NULL},
-    {"run.cpu_kernels", ALL, "\"BLAS\""},
-    {"run.cpu_products", OF_16_BITS, "\"fp32\""},
-    {"run.gpu_attention", OF_16_BITS, "\"own\""},
-    {"run.gpu_attention_backward", OF_16_BITS, "\"own\""},
-    {"run.muon_products", ALL, "\"host\""},
-    {"run.gpu_logits_bytes", ALL, "268435456"},
-    {"run.slices", SAME_MICRO_BATCH, NULL},
-    {"run.sum_order", ALL, "\"ranks_first\""},
-    {"run.sum_group", SAME_RANKS, "1"},
+    {"train_micro_batch_size_per_gpu", SAME_BATCH},
+    {"run.cpu_kernels", ALL},
+    {"run.cpu_products", OF_16_BITS},
+    {"run.gpu_attention", OF_16_BITS},
+    {"run.gpu_attention_backward", OF_16_BITS},
+    {"run.muon_products", ALL},
+    {"run.gpu_logits_bytes", ALL},
+    {"run.slices", SAME_MICRO_BATCH},
+    {"run.sum_order", ALL},
+    {"run.sum_group", SAME_RANKS},
 };
 
 enum { CHOICES = sizeof(choices) / sizeof(choices[0]) };
@@ -60,19 +57,34 @@ const char *iz_config_keeps(const struct iz_key *key)
     return i < CHOICES ? sentence[choices[i].made_for] : "";
 }
 
-static int64_t number(const json_t *j, const char *key)
+/* New reference; NULL: there is no such line. */
+static json_t *value(const char *lines, const char *key)
 {
-    return iz_json_number(json_object_get(j, key), (int64_t)IZ_BATCH_MAX);
+    size_t n = strlen(key);
+    for (const char *p = lines; *p; p += *p == '\n') {
+        size_t line = strcspn(p, "\n");
+        if (!strncmp(p, key, n) && p[n] == ' ')
+            return json_loadb(p + n + 1, line - n - 1, JSON_DECODE_ANY, NULL);
+        p += line;
+    }
+    return NULL;
 }
 
-/* Whether what was chosen for the run with config j is for this one. */
-static bool fits(const struct iz_config *c, enum made_for made_for,
-                 const json_t *j, int ranks)
+static int64_t number(const char *lines, const char *key)
 {
-    int64_t micro = number(j, "train_micro_batch_size_per_gpu");
-    int64_t accum = number(j, "gradient_accumulation_steps");
-    int64_t batch = iz_json_count_of(j, "train_batch_size");
-    bool as_many = micro > 0 && batch == micro * accum * ranks;
+    json_t *v = value(lines, key);
+    int64_t n = iz_json_number(v, INT64_MAX);
+    json_decref(v);
+    return n;
+}
+
+/* Whether what was chosen for the run with these lines is for this one. */
+static bool fits(const struct iz_config *c, enum made_for made_for,
+                 const char *lines, int ranks)
+{
+    bool as_many = number(lines, "ranks") == ranks;
+    int64_t micro = number(lines, "train_micro_batch_size_per_gpu");
+    int64_t batch = number(lines, "train_batch_size");
     return made_for == ALL || (made_for == OF_16_BITS && c->dtype != IZ_F32) ||
            (made_for == SAME_MICRO_BATCH && micro == c->micro_batch) ||
            (made_for == SAME_RANKS && as_many) ||
@@ -89,51 +101,36 @@ static bool is_open(const struct iz_config *c, const struct iz_key *k)
 }
 
 /* Returns whether it is kept. */
-static bool keep_value(struct iz_config *c, const struct choice *choice,
-                       const json_t *run)
+static bool keep_value(struct iz_config *c, const struct iz_key *k,
+                       const char *lines)
 {
     char why[IZ_WHY_MAX];
-    const struct iz_key *k = iz_key_find(iz_config_keys, choice->key);
-    json_t *had = json_incref(json_object_get(run, k->name + strlen("run.")));
-    if (!had && choice->before)
-        had = json_loads(choice->before, JSON_DECODE_ANY, NULL);
+    json_t *had = value(lines, k->name);
     bool kept =
         had && is_open(c, k) && iz_key_store(why, c, k, had) && !is_open(c, k);
     json_decref(had);
     return kept;
 }
 
-static bool keep_cut(struct iz_config *c, const json_t *j)
+static bool keep_cut(struct iz_config *c, const char *lines)
 {
-    if (!c->cut_auto)
+    int64_t cut = number(lines, "gradient_accumulation_steps");
+    if (!c->cut_auto || cut < 1 || cut > IZ_BATCH_MAX)
         return false;
-    iz_config_cut(c, (int)number(j, "gradient_accumulation_steps"));
+    iz_config_cut(c, (int)cut);
     c->cut_auto = false;
     return true;
 }
 
-bool iz_config_keep(struct iz_config *c, const char *text, int64_t bytes,
-                    int ranks)
+void iz_config_keep(struct iz_config *c, const char *lines, int ranks)
 {
-    json_t *j = bytes ? iz_json_open(text, bytes) : NULL;
-    const json_t *run = json_object_get(j, "run");
-    for (int i = 0; run && i < CHOICES; i++)
-        if (fits(c, choices[i].made_for, j, ranks))
-            c->kept[i] = choices[i].made_for == SAME_BATCH
-                             ? keep_cut(c, j)
-                             : keep_value(c, &choices[i], run);
-    json_decref(j);
-    return run != NULL;
-}
-
-bool iz_config_lists_algorithms(const char *text, int64_t bytes)
-{
-    json_t *j = bytes ? iz_json_open(text, bytes) : NULL;
-    const char *list =
-        iz_json_text_of(json_object_get(j, "run"), "gpu_products");
-    bool any = strchr(list, ':') != NULL;
-    json_decref(j);
-    return any;
+    for (int i = 0; i < CHOICES; i++)
+        if (fits(c, choices[i].made_for, lines, ranks))
+            c->kept[i] =
+                choices[i].made_for == SAME_BATCH
+                    ? keep_cut(c, lines)
+                    : keep_value(c, iz_key_find(iz_config_keys, choices[i].key),
+                                 lines);
 }
 
 bool iz_config_is_kept(const struct iz_config *c, const char *key)

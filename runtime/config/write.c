@@ -11,62 +11,100 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 
-/* One rule per line, with what it gives. */
-static void print_rules(struct iz_nest *n, const struct iz_config *c)
+/* What each rule gives, with `before` in front of it and `behind` at the end.
+ */
+static void print_rules(FILE *out, const struct iz_config *c,
+                        const char *before, const char *behind)
 {
-    iz_nest_name(n, "parameters");
-    fputc('[', n->out);
+    fputc('[', out);
     for (int i = 0; i < c->n_rules; i++) {
         const char *glue = "";
-        fprintf(n->out, "%s\n%*s{", i > 0 ? "," : "", 8, "");
+        fprintf(out, "%s%s{", i > 0 ? "," : "", before);
         for (int k = 0; k < IZ_RULE_KEYS; k++) {
             if (!c->rule[i].given[k])
                 continue;
-            fputs(glue, n->out);
-            iz_json_print(n->out, iz_rule_keys[k].name);
-            fputs(": ", n->out);
-            iz_key_print(n->out, &iz_rule_keys[k], &c->rule[i]);
+            fputs(glue, out);
+            iz_json_print(out, iz_rule_keys[k].name);
+            fputs(": ", out);
+            iz_key_print(out, &iz_rule_keys[k], &c->rule[i]);
             glue = ", ";
         }
-        fputc('}', n->out);
+        fputc('}', out);
     }
-    fputs("\n    ]", n->out);
+    fprintf(out, "%s]", behind);
 }
 
-static void print_config(FILE *out, const struct iz_config_file *file,
-                         const struct iz_section *model)
+/* Calls `name` before it prints a value. */
+static void print_keys(FILE *out, const struct iz_config *c,
+                       const struct iz_section *model,
+                       void (*name)(void *arg, const char *key), void *arg)
 {
-    struct iz_nest n = {.out = out, .indent = 4, .first = true};
-    char name[IZ_KEY_NAME_MAX];
-    fputc('{', out);
+    struct iz_config_file file;
+    char key[IZ_KEY_NAME_MAX];
+    iz_config_unresolve(&file, c);
     for (int i = 0; iz_config_keys[i].name; i++) {
-        if (file->given[i] != IZ_GIVEN_VALUE ||
+        if (file.given[i] != IZ_GIVEN_VALUE ||
             (!model && !strncmp(iz_config_keys[i].name, "model.", 6)))
             continue;
-        iz_nest_name(&n, iz_config_keys[i].name);
-        iz_key_print(out, &iz_config_keys[i], file);
+        name(arg, iz_config_keys[i].name);
+        iz_key_print(out, &iz_config_keys[i], &file);
     }
     for (const struct iz_key *k = model ? model->keys : NULL; k && k->name;
          k++) {
-        snprintf(name, sizeof(name), "model.%s", k->name);
-        iz_nest_name(&n, name);
+        snprintf(key, sizeof(key), "model.%s", k->name);
+        name(arg, key);
         iz_key_print(out, k, model->target);
     }
-    if (file->c.n_rules > 0)
-        print_rules(&n, &file->c);
+}
+
+static void name_member(void *arg, const char *key)
+{
+    iz_nest_name(arg, key);
+}
+
+static void print_config(FILE *out, const struct iz_config *c,
+                         const struct iz_section *model)
+{
+    struct iz_nest n = {.out = out, .indent = 4, .first = true};
+    fputc('{', out);
+    print_keys(out, c, model, name_member, &n);
+    if (c->n_rules > 0) {
+        iz_nest_name(&n, "parameters");
+        print_rules(out, c, "\n        ", "\n    ");
+    }
     while (n.depth > 0)
         iz_nest_end(&n);
     fputs("\n}\n", out);
 }
 
+static void name_line(void *arg, const char *key)
+{
+    fprintf(arg, "\n%s ", key);
+}
+
+void iz_config_lines(FILE *out, const struct iz_config *c,
+                     const struct iz_section *model)
+{
+    print_keys(out, c, model, name_line, out);
+    fputs("\nparameters ", out);
+    print_rules(out, c, "", "");
+    fputc('\n', out);
+}
+
+bool iz_config_change(const char *key, enum iz_change *change)
+{
+    const struct iz_key *k = iz_key_find(iz_config_keys, key);
+    if (k)
+        *change = k->change;
+    return k != NULL;
+}
+
 int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path)
 {
-    struct iz_config_file file;
     struct iz_text t;
-    iz_config_unresolve(&file, c);
     if (iz_text_open(&t))
-        print_config(t.out, &file, model);
+        print_config(t.out, c, model);
     char *text = iz_text_close(&t);
     int rc =
         text ? iz_durable_replace("run.output", path, text)

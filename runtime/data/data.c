@@ -276,6 +276,8 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
     enum { AT_ONCE = 512 };
     int32_t input[AT_ONCE], target[AT_ONCE];
     int64_t loss_tokens = 0, here;
+    if (d->model)
+        return 1; /* a record's */
     if (d->document_end < 0)
         return stream_learnt(t, at + 1, d->seq - (d->group > 1));
     for (int64_t i = 0; i < d->seq; i += here) {
@@ -453,6 +455,13 @@ int64_t iz_data_windows(const struct iz_data *d, enum iz_split s)
     return d->split[s].windows;
 }
 
+const struct iz_shard *iz_data_shard(const struct iz_data *d, enum iz_split s,
+                                     int i)
+{
+    const struct stream *t = s == IZ_TRAIN ? &d->train : &d->val;
+    return i < t->shards ? &t->shard[i] : NULL;
+}
+
 /* ---- order ---- */
 
 /* A bijection of [0, 4^half): eight rounds of a balanced Feistel network. */
@@ -506,6 +515,11 @@ static int64_t sample_start(const struct iz_data *d, enum iz_split which,
     assert(index >= 0 && s->windows > 0);
     return s->first + (which == IZ_TRAIN ? train_start(d, index)
                                          : index % s->windows * d->seq);
+}
+
+int64_t iz_data_targets(const struct iz_data *d, int64_t n)
+{
+    return n / d->group * (d->seq - (d->group > 1));
 }
 
 bool iz_data_masked(const struct iz_data *d, enum iz_split s)

@@ -30,8 +30,17 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          bool need_val);
 void iz_data_close(struct iz_data **d);
 
+/* File i of a split, in the order of the stream; NULL: it has no more.  What is
+ * kept of the training files for validation is no file of its own. */
+struct iz_shard;
+const struct iz_shard *iz_data_shard(const struct iz_data *d, enum iz_split s,
+                                     int i);
+
 /* Windows of seq tokens (+ 1 for the target) in a split. */
 int64_t iz_data_windows(const struct iz_data *d, enum iz_split s);
+
+/* Of n samples: targets, excluded or not; of pairs, of the chosen ones. */
+int64_t iz_data_targets(const struct iz_data *d, int64_t n);
 
 /* Whether targets of a split are excluded, by a loss mask or behind the end of
  * a document, and how many of those of samples [first, first + n) are not; of

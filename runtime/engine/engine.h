@@ -153,8 +153,9 @@ struct iz_track {
     int64_t *boundary_at; /* of each unit's in the file, if they live there */
     /* weight: of this track's mean loss in the whole one */
     starpu_data_handle_t loss_handle, weight_handle;
-    int64_t first;      /* of its samples, as in iz_units_first_sample */
-    struct iz_aux *aux; /* of its samples; beside the losses */
+    int64_t first;        /* of its samples, as in iz_units_first_sample */
+    int samples, counted; /* in an evaluation; whose losses are added */
+    struct iz_aux *aux;   /* of its samples; beside the losses */
     starpu_data_handle_t aux_handle; /* NULL: there are none */
     /* Of pairs: boundaries of the reference, which take turns. */
     starpu_data_handle_t reference_handle[2];
@@ -184,8 +185,9 @@ struct iz_update_order {
 enum iz_failure { IZ_FINE, IZ_LOSS_NOT_FINITE, IZ_SCALE_AT_MINIMUM };
 
 struct iz_event {
-    bool eval;    /* loss is that of the validation split */
-    int64_t step; /* 1-based: after this many steps */
+    bool eval;                /* loss is that of the validation split */
+    int64_t step;             /* 1-based: after this many steps */
+    int64_t samples, targets; /* of all ranks; NAN is a loss of no target */
     double loss, grad_norm, lr, loss_scale;
     struct iz_aux aux; /* sums over tasks; the least and the most */
     bool skipped, stop;
@@ -193,6 +195,13 @@ struct iz_event {
     int64_t sealed; /* step whose files all ranks have written; -1: one cannot
                        write its own, 0: neither */
     int64_t time_ns;
+};
+
+/* Samples of all ranks that make a loss: of a step, or without learning. */
+struct iz_samples {
+    enum iz_split split;
+    bool eval;
+    int64_t first, n;
 };
 
 #define IZ_EVENTS 256 /* more than can be under way */
@@ -205,6 +214,7 @@ struct iz_events {
     sem_t ready;
     int64_t waited_ns;               /* that the main thread waited for them */
     int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
+    int64_t targets[IZ_EVENTS];      /* that it has, before its `clip` */
     _Atomic int *stop;               /* set by a signal; borrowed */
 };
 
@@ -252,7 +262,6 @@ struct iz_counts {
     int64_t submit_ns;   /* of CPU time, to submit steps */
     int64_t fetch_clock; /* elements used so far, each time anew */
     int64_t updates;     /* right only where none can be skipped */
-    int64_t eval_tasks;  /* of the evaluation under way, all ranks */
 };
 
 struct iz_passes {

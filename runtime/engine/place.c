@@ -133,7 +133,7 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
 
 /* A file has all places of a class in the nvme tier. */
 static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
-                     const char *key, const char *dir, enum iz_class class)
+                     const char *dir, enum iz_class class)
 {
     char name[64];
     int64_t bytes = e->plan.bytes.b[IZ_TIER_NVME][class];
@@ -141,26 +141,19 @@ static int open_file(struct iz_engine *e, struct iz_nvme **f, const char *what,
         return 0;
     snprintf(name, sizeof(name), "izar-%d-rank%d-%s", (int)getpid(),
              e->plan.rank, what);
-    int r = iz_nvme_open(f, dir, name, bytes, e->config->run.nvme_checksum);
-    if (r)
-        fprintf(stderr, "izar: rank %d: %s: no file in %s\n", e->plan.rank, key,
-                dir);
-    return r;
+    return iz_nvme_open(f, dir, name, bytes, e->config->run.nvme_checksum);
 }
 
 static int open_files(struct iz_engine *e)
 {
     const struct iz_zero_config *z = &e->config->zero;
-    int r = open_file(e, &e->file.state, "state",
-                      "zero_optimization.offload_optimizer.nvme_path",
-                      z->optimizer.nvme_path, IZ_MEM_STATE);
+    int r = open_file(e, &e->file.state, "state", z->optimizer.nvme_path,
+                      IZ_MEM_STATE);
     if (!r)
-        r = open_file(e, &e->file.param, "param",
-                      "zero_optimization.offload_param.nvme_path",
-                      z->param.nvme_path, IZ_MEM_PARAM);
+        r = open_file(e, &e->file.param, "param", z->param.nvme_path,
+                      IZ_MEM_PARAM);
     return r ? r
              : open_file(e, &e->file.boundary, "boundary",
-                         "activation_checkpointing.nvme_path",
                          e->config->boundary_path, IZ_MEM_BOUNDARY);
 }
 

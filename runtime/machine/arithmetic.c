@@ -50,8 +50,8 @@ static int refuse_lost(const struct iz_config *c,
     for (size_t i = 0; i < sizeof(choice) / sizeof(choice[0]); i++)
         if (choice[i].matters && iz_config_is_open(c, choice[i].key))
             return iz_text_refuse(coll->rank ? NULL : stderr,
-                                  "%s: auto: %s/config.json does not tell what "
-                                  "the run began with: set %s",
+                                  "%s: auto: the checkpoint in %s does not "
+                                  "tell what the run began with: set %s",
                                   choice[i].key, c->run.output,
                                   choice[i].advice);
     return 0;

@@ -43,8 +43,7 @@ struct iz_metrics {
     int64_t first_ns; /* of the first step that counts */
     double train_s;   /* time of `steps` steps */
     int64_t steps, skipped, lost_spans;
-    double last_loss, last_eval;
-    struct iz_aux aux; /* of the last step */
+    struct iz_event last, last_eval; /* of a step, an evaluation */
     int64_t open_ns;
     struct watch watch;
     struct lead lead;
@@ -121,7 +120,6 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     m->gemm_rate = gemm_rate;
     m->columns = iz_progress_columns(STDOUT_FILENO, e->plan.ranks);
     m->tty = m->columns > 0;
-    m->last_eval = m->last_loss = NAN;
     m->open_ns = m->last_ns = iz_clock_ns();
     int r = quiet ? 0 : iz_summary_shares_open(&m->shares, e);
     if (!r && !quiet)
@@ -244,6 +242,13 @@ static const char *metrics_number(char *out, size_t size, double v)
     return out;
 }
 
+#define NO_TARGETS "no targets" /* what has a loss of none says */
+
+static const char *loss_number(char out[40], const struct iz_event *v)
+{
+    return v->targets ? metrics_number(out, 40, v->loss) : "null";
+}
+
 /* The usual short form where there is one. */
 static const char *short_item(const struct iz_metrics *m)
 {
@@ -289,20 +294,29 @@ static const char *margin(char *out, size_t size, const struct iz_aux *t)
 static void print_step(struct iz_metrics *m, const struct iz_event *v,
                        double rate, double flops)
 {
-    char line[256], scale[32] = "", adam[32] = "", pairs[80];
+    char line[320], loss[32] = NO_TARGETS, some[64] = "";
+    char scale[32] = "", adam[32] = "", pairs[80];
+    int64_t all = iz_data_targets(m->e->data, v->samples);
     if (m->e->config->dtype == IZ_F16)
         snprintf(scale, sizeof(scale), "  scale %g%s", v->loss_scale,
                  v->skipped ? " skipped" : "");
+    else if (v->skipped)
+        snprintf(scale, sizeof(scale), "  skipped");
+    if (v->targets)
+        snprintf(loss, sizeof(loss), "loss %.4f", v->loss);
+    if (v->targets && v->targets < all && !m->e->model->preference)
+        snprintf(some, sizeof(some), "  %lld of %lld targets",
+                 (long long)v->targets, (long long)all);
     if (m->e->plan.target.workers > 1 ||
         m->e->plan.target.gpu) /* else nothing can run beside it */
         snprintf(adam, sizeof(adam), " adam %.0f%%",
                  hidden_percent(m, IZ_KINDS_OPTIMIZER));
     snprintf(line, sizeof(line),
-             "step %lld/%lld  loss %.4f%s  %.0f %s/s  %.0f%% of GEMM  grad "
+             "step %lld/%lld  %s%s%s  %.0f %s/s  %.0f%% of GEMM  grad "
              "%.3f  "
              "lr %.3g%s  hidden:%s comm %.0f%%  %.0f MiB",
-             (long long)v->step, (long long)m->e->config->run.steps, v->loss,
-             margin(pairs, sizeof(pairs), &v->aux), rate, short_item(m),
+             (long long)v->step, (long long)m->e->config->run.steps, loss,
+             margin(pairs, sizeof(pairs), &v->aux), some, rate, short_item(m),
              iz_units_percent(flops, m->gemm_rate), v->grad_norm, v->lr, scale,
              adam, hidden_percent(m, IZ_KINDS_LINKS),
              iz_units_mib(iz_memory_peak_resident()));
@@ -346,38 +360,64 @@ static const char *of_experts(char *out, size_t size, const struct iz_event *v,
     return out;
 }
 
+/* For people: the loss, and what it is the mean of. */
+static void print_eval(struct iz_metrics *m, const struct iz_event *v)
+{
+    const struct iz_model *model = m->e->model;
+    int64_t all = iz_data_windows(m->e->data, IZ_VAL);
+    int group = model->preference ? 2 : 1;
+    char text[80];
+    finish_line(m);
+    printf("step %lld  validation ", (long long)v->step);
+    if (v->targets)
+        printf("loss %.4f%s%s", v->loss, group > 1 ? "" : " nats per ",
+               group > 1 ? "" : model->item);
+    else
+        printf(NO_TARGETS);
+    printf("%s (%lld", margin(text, sizeof(text), &v->aux),
+           (long long)v->samples / group);
+    if (v->samples < all)
+        printf(" of %lld", (long long)all / group);
+    if (model->record.bytes)
+        printf(" %ss)\n", model->item);
+    else
+        printf(" %s, %lld targets)\n", group > 1 ? "pairs" : "windows",
+               (long long)v->targets);
+    fflush(stdout);
+}
+
 static void step_event(struct iz_metrics *m, const struct iz_event *v)
 {
     double s = (double)(v->time_ns - m->last_ns) * 1e-9;
     double rate = tokens_per_step(m->e) / s;
     double flops = m->e->plan.step_flops / s;
-    bool counted = m->last_ns != 0 && m->first_ns != 0;
+    bool worked = v->targets || !v->skipped;
+    bool counted = m->last_ns != 0 && m->first_ns != 0 && worked;
     char loss[40], norm[40], experts[256], pairs[512];
-    if (!m->first_ns)
+    if (!m->first_ns && worked)
         m->first_ns = v->time_ns; /* the first step warms up */
     if (counted) {
         m->train_s += s;
         m->steps++;
     }
     m->last_ns = v->time_ns;
-    m->last_loss = v->loss;
+    m->last = *v;
     m->skipped += v->skipped;
     iz_metrics_line(
         m,
         "{\"step\": %lld, \"time\": %.3f, \"loss\": %s, "
-        "\"grad_norm\": %s, "
+        "\"targets\": %lld, \"grad_norm\": %s, "
         "\"lr\": %.17g, \"loss_scale\": %.17g, \"skipped\": %s, "
         "\"seconds\": %.6f, \"%ss_per_s\": %.1f, "
         "\"gflop_per_s\": %.2f, \"gemm_percent\": %.2f, "
         "\"resident_bytes\": %lld%s%s}",
-        (long long)v->step, unix_s(),
-        metrics_number(loss, sizeof(loss), v->loss),
-        metrics_number(norm, sizeof(norm), v->grad_norm), v->lr, v->loss_scale,
-        v->skipped ? "true" : "false", s, m->e->model->item, rate, flops * 1e-9,
+        (long long)v->step, unix_s(), loss_number(loss, v),
+        (long long)v->targets, metrics_number(norm, sizeof(norm), v->grad_norm),
+        v->lr, v->loss_scale, v->skipped ? "true" : "false", s,
+        m->e->model->item, rate, flops * 1e-9,
         iz_units_percent(flops, m->gemm_rate), (long long)iz_memory_resident(),
         of_experts(experts, sizeof(experts), v, m->e),
         of_pairs(pairs, sizeof(pairs), &v->aux, ""));
-    m->aux = v->aux;
     int64_t every = m->e->config->run.log_interval;
     bool show = m->tty || v->step % every == 0 || v->step == 1 ||
                 v->step == m->e->config->run.steps || v->failure;
@@ -420,22 +460,17 @@ void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v)
         step_event(m, v);
         return;
     }
-    m->last_eval = v->loss;
+    m->last_eval = *v;
     char loss[40], pairs[512];
     iz_metrics_line(m,
                     "{\"step\": %lld, \"time\": %.3f, "
-                    "\"validation_loss\": %s%s}",
-                    (long long)v->step, unix_s(),
-                    metrics_number(loss, sizeof(loss), v->loss),
+                    "\"validation_loss\": %s, \"samples\": %lld, "
+                    "\"targets\": %lld%s}",
+                    (long long)v->step, unix_s(), loss_number(loss, v),
+                    (long long)v->samples, (long long)v->targets,
                     of_pairs(pairs, sizeof(pairs), &v->aux, "eval_"));
-    if (m->quiet)
-        return;
-    finish_line(m);
-    bool single = !m->e->model->preference;
-    printf("step %lld  validation loss %.4f%s%s%s\n", (long long)v->step,
-           v->loss, single ? " nats per " : "", single ? m->e->model->item : "",
-           margin(pairs, sizeof(pairs), &v->aux));
-    fflush(stdout);
+    if (!m->quiet)
+        print_eval(m, v);
     m->last_ns = v->time_ns;
 }
 
@@ -467,11 +502,9 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         "\"far_bytes\": %lld, \"up_bytes\": %lld, \"down_bytes\": %lld, "
         "\"peak_resident_bytes\": %lld, \"skipped_steps\": %lld, "
         "\"order_hash\": \"%016llx\"}}",
-        reason, (long long)e->step,
-        metrics_number(loss, sizeof(loss), m->last_loss),
-        metrics_number(val, sizeof(val), m->last_eval), e->model->item, rate,
-        flops * 1e-9, m->gemm_rate * 1e-9,
-        iz_units_percent(flops, m->gemm_rate),
+        reason, (long long)e->step, loss_number(loss, &m->last),
+        loss_number(val, &m->last_eval), e->model->item, rate, flops * 1e-9,
+        m->gemm_rate * 1e-9, iz_units_percent(flops, m->gemm_rate),
         hidden_percent(m, IZ_KINDS_OPTIMIZER),
         hidden_percent(m, IZ_KINDS_LINKS),
         (long long)iz_graph_submitted(e->graph),
@@ -479,6 +512,21 @@ static void summary_json(struct iz_metrics *m, const char *reason, double rate,
         (long long)e->coll->far_bytes, (long long)e->counts.up_bytes,
         (long long)e->counts.down_bytes, (long long)iz_memory_peak_resident(),
         (long long)m->skipped, (unsigned long long)e->coll->order_hash);
+}
+
+/* What there was: a run may have no step, or a last one without targets. */
+static void print_losses(const struct iz_metrics *m, const char *reason)
+{
+    const char *before = ":";
+    printf("\n%s after %lld steps", reason, (long long)m->e->step);
+    if (m->last.targets)
+        printf("%s loss %.4f", before, m->last.loss);
+    else if (m->last.samples)
+        printf("%s " NO_TARGETS " in the last one", before);
+    before = m->last.samples ? "," : before;
+    if (m->last_eval.targets)
+        printf("%s validation loss %.4f", before, m->last_eval.loss);
+    printf("\n");
 }
 
 void iz_metrics_summary(struct iz_metrics *m, const char *reason)
@@ -495,19 +543,16 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     double s = m->steps ? m->train_s / (double)m->steps : 0;
     double rate = s > 0 ? tokens_per_step(e) / s : 0;
     double flops = s > 0 ? e->plan.step_flops / s : 0;
-    printf("\n%s after %lld steps: loss %.4f", reason, (long long)e->step,
-           m->last_loss);
-    if (isfinite(m->last_eval))
-        printf(", validation loss %.4f", m->last_eval);
-    printf("\n");
+    print_losses(m, reason);
+    const struct iz_aux *aux = &m->last.aux;
     char pairs[80];
-    if (m->aux.pairs > 0)
+    if (aux->pairs > 0)
         printf("last step:%s of its pairs\n",
-               margin(pairs, sizeof(pairs), &m->aux));
-    if (m->aux.routers > 0)
+               margin(pairs, sizeof(pairs), aux));
+    if (aux->routers > 0)
         printf("experts had %.2f to %.2f of an even share of rows in the last "
                "step, balance %.3f; no row was dropped\n",
-               m->aux.least, m->aux.most, m->aux.balance / m->aux.routers);
+               aux->least, aux->most, aux->balance / aux->routers);
     iz_summary_print_bottleneck(&t, stdout);
     printf("\n  %.0f %ss/s, %.1f GFLOP/s per rank: %.1f %% of GEMM (%.1f "
            "GFLOP/s on %d worker%s)\n",

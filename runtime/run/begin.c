@@ -2,107 +2,222 @@
 /* What a run does before its first step, but for its plan: config, model,
  * output, engine. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "codelets/base/mix.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/durable.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/formats/imported.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
 #include "runtime/model/prepare.h"
-#include "runtime/run/state.h"
+#include "runtime/run/identity.h"
 #include "runtime/step/train.h"
 
-/* Only one rank speaks about what is the same for all. */
+/* Ranks that find the same faults, as in one file, tell them once. */
+static void tell_faults(const struct run *r, const char *text)
+{
+    int64_t mine = text ? (int64_t)iz_hash(text, (int64_t)strlen(text)) : 0;
+    int64_t *all = iz_agree_numbers(r->coll, &mine, 1, "the config");
+    int q = 0;
+    while (all[q] != mine)
+        q++;
+    free(all);
+    if (q == r->coll->rank && text)
+        fputs(text, stderr);
+}
+
 static int read_config(struct run *r)
 {
+    struct iz_text faults;
+    FILE *err = iz_text_open(&faults);
     bool tells = iz_run_first(r) && !r->o.replay;
     int s =
         iz_config_read(&r->c, &r->p->section, r->o.path, r->o.set, r->o.n_set,
-                       iz_run_ranks(r), tells ? stdout : NULL, iz_run_err(r));
-    if (!s && r->o.replay)
+                       iz_run_ranks(r), tells ? stdout : NULL, err);
+    char *text = iz_text_close(&faults);
+    if (!iz_coll_all_ok(r->coll, s == 0))
+        tell_faults(r, text);
+    free(text);
+    s = iz_run_agree(r, s, "the config");
+    if (s)
+        return s;
+    if (r->o.replay)
         iz_replay_settings(&r->c.run);
-    return s;
-}
-
-/* The first rank reads what a resumed run began with, for all.  It is lost
- * where there are checkpoints and nothing tells. */
-static int keep_choices(struct run *r)
-{
-    char path[IZ_PATH_MAX + 32];
-    int64_t bytes = 0;
-    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
-    char *text = iz_run_first(r) ? iz_durable_read(path, &bytes) : NULL;
-    bytes = text ? bytes : 0;
-    iz_coll_broadcast(r->coll, &bytes, sizeof(bytes), 0, "the choices");
-    if (!text)
-        text = malloc((size_t)bytes + 1);
-    int s = iz_run_agree(r, text ? 0 : -ENOMEM, "the choices");
-    if (!s) {
-        iz_coll_broadcast(r->coll, text, bytes, 0, "the choices");
-        if (iz_config_lists_algorithms(text, bytes))
-            s = iz_text_refuse(iz_run_err(r),
-                               "%s: run.gpu_products: timed was removed; "
-                               "without the key the run has other bits",
-                               path);
-        bool aux = iz_config_keep(&r->c, text, bytes, iz_run_ranks(r));
-        snprintf(path, sizeof(path), "%s/checkpoints", r->c.run.output);
-        r->lost = !aux && access(path, F_OK) == 0;
-        iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the choices");
-    }
+    text = iz_identity_asked(r);
+    s = iz_run_agree(r, text ? 0 : -ENOMEM, "the config");
+    if (!s)
+        s = iz_identity_agree(r, text);
     free(text);
     return s;
 }
 
-static int write_config(const struct run *r)
+/* Whose the checkpoints of the output are: the newest one is taken, unless some
+ * are of another run. */
+static int find_owner(struct run *r)
 {
-    char path[IZ_PATH_MAX + 32];
-    if (r->o.replay)
-        return 0;
-    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
-    return iz_config_write(&r->c, &r->p->section, path);
+    struct run_from *f = &r->from;
+    char id[IZ_CKPT_ID];
+    int64_t step = f->step, of = step;
+    if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
+        return 0; /* what is wrong with it is told when it is read */
+    r->lost = !f->identity;
+    while ((step = iz_ckpt_dir_newest(r->c.run.output, step)) >= 0) {
+        if (iz_ckpt_whose(r->c.run.output, step, id, NULL) || !*id)
+            continue;
+        if (*f->id && strcmp(id, f->id) != 0)
+            return iz_text_refuse(
+                stderr,
+                "--resume: %s holds checkpoints of two runs: step %lld is of "
+                "run %s, step %lld of run %s: move those of one away",
+                r->c.run.output, (long long)of, f->id, (long long)step, id);
+        of = step;
+        snprintf(f->id, sizeof(f->id), "%s", id);
+    }
+    return 0;
 }
 
-/* The effective config beside the output; a run that would write over another
- * one's checkpoints is refused. */
-static int open_output(struct run *r)
+/* The first rank finds what a resumed run goes on with, for all. */
+static int find_checkpoint(struct run *r)
 {
-    /* A folder that some ranks do not see is told of when it is read. */
-    if (r->o.resume &&
-        iz_coll_all_ok(r->coll, access(r->c.run.output, F_OK) != 0))
-        return iz_text_refuse(iz_run_err(r),
-                              "--resume: no checkpoint in %s: there is no such "
-                              "folder",
-                              r->c.run.output);
-    if (!iz_run_first(r) || r->o.replay)
-        return 0;
-    int s = iz_durable_make_directories("run.output", r->c.run.output);
+    struct run_from *f = &r->from;
+    bool here = iz_run_first(r);
+    /* A replay of a run's first steps may have no checkpoint before them. */
+    f->step = iz_ckpt_dir_newest(r->c.run.output,
+                                 r->o.replay ? r->o.from + 1 : INT64_MAX);
+    int s = here ? find_owner(r) : 0;
+    if (here && f->step < 0 && !r->o.plan && !r->o.replay)
+        s = iz_text_refuse(
+            stderr, "--resume: no checkpoint in %s%s", r->c.run.output,
+            access(r->c.run.output, F_OK) ? ": there is no such folder" : "");
+    int64_t bytes = f->identity ? (int64_t)strlen(f->identity) + 1 : 0;
+    iz_coll_broadcast(r->coll, &bytes, sizeof(bytes), 0, "the checkpoint");
+    if (!here && bytes && !(f->identity = malloc((size_t)bytes)))
+        s = -ENOMEM;
+    s = iz_run_agree(r, s, "the checkpoint");
     if (s)
         return s;
-    r->claim = iz_metrics_claim(r->c.run.output);
-    if (r->claim < 0)
-        return r->claim;
-    int64_t step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    iz_coll_broadcast(r->coll, &f->step, sizeof(f->step), 0, "the checkpoint");
+    iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the checkpoint");
+    iz_coll_broadcast(r->coll, f->identity, bytes, 0, "the checkpoint");
+    if (f->identity)
+        iz_config_keep(&r->c, f->identity, iz_run_ranks(r));
+    return 0;
+}
+
+/* All ranks have the same run, and it is the one that is resumed.  Nothing is
+ * written before that. */
+static int identify(struct run *r)
+{
+    r->facts = iz_identity_facts(r);
+    int s = iz_run_agree(r, r->facts ? 0 : -ENOMEM, "the run's identity");
+    if (!s)
+        r->identity = iz_identity_text(r);
+    if (!s)
+        s = iz_run_agree(r, r->identity ? 0 : -ENOMEM, "the run's identity");
+    if (!s)
+        s = iz_identity_agree(r, r->identity);
+    if (!s && r->from.identity)
+        s = iz_identity_compare(r, r->identity, &r->changes);
+    if (!s && r->lost && iz_run_first(r))
+        printf("resume: the checkpoint of step %lld does not tell of what run "
+               "it is: only its model is compared\n",
+               (long long)r->from.step);
+    return iz_run_agree(r, s, "the run's identity");
+}
+
+/* A run that would write over another one's checkpoints is refused. */
+static int claim_output(struct run *r)
+{
+    const char *output = r->c.run.output;
+    int64_t step = iz_ckpt_dir_newest(output, INT64_MAX);
+    int s = 0;
     if (!r->o.resume && step >= 0) {
         fprintf(stderr,
                 "izar: run.output: %s holds a checkpoint of step %lld: "
                 "continue it with --resume, or choose another directory\n",
-                r->c.run.output, (long long)step);
+                output, (long long)step);
         return -EEXIST;
     }
     /* After the last step the export may be there already. */
     if (step < r->c.run.steps)
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
-        s = iz_imported_keep(r->c.run.output, r->c.import, r->o.resume);
+        s = iz_durable_make_directories("run.output", output);
     if (s)
         return s;
-    return write_config(r);
+    r->claim = iz_metrics_claim(output);
+    if (r->claim < 0)
+        return r->claim;
+    step = iz_ckpt_dir_newest(output, INT64_MAX);
+    if (r->o.resume && step != r->from.step)
+        return iz_text_refuse(stderr,
+                              "--resume: another run has just saved step %lld "
+                              "in %s: start again",
+                              (long long)step, output);
+    return 0;
+}
+
+/* Whether each rank sees, in the output, a file that the first one has made.
+ */
+static int check_shared(struct run *r)
+{
+    char path[IZ_PATH_MAX + 64];
+    bool seen = false;
+    snprintf(path, sizeof(path), "%s/shared-%s", r->c.run.output, r->id);
+    int s = iz_run_first(r) ? iz_durable_create("run.output", path, "") : 0;
+    s = iz_run_agree(r, s, NULL);
+    if (s)
+        return s;
+    for (int i = 0; i < 20 && !seen; i++) { /* a network's file may be late */
+        seen = access(path, F_OK) == 0;
+        if (!seen)
+            nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    }
+    int q = iz_coll_refuser(r->coll, !seen);
+    if (iz_run_first(r))
+        unlink(path);
+    return q < 0 ? 0
+                 : iz_text_refuse(iz_run_err(r),
+                                  "run.output: rank %d does not see in %s what "
+                                  "rank 0 has written there: all ranks need "
+                                  "the same folder",
+                                  q, r->c.run.output);
+}
+
+static int open_output(struct run *r)
+{
+    if (r->o.replay)
+        return 0;
+    int s =
+        iz_run_agree(r, iz_run_first(r) ? claim_output(r) : 0, "the output");
+    uint64_t id = (uint64_t)iz_clock_ns() ^ (uint64_t)getpid() << 40;
+    if (s)
+        return s;
+    snprintf(r->id, sizeof(r->id), "%016" PRIx64,
+             iz_mix((uint64_t)time(NULL) + iz_mix(id)));
+    if (*r->from.id)
+        memcpy(r->id, r->from.id, sizeof(r->id));
+    iz_coll_broadcast(r->coll, r->id, sizeof(r->id), 0, "the run's id");
+    return r->coll->size > 1 ? check_shared(r) : 0;
+}
+
+/* What stays beside the output of a run that begins: its effective config, and
+ * what it has imported. */
+static int write_config(const struct run *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    int s = iz_imported_keep(r->c.run.output, r->c.import, r->o.resume);
+    snprintf(path, sizeof(path), "%s/config.json", r->c.run.output);
+    return s ? s : iz_config_write(&r->c, &r->p->section, path);
 }
 
 static bool has_copies(const struct iz_model *m)
@@ -155,20 +270,24 @@ struct library_wish {
     struct iz_refusal refusal;
 };
 
-/* A generated text's last token comes from one sample. */
+/* A generated text's last token comes from one sample, and the last task of a
+ * validation has what is left. */
 static void ask_library(void *arg, int i, struct iz_exec *x)
 {
     struct library_wish *w = arg;
     const struct iz_engine *e = w->r->e;
+    const struct iz_run_config *run = &e->config->run;
+    int samples[] = {e->plan.samples, run->sample_tokens > 0, 0};
     struct iz_exec like = *x;
+    if (run->eval_batches)
+        samples[2] = (int)(iz_train_eval_samples(e) % samples[0]);
     like.numerics.cudnn = w->forward;
     like.numerics.cudnn_bwd = w->backward;
-    for (int u = 0; u < e->model->n_units; u++) {
-        iz_unit_ask(e->model, u, e->plan.samples, e->plan.param_type, &like,
-                    &w->refusal);
-        if (e->config->run.sample_tokens > 0 && w->forward)
-            iz_unit_ask(e->model, u, 1, e->plan.param_type, &like, &w->refusal);
-    }
+    for (int u = 0; u < e->model->n_units; u++)
+        for (int k = 0; k < (w->forward ? 3 : 1); k++)
+            if (samples[k])
+                iz_unit_ask(e->model, u, samples[k], e->plan.param_type, &like,
+                            &w->refusal);
 }
 
 static void take_attention(void *arg, int i, struct iz_exec *x)
@@ -195,7 +314,7 @@ static int prepare_attention(struct run *r, bool back)
         return s;
     *cudnn = false;
     iz_graph_on_device(r->e->graph, take_attention, t);
-    return iz_run_agree(r, iz_run_first(r) ? write_config(r) : 0, "the config");
+    return 0;
 }
 
 static int open_engine(struct run *r)
@@ -221,14 +340,9 @@ static int open_engine(struct run *r)
         return s;
     int64_t opened = iz_clock_ns();
     r->open_s = (double)(opened - begin) * 1e-9;
-    /* A replay of a run's first steps may have no checkpoint before them. */
-    int64_t limit = r->o.replay ? r->o.from + 1 : INT64_MAX;
-    bool load = r->o.resume;
-    if (r->o.replay)
-        load = !iz_coll_all_ok(r->coll,
-                               iz_ckpt_dir_newest(r->c.run.output, limit) < 0);
+    bool load = iz_run_loads(r);
     if (load)
-        s = iz_parts_load(r->e, r->model_text, limit);
+        s = iz_parts_load(r->e, &r->of, r->from.step);
     else if (r->c.import[0])
         s = iz_hf_import(r->e, &r->p->section);
     else
@@ -280,9 +394,9 @@ static int choose_host_comm(struct run *r)
 
 int iz_run_prepare_model(struct run *r)
 {
-    int s = iz_run_agree(r, read_config(r), "the config");
+    int s = read_config(r);
     if (!s && r->o.resume && !r->o.machine)
-        s = keep_choices(r);
+        s = find_checkpoint(r);
     if (!s)
         s = iz_run_agree(r, choose_host_comm(r), NULL);
     if (!s)
@@ -293,7 +407,7 @@ int iz_run_prepare_model(struct run *r)
             r,
             iz_model_prepare(r->model, &r->c, r->p->section.hf, iz_run_err(r)),
             "the parameters");
-    if (!s && r->c.lora.import[0] && !r->o.resume)
+    if (!s && r->c.lora.import[0] && !iz_run_loads(r))
         s = iz_run_agree(
             r,
             iz_adapter_check(&r->c, r->p->section.hf, r->model, iz_run_err(r)),
@@ -301,18 +415,52 @@ int iz_run_prepare_model(struct run *r)
     return s ? s : iz_run_agree(r, check_sample(r), NULL);
 }
 
+/* Two choices were made since it was compared; the first rank writes it. */
+static int settle(struct run *r)
+{
+    free(r->identity);
+    r->of.identity = r->identity = iz_identity_text(r);
+    int s = r->identity ? 0 : -ENOMEM;
+    if (!s && iz_run_first(r) && !r->o.replay)
+        s = write_config(r);
+    return iz_run_agree(r, s, "the config");
+}
+
+static int open_metrics(struct run *r)
+{
+    int s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate,
+                            !iz_run_first(r) || r->o.replay);
+    if (!s)
+        s = iz_chain_open(r);
+    if (!s)
+        iz_metrics_line(r->metrics,
+                        "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
+                        "\"weights_s\": %.3f}}",
+                        r->p->name, r->open_s, r->init_s);
+    if (!s && r->changes)
+        iz_metrics_line(r->metrics,
+                        "{\"resumed\": {\"from\": %lld, \"changed\": {%s}}}",
+                        (long long)r->from.step, r->changes);
+    s = iz_run_agree(r, s, "the metrics");
+    return s || !r->o.replay ? s : iz_replay_open(r);
+}
+
 int iz_run_start(struct run *r)
 {
     int s = iz_run_agree(r, open_data(r), "the data");
     if (!s)
-        s = iz_run_agree(r, open_output(r), "the output");
+        s = identify(r);
+    if (!s)
+        s = open_output(r);
     if (s)
         return s;
     r->model_text = model_text(r);
+    r->of = (struct iz_ckpt_of){r->model_text, r->identity, r->id};
     s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
-    if (s)
-        return s;
-    s = open_engine(r);
+    if (!s)
+        s = open_engine(r);
+    if (!s)
+        s = settle(r);
     if (s)
         return s;
     if (!r->o.replay) {
@@ -320,19 +468,6 @@ int iz_run_start(struct run *r)
         iz_run_print_header(r);
     }
     if (r->e->plan.staging[IZ_STAGING_SAVE].n)
-        s = iz_save_open(&r->saver, r->e, r->model_text);
-    if (s)
-        return s;
-    s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate,
-                        !iz_run_first(r) || r->o.replay);
-    if (!s)
-        s = iz_chain_open(r);
-    if (!s)
-        iz_metrics_line(r->metrics,
-                        "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
-                        "\"weights_s\": "
-                        "%.3f}}",
-                        r->p->name, r->open_s, r->init_s);
-    s = iz_run_agree(r, s, "the metrics");
-    return s || !r->o.replay ? s : iz_replay_open(r);
+        s = iz_save_open(&r->saver, r->e, &r->of);
+    return s ? s : open_metrics(r);
 }

@@ -11,7 +11,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/state_hash.h"
-#include "runtime/run/state.h"
+#include "runtime/run/identity.h"
 
 static uint64_t hash_of(const json_t *link, const char *key)
 {
@@ -92,12 +92,6 @@ void iz_chain_close(struct run *r)
     r->chain.links = NULL;
 }
 
-/* Of all that decides what is computed. */
-static uint64_t identity(const struct run *r)
-{
-    return iz_mix_text(iz_mix(r->c.run.seed), r->model_text);
-}
-
 static int64_t samples(const struct run *r)
 {
     return r->e->step * r->c.train_batch_size;
@@ -107,6 +101,7 @@ static int64_t samples(const struct run *r)
 static char *link_text(const struct run *r, const struct iz_state_hash *h)
 {
     const json_t *before = find_link(r, r->e->step - 1, true);
+    uint64_t identity = iz_identity_hash(r->identity);
     struct iz_text t;
     FILE *f = iz_text_open(&t);
     if (!f)
@@ -117,7 +112,7 @@ static char *link_text(const struct run *r, const struct iz_state_hash *h)
             "\", \"identity\": \"%016" PRIx64 "\", \"chain\": \"%016" PRIx64
             "\", \"parts\": {",
             r->e->step, before ? step_of(before) : 0, samples(r), h->all,
-            identity(r), follow(before, identity(r), samples(r), h->all));
+            identity, follow(before, identity, samples(r), h->all));
     for (int i = 0; i < h->parts.k.n_parts; i++)
         fprintf(f, "%s\"%s\": \"%016" PRIx64 "\"", i ? ", " : "",
                 h->parts.k.part[i].name, h->part[i]);
@@ -140,7 +135,7 @@ static void append(struct run *r, const struct iz_state_hash *h)
 void iz_chain_hash(struct run *r)
 {
     struct iz_state_hash h;
-    iz_state_hash_open(&h, r->e, r->model_text);
+    iz_state_hash_open(&h, r->e, &r->of);
     if (r->o.replay)
         iz_replay_compare(
             r, iz_run_first(r) ? find_link(r, r->e->step, false) : NULL, &h);

@@ -47,7 +47,7 @@ static int print_sample(struct run *r)
 static void print_hash(struct run *r)
 {
     struct iz_state_hash h;
-    iz_state_hash_open(&h, r->e, r->model_text);
+    iz_state_hash_open(&h, r->e, &r->of);
     unsigned long long sum = h.weights;
     iz_state_hash_close(&h);
     if (!iz_run_first(r))

@@ -48,7 +48,7 @@ int iz_run_save_now(struct run *r)
     if (r->progress.failure)
         return 0;
     const char *before = atomic_exchange(&r->coll->phase, SAVE);
-    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, r->model_text);
+    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, &r->of);
     if (!s)
         s = iz_save_now(r->saver);
     r->coll->phase = before;
@@ -119,6 +119,10 @@ int iz_run_train(struct run *r)
         if (!end && every(r->c.run.save_interval, r->e->step))
             s = save(r);
     }
+    /* Else the last step would have done it. */
+    if (!s && r->progress.begun >= r->c.run.steps && r->c.run.eval_batches &&
+        !r->o.replay)
+        iz_train_eval(r->e);
     take_all(r);
     iz_trace_stop(r->e);
     if (!s)

@@ -357,7 +357,6 @@ int iz_run_prepare(struct run *r)
     iz_blas_open();
     r->workers = r->c.run.workers;
     r->coll->timeout_s = r->c.run.comm_timeout_s;
-    r->coll->phase = "the start of the run";
     /* What is planned for another machine needs no GPU here. */
     r->gpu = (struct iz_gpu_choice){.device = -1, .sharing = 1, .why_cpu = ""};
     if (!r->o.machine)

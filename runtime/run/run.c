@@ -61,6 +61,10 @@ static void close_all(struct run *r)
     iz_cores_close(&r->cores);
     iz_model_close(&r->model);
     free(r->model_text);
+    free(r->from.identity);
+    free(r->facts);
+    free(r->identity);
+    free(r->changes);
     if (r->claim > 0)
         close(r->claim);
     iz_coll_close(&r->coll);
@@ -90,6 +94,8 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     }
     s = iz_coll_open(&r.coll, &argc, &argv);
     if (!s) {
+        r.coll->timeout_s = 300; /* until the config is known */
+        r.coll->phase = "the start of the run";
         iz_progress_rank(r.coll->rank, r.coll->size);
         s = run_run_all(&r);
     }

@@ -18,12 +18,9 @@ static const struct {
     int number;
     bool warns;
     int64_t soon_ns;
-} ends[] = {{SIGUSR1, true},
-            {SIGUSR2, true},
-            {SIGXCPU, true},
-            {SIGHUP, false, 2000000000},
-            {SIGINT, false, 200000000},
-            {SIGTERM, false, 2000000000}};
+} ends[] = {{SIGUSR1, true, 0},         {SIGUSR2, true, 0},
+            {SIGXCPU, true, 0},         {SIGHUP, false, 2000000000},
+            {SIGINT, false, 200000000}, {SIGTERM, false, 2000000000}};
 enum { N_ENDS = sizeof(ends) / sizeof(*ends) };
 
 static _Atomic int *stop_signal;

@@ -7,6 +7,7 @@
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
+#include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/save.h"
 #include "runtime/machine/arithmetic.h"
 #include "runtime/machine/cores.h"
@@ -41,10 +42,18 @@ struct run_replay {
     bool differs;
 };
 
+/* The checkpoint that a run is resumed from. */
+struct run_from {
+    int64_t step;   /* negative: none */
+    char *identity; /* of the run that wrote it; NULL: it does not tell */
+    char id[IZ_CKPT_ID];
+};
+
 struct run {
     const struct iz_program *p;
     struct iz_options o;
     struct iz_config c;
+    struct run_from from;
     bool lost; /* it is resumed, and nothing tells what it began with */
     struct iz_coll *coll;
     struct iz_cores *cores;
@@ -64,7 +73,11 @@ struct run {
     struct run_gemm gemm;
     double open_s, init_s;    /* to allocate and connect; to set the weights */
     const char *why_messages; /* between ranks of one host; NULL: by choice */
+    char *facts, *identity;   /* see identity.h */
+    char *changes;            /* since `from`, as members of a JSON object */
     char *model_text;
+    char id[IZ_CKPT_ID];
+    struct iz_ckpt_of of; /* these, as checkpoints hold them */
     struct run_progress progress;
     struct run_chain chain;
     struct run_replay replay;
@@ -87,6 +100,12 @@ void iz_run_print_predicted(const struct run *r, const struct iz_plan *p);
 static inline int iz_run_ranks(const struct run *r)
 {
     return r->o.ranks ? r->o.ranks : r->coll->size;
+}
+
+/* Whether it goes on from a checkpoint: a replay may begin without one. */
+static inline bool iz_run_loads(const struct run *r)
+{
+    return r->o.resume && r->from.step >= 0;
 }
 
 /* The step after which it ends. */
@@ -124,8 +143,12 @@ static inline int iz_run_agree(struct run *r, int status, const char *what)
     if (status == -ENOMEM && what)
         fprintf(stderr, "izar: rank %d: no memory for %s\n", r->coll->rank,
                 what);
-    if (iz_coll_all_ok(r->coll, status == 0))
+    int q = iz_coll_refuser(r->coll, status != 0);
+    if (q < 0)
         return 0;
+    if (q > 0 && iz_run_first(r))
+        fprintf(stderr,
+                "izar: the other ranks end with rank %d, which says why\n", q);
     return status ? status : -ECANCELED;
 }
 

@@ -15,7 +15,8 @@
 
 struct control_arg {
     struct iz_engine *e;
-    int64_t step;
+    int64_t step, samples; /* of an evaluation */
+    bool empty;
 };
 
 static void put_event(struct iz_engine *e, const struct iz_event *v)
@@ -78,6 +79,8 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
     v->grad_norm = sqrt(norm2) / divisor;
     v->loss_scale = c->scale.scale;
     decide(e, v, norm2);
+    if (!v->targets)
+        v->loss = NAN;
     v->lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates);
     if (c->skip)
         return;
@@ -86,6 +89,17 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
         iz_schedule_clip_factor(v->grad_norm, e->config->gradient_clipping) /
         divisor;
     c->updates++;
+}
+
+/* A step without any target that is left out: nothing counts it but the event.
+ */
+static void pass_over(const struct iz_engine *e, struct iz_event *v)
+{
+    const struct iz_control *c = &e->scalar.control;
+    v->loss = NAN;
+    v->loss_scale = c->scale.scale;
+    v->lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates);
+    v->skipped = true;
 }
 
 /* Moves what was told to `own`, if anybody tells. */
@@ -138,21 +152,28 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
         iz_die("step %lld: %s started other collectives than rank 0, or in "
                "another order",
                (long long)a->step, who);
-    struct iz_event v = {.step = a->step, .time_ns = iz_clock_ns()};
+    struct iz_event v = {.step = a->step,
+                         .samples = e->config->train_batch_size,
+                         .time_ns = iz_clock_ns()};
+    v.targets = e->events.targets[(a->step - 1) % IZ_EVENTS];
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = b->tell ? b->hear(b->arg, all + ballot, per) : 0;
     if (tells)
         hear_told(e, &v.aux, all + aux, per);
-    clip(e, &v, all, per);
-    iz_update_order_end(e);
+    if (a->empty)
+        pass_over(e, &v);
+    else
+        clip(e, &v, all, per);
+    if (!a->empty)
+        iz_update_order_end(e);
     *(float *)buf[1] = (float)e->scalar.control.scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);
 }
 
-void iz_clip_clip(struct iz_engine *e, int64_t step)
+void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty)
 {
-    struct control_arg a = {e, step};
+    struct control_arg a = {e, step, .samples = 0, .empty = empty};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);
     struct iz_access *more =
         malloc(((size_t)e->plan.n_units + 1) * sizeof(*more));
@@ -172,7 +193,8 @@ void iz_clip_clip(struct iz_engine *e, int64_t step)
     free(more);
 }
 
-/* buf: control (for the order of events), sum of losses, what is told. */
+/* buf: control (for the order of events), sum of losses, targets, what is told.
+ */
 static void run_eval(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
@@ -180,10 +202,13 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     bool tells = iz_model_has_aux(e->model);
     int per = 1 + (tells ? IZ_AUX : 0);
     double own[1 + IZ_AUX] = {*(double *)buf[1]};
-    take_told(own + 1, tells ? buf[2] : NULL);
+    take_told(own + 1, tells ? buf[3] : NULL);
     const double *all = step_clip_gather(e, own, per);
-    struct iz_event v = {.eval = true, .step = a->step};
-    v.loss = sum_ranks(e, all, per, 0) / (double)e->counts.eval_tasks;
+    struct iz_event v = {.eval = true, .step = a->step, .samples = a->samples};
+    double targets = *(double *)buf[2];
+    double n = e->model->preference ? (double)(a->samples / 2) : targets;
+    v.targets = (int64_t)targets;
+    v.loss = n > 0 ? sum_ranks(e, all, per, 0) / n : NAN;
     if (tells)
         hear_told(e, &v.aux, all + 1, per);
     v.time_ns = iz_clock_ns();
@@ -191,12 +216,13 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     put_event(e, &v);
 }
 
-void iz_clip_eval(struct iz_engine *e, int64_t step)
+void iz_clip_eval(struct iz_engine *e, int64_t step, int64_t samples)
 {
-    struct control_arg a = {e, step};
+    struct control_arg a = {e, step, .samples = samples, .empty = false};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_eval, -1);
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
+    iz_task_add(&t, e->scalar.loss_tokens_handle, STARPU_R);
     iz_task_add(&t, e->scalar.aux_handle, STARPU_RW);
     iz_step_submit(e, &t, &a, sizeof(a));
 }

@@ -4,5 +4,7 @@
 
 #include "runtime/engine/engine.h"
 
-void iz_clip_clip(struct iz_engine *e, int64_t step);
-void iz_clip_eval(struct iz_engine *e, int64_t step);
+/* empty: nothing of the step was submitted. */
+void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty);
+/* samples: of the evaluation. */
+void iz_clip_eval(struct iz_engine *e, int64_t step, int64_t samples);

@@ -4,6 +4,7 @@
 #include "runtime/step/touched.h"
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/submit.h"
@@ -49,7 +50,7 @@ void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
 struct list_arg {
     const struct iz_data *data;
     const struct iz_model *model;
-    struct iz_touched_samples s;
+    struct iz_samples s;
     int batch; /* samples at a time */
     int64_t reads, rows;
 };
@@ -70,14 +71,14 @@ static int64_t read_keys(const struct list_arg *a, uint64_t *key, char *input)
     const struct iz_model *m = a->model;
     char *target = input + a->batch * m->input_bytes;
     int64_t n = 0;
-    for (int r = 0; r < a->s.times; r++)
-        for (int64_t i = 0; i < a->s.n; i += a->batch) {
-            iz_data_batch(a->data, a->s.split, a->s.first + r * a->s.stride + i,
-                          a->batch, input, target);
-            if (n + (int64_t)a->batch * m->table_reads > a->reads)
-                iz_die("%s: more samples than there is room for", m->name);
-            n += m->list_rows(m->self, a->batch, input, key + n);
-        }
+    for (int64_t i = 0; i < a->s.n; i += a->batch) {
+        int batch = (int)min64(a->batch, a->s.n - i);
+        iz_data_batch(a->data, a->s.split, a->s.first + i, batch, input,
+                      target);
+        if (n + batch * m->table_reads > a->reads)
+            iz_die("%s: more samples than there is room for", m->name);
+        n += m->list_rows(m->self, batch, input, key + n);
+    }
     return keep_sparse(m, key, n);
 }
 
@@ -103,7 +104,7 @@ static void run_list(struct iz_exec *x, void **buf, const void *arg)
         first[++unit] = n;
 }
 
-void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s)
+void iz_touched_begin(struct iz_engine *e, struct iz_samples s)
 {
     const struct iz_plan *p = &e->plan;
     struct list_arg a = {.data = e->data,

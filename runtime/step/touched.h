@@ -7,15 +7,9 @@
 #include "codelets/flat/touched_rows.h"
 #include "runtime/engine/engine.h"
 
-/* Samples of all ranks: n of them from first, first + stride, ... on. */
-struct iz_touched_samples {
-    enum iz_split split;
-    int times;
-    int64_t first, n, stride;
-};
 /* From here on these samples are trained with or evaluated: submits the task
  * that lists the rows which they touch. */
-void iz_touched_begin(struct iz_engine *e, struct iz_touched_samples s);
+void iz_touched_begin(struct iz_engine *e, struct iz_samples s);
 /* The list of the rows that the step under way touches; NULL: the unit is
  * dense. */
 starpu_data_handle_t iz_touched_list(const struct iz_engine *e, int unit);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/int64.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 #include "runtime/plan/matrices.h"
@@ -76,20 +77,17 @@ static void after_backward(struct iz_engine *e, int u)
 
 static void submit_batches(struct iz_engine *e, int first, int micros)
 {
-    int64_t tasks =
-        (int64_t)e->plan.micro_batches * e->plan.slices * e->plan.ranks;
-    struct iz_touched_samples all = {.split = IZ_TRAIN, .times = 1};
-    all.n = tasks * e->plan.samples;
-    all.first = e->step * all.n;
+    int64_t n = e->config->train_batch_size;
+    struct iz_samples all = {IZ_TRAIN, false, e->step * n, n};
     if (first == 0) {
         iz_touched_begin(e, all);
-        iz_units_count(e, IZ_TRAIN, all.first, all.n);
+        iz_units_count(e, &all);
     }
     for (int b = 0; b < micros * e->plan.slices; b++)
-        iz_units_batch(e, &e->track[b], IZ_TRAIN,
+        iz_units_batch(e, &e->track[b], &all,
                        iz_units_first_sample(e, first + b / e->plan.slices,
                                              b % e->plan.slices),
-                       tasks);
+                       e->plan.samples);
 }
 
 static void submit_wave(struct iz_engine *e, int first, int micros)
@@ -128,19 +126,25 @@ static int publish_units(struct iz_engine *e, int from, int end)
     return from;
 }
 
-void iz_train_step(struct iz_engine *e)
+/* Whether the step has no target and is to be skipped whole: the data tell it
+ * to all ranks before anything is submitted. */
+static bool is_empty(struct iz_engine *e)
 {
-    int all = e->plan.micro_batches, wave = e->plan.wave;
+    int64_t n = e->config->train_batch_size, i = e->step * n, end = i + n;
+    if (e->config->run.empty_steps != IZ_EMPTY_SKIP || !e->data ||
+        !iz_data_masked(e->data, IZ_TRAIN))
+        return false;
+    while (i < end && !iz_data_learnt(e->data, IZ_TRAIN, i, 1))
+        i++;
+    if (i == end)
+        e->events.targets[e->step % IZ_EVENTS] = 0;
+    return i == end;
+}
+
+static void submit_updates(struct iz_engine *e)
+{
     int published = 0;
     bool early = iz_step_updates_early(e);
-    int64_t begin = iz_clock_cpu_ns();
-    iz_trace_step(e);
-    iz_update_order_begin(e);
-    for (int g = 0; g < all; g += wave)
-        submit_wave(e, g, all - g < wave ? all - g : wave);
-    barrier(e);
-    iz_graph_position(e->graph, 2 * e->model->n_units);
-    iz_clip_clip(e, e->step + 1);
     for (int u = 0; u < e->plan.n_units; u++) {
         iz_graph_position(e->graph,
                           iz_order_position(e, 2 * e->model->n_units - 2 - u));
@@ -150,70 +154,92 @@ void iz_train_step(struct iz_engine *e)
     }
     iz_update_end(e);
     publish_units(e, published, e->plan.n_units);
+    e->counts.updates++;
+}
+
+void iz_train_step(struct iz_engine *e)
+{
+    int all = e->plan.micro_batches, wave = e->plan.wave;
+    bool empty = is_empty(e);
+    int64_t begin = iz_clock_cpu_ns();
+    iz_trace_step(e);
+    iz_update_order_begin(e);
+    for (int g = 0; !empty && g < all; g += wave)
+        submit_wave(e, g, all - g < wave ? all - g : wave);
+    barrier(e);
+    iz_graph_position(e->graph, 2 * e->model->n_units);
+    iz_clip_clip(e, e->step + 1, empty);
+    if (!empty)
+        submit_updates(e);
     barrier(e);
     e->events.submitted_ns[e->step % IZ_EVENTS] = iz_clock_ns();
     e->counts.submit_ns += iz_clock_cpu_ns() - begin;
     e->step++;
-    e->counts.updates++;
     e->events.due++;
 }
 
 /* ---- evaluation ---- */
 
-void iz_train_eval(struct iz_engine *e)
+int64_t iz_train_eval_samples(const struct iz_engine *e)
 {
-    int tasks = e->config->run.eval_batches * e->plan.slices;
-    e->counts.eval_tasks = (int64_t)tasks * e->plan.ranks;
-    iz_units_count(e, IZ_VAL, 0, e->counts.eval_tasks * e->plan.samples);
-    for (int t = 0; t < tasks; t += e->plan.tracks) {
-        int n = tasks - t < e->plan.tracks ? tasks - t : e->plan.tracks;
-        for (int b = 0; b < n; b++)
-            iz_units_batch(e, &e->track[b], IZ_VAL,
-                           ((int64_t)e->plan.rank * tasks + t + b) *
-                               e->plan.samples,
-                           e->counts.eval_tasks);
-        if (e->plan.zero.fetch)
-            iz_touched_begin(e,
-                             (struct iz_touched_samples){
-                                 .split = IZ_VAL,
-                                 .times = e->plan.ranks,
-                                 .first = (int64_t)t * e->plan.samples,
-                                 .n = (int64_t)n * e->plan.samples,
-                                 .stride = (int64_t)tasks * e->plan.samples});
-        iz_units_pass(e,
-                      (struct iz_call){.kind = IZ_EVAL,
-                                       .call = IZ_CALL_EVALUATE,
-                                       .samples = e->plan.samples},
-                      n);
+    int64_t n = iz_data_windows(e->data, IZ_VAL);
+    int64_t step = e->config->train_batch_size;
+    int64_t most = e->config->run.eval_batches;
+    return n / step < most ? n : most * step;
+}
+
+/* The next n of `all`, from `first` on, of all ranks, who take turns.  A rank
+ * for which none is left is in the collectives with the first ones, and adds
+ * nothing. */
+static void eval_round(struct iz_engine *e, const struct iz_samples *all,
+                       int64_t first, int64_t n)
+{
+    const struct iz_plan *p = &e->plan;
+    int64_t each = p->samples, row = each * p->ranks;
+    int tracks = (int)((n + row - 1) / row);
+    for (int b = 0; b < tracks; b++) {
+        struct iz_track *t = &e->track[b];
+        int64_t at = b * row + p->rank * each;
+        t->counted = (int)(at < n ? min64(n - at, each) : 0);
+        t->samples = t->counted ? t->counted : (int)min64(n, each);
+        iz_units_batch(e, t, all, first + (t->counted ? at : 0), t->samples);
     }
-    iz_clip_eval(e, e->step);
+    if (p->zero.fetch)
+        iz_touched_begin(e, (struct iz_samples){all->split, true, first, n});
+    iz_units_pass(
+        e, (struct iz_call){.kind = IZ_EVAL, .call = IZ_CALL_EVALUATE}, tracks);
+    for (int b = 0; b < tracks; b++)
+        e->track[b].counted = 0;
+}
+
+static void eval_samples(struct iz_engine *e, struct iz_samples all)
+{
+    int64_t n = (int64_t)e->plan.tracks * e->plan.ranks * e->plan.samples;
+    iz_units_count(e, &all);
+    for (int64_t at = 0; at < all.n; at += n)
+        eval_round(e, &all, all.first + at, min64(all.n - at, n));
+    iz_clip_eval(e, e->step, all.n);
     e->events.due++;
 }
 
+void iz_train_eval(struct iz_engine *e)
+{
+    eval_samples(
+        e, (struct iz_samples){IZ_VAL, true, 0, iz_train_eval_samples(e)});
+}
+
+/* Those that have no target would prove nothing; some have one. */
 struct iz_event iz_train_probe(struct iz_engine *e)
 {
     bool val = e->config->run.eval_batches > 0;
-    int64_t per_rank = (int64_t)e->plan.slices * e->plan.samples;
-    int64_t all = per_rank * e->plan.ranks,
-            last = e->step > 0 ? e->step - 1 : 0;
-    struct iz_touched_samples s = {
-        .split = val ? IZ_VAL : IZ_TRAIN, .times = 1, .n = all};
-    s.first = val ? 0 : last * e->plan.micro_batches * all;
-    e->counts.eval_tasks = (int64_t)e->plan.slices * e->plan.ranks;
-    iz_units_count(e, s.split, s.first, all);
-    for (int b = 0; b < e->plan.slices; b++)
-        iz_units_batch(e, &e->track[b], s.split,
-                       s.first + e->plan.rank * per_rank + b * e->plan.samples,
-                       e->counts.eval_tasks);
-    if (e->plan.zero.fetch)
-        iz_touched_begin(e, s);
-    iz_units_pass(e,
-                  (struct iz_call){.kind = IZ_EVAL,
-                                   .call = IZ_CALL_EVALUATE,
-                                   .samples = e->plan.samples},
-                  e->plan.slices);
-    iz_clip_eval(e, e->step);
-    e->events.due++;
+    int64_t last = e->step > 0 ? e->step - 1 : 0;
+    struct iz_samples s = {val ? IZ_VAL : IZ_TRAIN, true,
+                           val ? 0 : last * e->config->train_batch_size,
+                           (int64_t)e->plan.slices * e->plan.samples *
+                               e->plan.ranks};
+    while (!iz_data_learnt(e->data, s.split, s.first, s.n))
+        s.first += s.n;
+    eval_samples(e, s);
     return iz_train_event(e);
 }
 

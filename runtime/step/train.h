@@ -42,6 +42,9 @@ int iz_train_publish(struct iz_engine *e, int err);
 
 /* Submits one step and returns at once. */
 void iz_train_step(struct iz_engine *e);
+/* How many samples validation takes, each once: the first ones of its data, as
+ * many as run.eval_batches steps have at most. */
+int64_t iz_train_eval_samples(const struct iz_engine *e);
 /* Submits the validation loss after the steps so far. */
 void iz_train_eval(struct iz_engine *e);
 

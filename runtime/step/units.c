@@ -4,6 +4,7 @@
  */
 #include "runtime/step/units.h"
 
+#include "codelets/ops/classifier.h"
 #include "runtime/step/boundary.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/submit.h"
@@ -17,34 +18,42 @@ struct batch_arg {
     int64_t first, samples; /* samples from the first on */
     int64_t input_bytes;    /* of all */
     int64_t begins_at;      /* where documents begin, in the batch; 0: not */
-    double tasks;           /* whose losses are added; 0: all targets count */
-    int at_told;            /* buffer of what routers will tell; -1: none */
+    double share;  /* by which the weight is multiplied; 0: all targets count */
+    bool sum;      /* the mean loss is to become a sum */
+    int64_t *told; /* where the number of a step's targets is for `clip` */
+    int at_told;   /* buffer of what routers will tell; -1: none */
 };
 
 /* Whether a batch counts by the number of its targets; of pairs, its chosen
  * texts do.  A simulation has no data. */
 static bool is_masked(const struct iz_engine *e, enum iz_split split)
 {
-    const struct iz_preference *p = e->model->preference;
-    return e->data && (p ? p->sft > 0 : iz_data_masked(e->data, split));
+    return e->data && iz_data_masked(e->data, split);
 }
 
 /* buf: targets that are learnt. */
 static void run_count(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
-    *(double *)buf[0] =
-        (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
+    int64_t n = iz_data_learnt(a->data, a->split, a->first, a->samples);
+    *(double *)buf[0] = (double)n;
+    if (a->told)
+        *a->told = n;
 }
 
-void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
-                    int64_t samples)
+void iz_units_count(struct iz_engine *e, const struct iz_samples *all)
 {
-    struct batch_arg a = {
-        .data = e->data, .split = split, .first = first, .samples = samples};
+    struct batch_arg a = {.data = e->data,
+                          .split = all->split,
+                          .first = all->first,
+                          .samples = all->n};
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_count, -1);
-    if (!is_masked(e, split))
+    if (!all->eval)
+        a.told = &e->events.targets[e->step % IZ_EVENTS];
+    if (!all->eval && !is_masked(e, all->split)) {
+        *a.told = e->data ? iz_data_targets(e->data, all->n) : all->n;
         return;
+    }
     iz_task_add(&t, e->scalar.loss_tokens_handle, STARPU_W);
     iz_step_submit(e, &t, &a, sizeof(a));
 }
@@ -54,12 +63,11 @@ void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
  * bit. */
 static double weight(const struct batch_arg *a, const double *loss_tokens)
 {
-    if (!a->tasks)
+    if (!a->share)
         return 1;
-    if (*loss_tokens == 0)
-        return 0;
-    return (double)iz_data_learnt(a->data, a->split, a->first, a->samples) *
-           a->tasks / *loss_tokens;
+    double own =
+        (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
+    return a->sum ? own : *loss_tokens ? own * a->share / *loss_tokens : 0;
 }
 
 /* buf: samples, their weight, targets that are learnt, what routers tell. */
@@ -67,7 +75,7 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
     char *input = buf[0];
-    *(double *)buf[1] = weight(a, a->tasks > 0 ? buf[2] : NULL);
+    *(double *)buf[1] = weight(a, a->share > 0 ? buf[2] : NULL);
     if (a->at_told >= 0)
         *(struct iz_aux *)buf[a->at_told] = IZ_AUX_NOTHING;
     iz_data_batch(a->data, a->split, a->first, (int)a->samples, input,
@@ -78,18 +86,18 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 }
 
 void iz_units_batch(struct iz_engine *e, struct iz_track *track,
-                    enum iz_split split, int64_t first, int64_t tasks)
+                    const struct iz_samples *all, int64_t first, int samples)
 {
-    bool masked = is_masked(e, split);
+    bool masked = all->eval || is_masked(e, all->split);
     struct batch_arg a = {.data = e->data,
-                          .split = split,
+                          .split = all->split,
                           .first = first,
-                          .samples = e->plan.samples,
-                          .input_bytes =
-                              e->plan.samples * e->model->input_bytes,
-                          .tasks = masked ? (double)tasks : 0};
+                          .samples = samples,
+                          .input_bytes = samples * e->model->input_bytes,
+                          .share = masked ? (double)all->n / samples : 0,
+                          .sum = all->eval && !e->model->preference};
     if (e->model->documents_apart)
-        a.begins_at = a.input_bytes + e->plan.samples * e->model->target_bytes;
+        a.begins_at = a.input_bytes + samples * e->model->target_bytes;
     struct iz_task t = iz_task_of(e, IZ_BATCH, IZ_ON_HOST, run_batch, 0);
     iz_task_add(&t, track->batch_handle, STARPU_W);
     iz_task_add(&t, track->weight_handle, STARPU_W);
@@ -238,15 +246,19 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 }
 
 struct loss_arg {
-    bool aux;   /* something is */
-    bool pairs; /* their loss has been weighted */
+    bool aux;    /* something is */
+    bool pairs;  /* their loss has been weighted */
+    int counted; /* in an evaluation, which adds sums; 0: of a step */
 };
 
 /* buf: loss, sum, weight; what is told, and its sum. */
 static void run_add_loss(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct loss_arg *a = arg;
-    *(double *)buf[1] += *(double *)buf[0] * (a->pairs ? 1 : *(double *)buf[2]);
+    double loss = *(double *)buf[0] * (a->pairs ? 1 : *(double *)buf[2]);
+    if (a->counted)
+        loss = iz_classifier_even(a->pairs ? loss * (a->counted / 2) : loss);
+    *(double *)buf[1] += loss;
     if (a->aux)
         iz_aux_add(buf[4], buf[3]);
 }
@@ -259,7 +271,8 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_task_add(&t, track->weight_handle, STARPU_R);
     iz_task_add(&t, track->aux_handle, STARPU_R);
     iz_task_add(&t, e->scalar.aux_handle, STARPU_RW);
-    struct loss_arg a = {track->aux_handle, e->model->preference};
+    struct loss_arg a = {track->aux_handle, e->model->preference,
+                         track->counted};
     iz_step_submit(e, &t, &a, sizeof(a));
 }
 
@@ -273,9 +286,12 @@ void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)
         iz_graph_position(e->graph, c.unit);
         c.call = c.unit + 1 < e->model->n_units ? IZ_CALL_FORWARD : last;
         for (int b = 0; b < tracks; b++) {
-            iz_units_call(e, &c, &e->track[b]);
-            if (c.call == IZ_CALL_EVALUATE)
-                iz_units_add_loss(e, &e->track[b]);
+            struct iz_track *t = &e->track[b];
+            if (last == IZ_CALL_EVALUATE)
+                c.samples = t->samples;
+            iz_units_call(e, &c, t);
+            if (c.call == IZ_CALL_EVALUATE && t->counted)
+                iz_units_add_loss(e, t);
         }
         iz_fetch_ahead(e, uses, uses->item[c.unit + 1]);
     }

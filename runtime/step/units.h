@@ -13,18 +13,17 @@ struct iz_call {
     bool reference; /* a forward of the reference of pairs */
 };
 
-/* Counts the targets that the mask keeps among `samples` samples of all ranks:
- * those of the next batches. */
-void iz_units_count(struct iz_engine *e, enum iz_split split, int64_t first,
-                    int64_t samples);
-/* `tasks`: batches of all ranks whose mean losses are added to one. */
+/* Counts the targets of the next batches; in training a task does so only where
+ * there is a mask. */
+void iz_units_count(struct iz_engine *e, const struct iz_samples *all);
+/* Some of `all`, with whose loss theirs is weighed. */
 void iz_units_batch(struct iz_engine *e, struct iz_track *track,
-                    enum iz_split split, int64_t first, int64_t tasks);
+                    const struct iz_samples *all, int64_t first, int samples);
 int64_t iz_units_first_sample(const struct iz_engine *e, int micro, int slice);
 void iz_units_call(struct iz_engine *e, const struct iz_call *c,
                    struct iz_track *track);
-/* Adds the track's loss to the sum; the order of calls is the order of the sum.
- */
+/* Adds the track's loss to the sum; the order of calls is the order of the sum,
+ * but in an evaluation no order matters. */
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *track);
 /* A pass without gradients over the first `tracks` ones; c: what its calls have
  * in common, and the call of the last unit. */

@@ -301,11 +301,52 @@ def saved(output):
                   if re.fullmatch(r"step-\d+", p.name))
 
 
+def of_any_run(index):
+    """What an index says, but for whose it is."""
+    j = json.loads(index)
+    return json.dumps({k: v for k, v in j.items()
+                       if k not in ("run", "identity", "seal")}).encode()
+
+
 def checkpoints(output):
-    """{name: bytes} of all files of all checkpoints."""
+    """{name: bytes} of all files of all checkpoints, whichever run wrote them."""
     folder = output / "checkpoints"
-    return {str(p.relative_to(folder)): p.read_bytes()
+    return {str(p.relative_to(folder)):
+            of_any_run(p.read_bytes()) if p.name == "index.json" else p.read_bytes()
             for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def iz_hash(data):
+    """runtime/base/hash.c."""
+    most, golden = (1 << 64) - 1, 0x9e3779b97f4a7c15
+
+    def mix(z):
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 & most
+        z = (z ^ z >> 27) * 0x94d049bb133111eb & most
+        return z ^ z >> 31
+
+    def absorb(lane, word):
+        lane = (lane ^ word) * golden & most
+        return lane ^ lane >> 32
+    words = struct.unpack(f"<{-(-len(data) // 64) * 8}Q",
+                          data + bytes(-len(data) % 64))
+    lanes = [functools.reduce(absorb, words[j::8], mix(j + 1)) for j in range(8)]
+    return functools.reduce(lambda h, lane: mix(absorb(h, lane)), lanes, len(data))
+
+
+def edit_index(output, change):
+    """Changes what the newest checkpoint says, under a new seal."""
+    path = output / f"checkpoints/step-{saved(output)[-1]:08}/index.json"
+    j = json.loads(path.read_text())
+    del j["seal"]
+    change(j)
+    body = json.dumps(j)[:-1]
+    path.write_text(f'{body},\n"seal": "{iz_hash(body.encode()):016x}"\n}}\n')
+
+
+def forget(output):
+    """As before checkpoints told of what run they are."""
+    edit_index(output, lambda j: [j.pop(k) for k in ("run", "identity")])
 
 
 def arrays(output, step):

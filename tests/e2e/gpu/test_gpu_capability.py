@@ -78,7 +78,7 @@ OLD, LIST = "IZ_STANDIN_CAPABILITY=61", "STARPU_WORKERS_CUDAID=7"
 def test_a_gpu_that_cannot_be_is_refused_once(settings, rank, words, place, nvme):
     r = of_two(place, nvme, settings, ROW)
     refused(r, f"izar: rank {rank}: ", *words)
-    assert r.err.count("izar: ") == 1, str(r)
+    assert r.err.count("izar: rank ") == 1, str(r)
 
 
 @pytest.mark.parametrize("capabilities, goes", [

@@ -102,10 +102,10 @@ def test_a_run_that_began_without_a_gpu_has_chosen_nothing(go):
         assert chosen(go("auto", "cpu", **steps(n), **cpu)) == "auto"
     gpu = go("auto", "cpu", **steps(9))
     assert chosen(gpu) == "cudnn" and BY_CUDNN in gpu.out
-    (gpu.output / "config.json").unlink()
+    run.forget(gpu.output)
     r = go("auto", "cpu", good=False, **steps(12), **cpu,
            **{"run.cpu_products": "fp32"})
-    run.refused(r, f"{KEY}: auto:", "config.json does not tell")
+    run.refused(r, f"{KEY}: auto:", "does not tell")
 
 
 @pytest.mark.parametrize("ranks", (1, 2))

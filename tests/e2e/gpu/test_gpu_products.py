@@ -2,7 +2,6 @@
 """What decides the bits of a GPU's products beside their operands: how many logits
 are computed at a time.  By the program with its own kernels on the stand-in, with a
 stand-in for cuBLASLt (tests/fake/cublaslt.c)."""
-import json
 
 import pytest
 
@@ -55,26 +54,8 @@ def test_steps_on_the_cpu_forget_no_logits(begun, goes_on, go):
     assert chosen(go("out", 3), LOGITS) == goes_on
 
 
-def test_a_run_from_before_there_was_a_choice(go):
-    """And one whose config cannot be read is not gone on with."""
-    path = go("out", 1, **{LOGITS: FEW}).output / "config.json"
-    config = json.loads(path.read_text())
-    del config["run"][LOGITS]
-    path.write_text(json.dumps(config))
-    assert chosen(go("out", 2), LOGITS) == DEFAULT
-    path.unlink()
+def test_a_run_whose_checkpoint_does_not_tell_is_not_gone_on_with(go):
+    run.forget(go("out", 1, **{LOGITS: FEW}).output)
     words = {"gpu_attention": "own", "sum_group": 1}
     run.refused(go("out", 3, good=False, **words), f"run.{LOGITS}: auto:",
-                "config.json does not tell", "set the bytes of a chunk")
-
-
-def test_a_run_with_measured_algorithms_does_not_go_on(go):
-    """No longer can they be had; a list without any had those that all have."""
-    path = go("out", 1).output / "config.json"
-    config = json.loads(path.read_text())
-    for tail in (" 0123456789abcdef:1", ""):
-        config["run"]["gpu_products"] = f"cublasLt 130100{tail}"
-        path.write_text(json.dumps(config))
-        r = go("out", 2, good=not tail)
-        if tail:
-            run.refused(r, "run.gpu_products: timed was removed")
+                "does not tell", "set the bytes of a chunk")

@@ -178,7 +178,7 @@ STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
 def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place):
     r = place.apart([["env", *x.split()] for x in settings], CONFIG)
     run.refused(r, f"izar: rank {rank}: {words}")
-    assert r.err.count("izar: ") == 1 and not r.steps, str(r)
+    assert r.err.count("izar: rank ") == 1 and not r.steps, str(r)
 
 
 @pytest.mark.skipif(bool(starvz.missing()),

@@ -64,6 +64,8 @@ def test_bad_text_is_placed(raw, words, place):
     ({"model": {"preset": "gpt2-125m"}}, ("model.preset", "gpt2-124m")),
     ({"model.heads": 5}, ("heads", "24", "5")),
     ({"data.path": "a,"}, ("data.path", "is empty")),
+    ({"data.path": ["a", "~/b"]}, ("data.path", '"~/b"', "shell")),
+    ({"run.export": "~/x"}, ("run.export", '"~/x"', "shell")),
     ({"run.sample_tokens": 3}, ("run.sample_tokens", "run.sample_prompt")),
     ({"run.scheduler": "fastest"}, ("run.scheduler", "fastest", "lws")),
     ({"train_batch_size": 4, "run.slices": 3}, ("run.slices", "3", "4"))],
@@ -357,16 +359,19 @@ def test_ranks_that_were_stopped_together_go_on(place):
     assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
 
 
-@pytest.mark.parametrize("fault, words", [
-    ({"data.path": "/nowhere"}, ("/nowhere", "No such file")),
-    ({"run.memory_limit_bytes": 10**5}, ("needs", "there are 0.1 MiB"))])
-def test_one_ranks_fault_ends_the_others(fault, words, place):
-    """Each rank with a config of its own; only the second one has no data, or
-    too little memory."""
-    good = place.config({"train_batch_size": 2})
-    bad = place.config({"train_batch_size": 2, **fault})
-    r = run.call(*run.apart(*([run.PROGRAM, c] for c in (good, bad))))
+@pytest.mark.parametrize("where, more, words", [
+    ("elsewhere", [], ("text", "No such file")),
+    ("here", ["--set", "run.memory_limit_bytes=100000"], ("needs", "there are 0.1 MiB"))])
+def test_one_ranks_fault_ends_the_others(where, more, words, place):
+    """Only the second one sees no data, or has too little memory."""
+    for folder in ("here", "elsewhere"):
+        (place.folder / folder).mkdir()
+    shutil.copy(place.data, place.folder / "here/text")
+    config = place.config({"train_batch_size": 2, "data.path": "text"})
+    r = run.call(*run.apart(*(["env", "-C", place.folder / folder, run.PROGRAM, config, *x]
+                              for folder, x in (("here", []), (where, more)))))
     run.refused(r, *words)
+    run.refused(r, "the other ranks end with rank 1")
     assert r.seconds < PROMPT_S
 
 
@@ -388,16 +393,25 @@ def test_a_limit_of_locked_memory_is_seen_before_it_is_met(place):
     run.refused(r, "pin_memory: true locks", "ulimit -l", "pin_memory to false")
 
 
-def test_checkpoint_that_one_rank_does_not_see(place):
-    """As in a folder that is not shared between hosts."""
+@pytest.mark.parametrize("first", "ab")
+def test_an_output_that_ranks_do_not_share_is_refused(first, place):
+    """As in a folder of each host: before step 0 and, if one rank alone has a
+    checkpoint, of a resumed run too."""
     c = {"train_batch_size": 2, "run.save": True, "run.comm_timeout_s": 20}
-    there, other = place.config(c), place.config(c)
-    r = run.call(*place.command(2, there))
-    assert r.rc == 0, str(r)
-    lines = {}
-    for pair in ((there, other), (other, there)):
-        r = run.call(*run.apart(*([run.PROGRAM, x, "--resume"] for x in pair)))
-        assert "waited" not in r.err, str(r)
-        lines[pair[0]] = run.refused(r, "--resume", "same folder")
-    assert "is step 3 for rank 0 and missing for rank 1" in lines[there]
-    assert "is missing for rank 0 and step 3 for rank 1" in lines[other]
+    for folder in "ab":
+        (place.folder / folder).mkdir()
+    place.good(2, c, output=place.folder / "a/o")
+    config = place.config(c, "o")
+
+    def of_two(*options, folders):
+        return run.call(*run.apart(*(
+            ["env", "-C", place.folder / x, run.PROGRAM, config, *options]
+            for x in folders)))
+    pair = "ab" if first == "a" else "ba"
+    r = of_two("--resume", folders=pair)
+    run.refused(r, "run.output: rank 1 does not see in o" if first == "a"
+                else "--resume: no checkpoint in o: there is no such folder")
+    assert not (place.folder / "b/o").exists()
+    if first == "b":
+        run.refused(of_two(folders=pair), "run.output: rank 1 does not see in o")
+        assert {x.name for x in (place.folder / "b/o").iterdir()} == {"metrics.jsonl"}

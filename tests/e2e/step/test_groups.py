@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums within groups of ranks, then over groups: the same bits on any placement."""
-import json
 import shutil
 
 import pytest
@@ -84,18 +83,6 @@ def test_a_resumed_run_keeps_its_groups(place):
     r = resume(4, "four")
     assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 2
     assert resume(2, "two").config["run"]["sum_group"] == 2
-
-
-def test_a_run_of_before_goes_on_without_groups(place):
-    c = config(1, **{"run.steps": 6, "run.save": True, GROUP: 4})
-    whole = place.good(4, c)
-    half = place.good(4, {**c, "run.steps": 3}, output=place.folder / "half")
-    was = half.config
-    del was["run"]["sum_group"]
-    (half.output / "config.json").write_text(json.dumps(was))
-    r = place.good(4, {**c, GROUP: 0}, ["--resume"], output=half.output,
-                   env=on("aabb"))
-    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 1
 
 
 @pytest.mark.parametrize("group", (3, 8))

@@ -177,7 +177,7 @@ static void a_foreign_run_is_told_what_differs(void **state)
         const struct other_run *o = &others[i];
         struct run r;
         run_set(&r, small, &alone, 5);
-        r.k.model_text = o->model ? o->model : r.k.model_text;
+        r.k.of.model = o->model ? o->model : r.k.of.model;
         r.k.optimizer = o->optimizer ? o->optimizer : r.k.optimizer;
         r.k.rounding = o->rounding ? o->rounding : r.k.rounding;
         r.part[0].total = r.part[0].count += o->more;
