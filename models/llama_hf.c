@@ -365,9 +365,9 @@ static const struct iz_hf_key hf_keys[] = {
 #define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
 
 static const struct iz_hf_type moe_types[] = {
-    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true")},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true"), NULL},
     {"mixtral", "MixtralForCausalLM",
-     QKV("false", "false") ", \"norm_topk_prob\": true"},
+     QKV("false", "false") ", \"norm_topk_prob\": true", NULL},
     {0},
 };
 

@@ -362,10 +362,11 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
     }
     const struct iz_key *ours = iz_key_find(keys, k->key);
     assert(ours);
-    const char *at = (const char *)self + ours->offset;
-    if (k->null_is_zero && ours->type == IZ_KEY_DOUBLE
-            ? *(const double *)at == 0
-            : k->null_is_zero && *(const int *)at == 0)
+    const void *at = (const char *)self + ours->offset;
+    bool zero = ours->type == IZ_KEY_DOUBLE ? *(const double *)at == 0
+                : ours->type == IZ_KEY_INT  ? *(const int *)at == 0
+                                            : false;
+    if (k->null_is_zero && zero)
         fputs("null", out);
     else
         iz_key_print(out, ours, self);
