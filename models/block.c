@@ -226,13 +226,14 @@ static void added_forward(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     struct iz_linear proj = linear(a, i ? MLP_PROJ : ATTN_PROJ);
-    proj.scale = c->residual;
-    if (!b->made[i].rows) {
+    if (!b->made[i].rows && c->residual == 0) {
         iz_matmul_fwd(x, y, r, g, &proj);
         return;
     }
-    iz_matmul_fwd(x, b->made[i], IZ_NONE, g, &proj);
-    iz_norm_layer_fwd(x, y, b->made[i], &b->behind[i], false);
+    proj.scale = c->residual;
+    iz_matmul_fwd(x, b->made[i].rows ? b->made[i] : y, IZ_NONE, g, &proj);
+    if (b->made[i].rows)
+        iz_norm_layer_fwd(x, y, b->made[i], &b->behind[i], false);
     iz_op_add(x, y, r);
 }
 

@@ -137,6 +137,12 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
         c->context = c->seq;
     if (c->rope_scaling_original_seq == 0)
         c->rope_scaling_original_seq = c->context;
+    double *const factors[] = {
+        &c->partial_rotary_factor, &c->embedding_multiplier,
+        &c->residual_multiplier, &c->logits_scaling, &c->logit_scale};
+    for (size_t i = 0; i < sizeof(factors) / sizeof(*factors); i++)
+        if (*factors[i] == 0)
+            *factors[i] = 1;
     if (c->family == IZ_FAMILY_AUTO && !(c->qkv_bias && c->qk_norm))
         c->family = c->qkv_bias  ? IZ_FAMILY_QWEN2
                     : c->qk_norm ? IZ_FAMILY_QWEN3

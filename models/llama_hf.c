@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "models/moe.h"
-#include "runtime/base/text.h"
 
 static int64_t qkv_rows(const void *self, int i)
 {
@@ -408,7 +407,7 @@ bool iz_llama_knows(const char *type, const char *key)
 {
     for (const struct iz_hf_key *k = hf_keys; k->name; k++)
         if (k->key && strcmp(k->key, key) == 0 &&
-            iz_text_applies(type, k->types))
+            iz_key_applies(type, k->types))
             return true;
     return false;
 }

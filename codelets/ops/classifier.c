@@ -60,20 +60,8 @@ static inline double row_bwd(float *s, int64_t n, int32_t target, float scale)
     return log((double)sum) + ((double)m - (double)at);
 }
 
-/* The same of capped logits, by the slope of the cap; row [n] is scratch. */
-static inline double row_bwd_capped(float *s, float *row, int64_t n,
-                                    int32_t target, float scale, float cap)
-{
-    memcpy(row, s, (size_t)n * sizeof(*row));
-    double loss = row_bwd(s, n, target, scale);
-    for (int64_t j = 0; j < n; j++)
-        s[j] *= 1 - row[j] / cap * (row[j] / cap);
-    return loss;
-}
-
-/* Returns the sum of the losses of the rows, which begin with row `at` of c;
- * row is scratch where they are capped. */
-IZ_SIMD static double rows_bwd(struct iz_view logits, struct iz_view row,
+/* Returns the sum of the losses of the rows, which begin with row `at` of c. */
+IZ_SIMD static double rows_bwd(struct iz_view logits,
                                const struct iz_classifier *c, int64_t at,
                                float scale)
 {
@@ -86,11 +74,27 @@ IZ_SIMD static double rows_bwd(struct iz_view logits, struct iz_view row,
             scale = c->scales[(at + i) / rows];
         if (target[i] < 0)
             memset(s, 0, (size_t)logits.cols * sizeof(*s));
-        else if (row.rows)
-            sum +=
-                row_bwd_capped(s, row.p, logits.cols, target[i], scale, c->cap);
         else
             sum += row_bwd(s, logits.cols, target[i], scale);
+    }
+    return sum;
+}
+
+/* The same of all rows of a chunk; by the slope of the cap, if there is one,
+ * for which row [1,V] is scratch. */
+static double chunk_bwd(struct iz_view logits, struct iz_view row,
+                        const struct iz_classifier *c, int64_t at, float scale)
+{
+    double sum = 0;
+    if (!row.rows)
+        return rows_bwd(logits, c, at, scale);
+    for (int64_t i = 0; i < logits.rows; i++) {
+        struct iz_view s = iz_view_rows(logits, i, 1);
+        float *capped = row.p, *grad = s.p;
+        memcpy(capped, s.p, (size_t)iz_view_bytes(s));
+        sum += rows_bwd(s, c, at + i, scale);
+        for (int64_t j = 0; j < s.cols; j++)
+            grad[j] *= 1 - capped[j] / c->cap * (capped[j] / c->cap);
     }
     return sum;
 }
@@ -251,7 +255,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
         if (c->cap != 0)
             iz_op_scale(x, chunk, chunk, 1, c->cap);
         if (!x->dry)
-            sum += grad ? rows_bwd(chunk, row, c, at, scale)
+            sum += grad ? chunk_bwd(chunk, row, c, at, scale)
                         : rows_fwd(chunk, c, at);
         if (!grad)
             continue;

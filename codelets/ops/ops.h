@@ -145,10 +145,11 @@ enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
  * high_freq_factor times are kept, and between them the two are mixed. */
 struct iz_rope {
     int64_t seq;
-    int heads, d, turned; /* turned = 0: d */
-    bool pairs;
+    int heads, d;
     double theta;
     double factor, low_freq_factor, high_freq_factor, original_seq;
+    int turned; /* 0: d */
+    bool pairs;
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the

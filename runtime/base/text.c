@@ -30,14 +30,6 @@ bool iz_text_among(const char *word, const char *words)
     return false;
 }
 
-bool iz_text_applies(const char *word, const char *words)
-{
-    if (!words)
-        return true;
-    return *words == '!' ? !iz_text_among(word, words + 1)
-                         : iz_text_among(word, words);
-}
-
 bool iz_text_is_pointer(const void *begin, int64_t bytes)
 {
     static const char line[] = "version https://git-lfs.github.com/spec/";

@@ -13,8 +13,6 @@
 bool iz_text_word(char *word, size_t size, const char *words, int i);
 /* Whether `word` is one of "a|b|c". */
 bool iz_text_among(const char *word, const char *words);
-/* Whether it is one of "a|b", or with "!a|b" none of them; NULL: it is. */
-bool iz_text_applies(const char *word, const char *words);
 
 /* The digits at *text, which moves behind them.  -1, and *text stays, if there
  * are none or the number does not fit. */

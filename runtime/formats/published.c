@@ -76,7 +76,7 @@ bool iz_published_free(const struct iz_hf *hf, const char *key)
 
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
-    return iz_text_applies(t->name, k->types);
+    return iz_key_applies(t->name, k->types);
 }
 
 /* The value of a row of our keys; NULL: absent. */

@@ -18,6 +18,7 @@ struct kind {
     const char *mixed; /* what it says of weights of another type */
     double tol;        /* of y */
     bool centred;
+    bool plus_one, bare; /* weights are 1 + w, or 1 */
 };
 
 static const struct kind *kind; /* under test */
@@ -54,6 +55,7 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
     const struct norm *n = arg;
     struct iz_norm_layer w = {
         .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
+    w.plus_one = kind->plus_one;
     bool again = n->call == AGAIN;
     w.w.dtype = n->weights;
     if (kind->centred) {
@@ -61,6 +63,8 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
         w.db = v[DB];
         w.mean = v[MEAN];
     }
+    if (kind->bare)
+        w.w = w.dw = w.b = w.db = IZ_NONE;
     if (n->call == BACKWARD)
         iz_norm_layer_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
     else
@@ -68,8 +72,22 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
 }
 
 static const struct kind kinds[] = {
-    {"layernorm of bf16 with weights of fp32", 4e-6, true},
-    {"rmsnorm of bf16 with weights of fp32", 2e-6, false}};
+    {"layernorm of bf16 with weights of fp32", 4e-6, true, false, false},
+    {"rmsnorm of bf16 with weights of fp32", 2e-6, false, false, false},
+    {"", 4e-6, true, true, false},
+    {"", 2e-6, false, true, false},
+    {"", 4e-6, true, false, true},
+    {"", 2e-6, false, false, true}};
+
+/* What a row is multiplied by. */
+static const double *norm_weights(const struct norm *n)
+{
+    static double w[8200];
+    const struct tensor *t = n->s.t;
+    for (int64_t i = 0; i < t[W].v.cols; i++)
+        w[i] = kind->bare ? 1 : t[W].d[i] + kind->plus_one;
+    return w;
+}
 
 enum { GIVEN = BIT(A) | BIT(W) | BIT(B), KEPT = BIT(MEAN) | BIT(RSTD) };
 /* rmsnorm leaves b, db and mean alone. */
@@ -78,6 +96,12 @@ static const struct pass norm_pass[] = {
     [AGAIN] = {norm_layer, GIVEN | KEPT, BIT(DX)},
     [BACKWARD] = {norm_layer, GIVEN | KEPT | BIT(R) | BIT(DY),
                   BIT(DX) | BIT(DW) | BIT(DB)}};
+
+static const double *norm_biases(const struct norm *n)
+{
+    static const double zeros[8200];
+    return kind->bare ? zeros : n->s.t[B].d;
+}
 
 static void norm_run(struct norm *n, enum call call)
 {
@@ -103,8 +127,9 @@ void norm_timed(const struct timed_shape *s, timed_fn *f, void *to)
 static void check_forward(struct norm *n)
 {
     struct tensor *t = n->s.t;
-    ref_norm(tensor_want(&t[Y]), t[A].d, t[W].d, kind->centred ? t[B].d : NULL,
-             t[A].v.rows, t[A].v.cols, 1e-5);
+    ref_norm(tensor_want(&t[Y]), t[A].d, norm_weights(n),
+             kind->centred ? norm_biases(n) : NULL, t[A].v.rows, t[A].v.cols,
+             1e-5);
     norm_run(n, FORWARD);
     fixture_close("y", &t[Y], kind->tol);
 }
@@ -119,10 +144,12 @@ static void check_backward(struct norm *n)
     norm_run(n, BACKWARD);
     for (int64_t i = 0; i < m; i++)
         ref_norm_gradient(dx + i * c, dw, kind->centred ? db : NULL,
-                          t[A].d + i * c, t[DY].d + i * c, t[W].d, c);
+                          t[A].d + i * c, t[DY].d + i * c, norm_weights(n), c);
     for (int64_t i = 0; !n->no_r && i < m * c; i++)
         dx[i] += t[R].d[i];
     fixture_close("dx", &t[DX], tol);
+    if (kind->bare)
+        return;
     if (!(n->s.unwanted & BIT(DW)))
         fixture_close("dw", &t[DW], tol);
     if (kind->centred && !(n->s.unwanted & BIT(DB)))
@@ -167,6 +194,15 @@ static void norm_agrees_with_reference(void **state)
     scene_each(NULL, size, COUNT(size), 5, check_norm);
     for (int i = 0; i < COUNT(many); i++)
         check_norm(i ? scene_type(2 * i + 1) : IZ_F32, many[i]);
+}
+
+/* Of a few sizes, as the same kernels have others. */
+static void norm_form_agrees_with_reference(void **state)
+{
+    static const int64_t size[][4] = {
+        {7, 7}, {33, 64}, {5, 250}, {3, 1537}, {2, 8200}};
+    kind = *state;
+    scene_each(NULL, size, COUNT(size), 5, check_norm);
 }
 
 /* Without dw, without db, without both: the other results do not change. */
@@ -427,6 +463,34 @@ static void gate_survives_adversarial_values(void **state)
     scene_free(&s);
 }
 
+/* The factor and the cap of a scaling, if there is one. */
+static const float scalings[][2] = {{0.3f, 0}, {1, 2}, {3, 30}};
+
+static void scale(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const float *by = arg;
+    iz_op_scale(x, v[G_Y], v[G_A], by[0], by[1]);
+}
+
+static void scaling_agrees_with_reference(void **state)
+{
+    gate = gates;
+    for (int k = 0; k < 3 * COUNT(scalings); k++) {
+        const float *by = scalings[k / 3];
+        enum iz_dtype act = backend.act(fixture_types[k % 3]);
+        struct scene s = gate_new(act, 3, 700 + k, 4);
+        double *want = tensor_want(&s.t[G_Y]);
+        for (int64_t i = 0; i < iz_view_len(s.t[G_Y].v); i++) {
+            want[i] = (double)by[0] * s.t[G_A].d[i];
+            if (by[1] != 0)
+                want[i] = (double)by[1] * tanh(want[i] / (double)by[1]);
+        }
+        scene_run(&s, &(struct pass){scale, BIT(G_A), BIT(G_Y)}, by);
+        fixture_close("y", &s.t[G_Y], 1e-6);
+        scene_free(&s);
+    }
+}
+
 /* Views that begin between pieces of 16 bytes. */
 static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
@@ -465,6 +529,7 @@ static int norm_cases(const char *name, const struct kind *k)
 int ops_rows(void)
 {
     const struct CMUnitTest tests[] = {
+        SEEDED(scaling_agrees_with_reference),
         SEEDED_WITH(gelu_works_unaligned, gates),
         SEEDED_WITH(gate_survives_adversarial_values, gates),
         SEEDED_WITH(gate_survives_adversarial_values, gates + 1),
@@ -479,7 +544,14 @@ int ops_rows(void)
         SEEDED_WITH(gate_agrees_with_reference, gates + 6),
         SEEDED_WITH(gate_agrees_with_reference, gates + 7),
     };
-    return norm_cases("layernorm", &kinds[0]) +
+    const struct CMUnitTest forms[] = {
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[2]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[3]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[4]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[5]),
+    };
+    return cmocka_run_group_tests_name("forms of norms", forms, NULL, NULL) +
+           norm_cases("layernorm", &kinds[0]) +
            norm_cases("rmsnorm", &kinds[1]) +
            cmocka_run_group_tests_name("activations", tests, NULL, NULL);
 }
