@@ -17,6 +17,7 @@
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
+#define IZ_CONFIG_KEYS_MAX 128
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -220,6 +221,8 @@ struct iz_config {
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
+    bool
+        given[IZ_CONFIG_KEYS_MAX]; /* rows of iz_config_keys that a user gave */
 };
 
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
@@ -232,6 +235,19 @@ struct iz_config {
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err);
+
+/* What a config meets: by its plan, and by its data. */
+struct iz_setting {
+    int ranks, slices;
+    bool gpu, gathers, saves_beside; /* units on a GPU; parameters for a use;
+                                        checkpoints while training goes on */
+    bool masked;                     /* samples may lack targets */
+};
+
+/* Prints one line with the keys that were given and can have no effect there,
+ * if there are any. */
+void iz_config_print_idle(const struct iz_config *c,
+                          const struct iz_setting *run, FILE *out);
 
 /* Fills in what *c leaves open by `lines`, the identity of the run that it goes
  * on with, and keeps it. */

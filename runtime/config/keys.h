@@ -10,8 +10,6 @@
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
-#define IZ_CONFIG_KEYS_MAX 128
-
 enum iz_given { IZ_GIVEN_NOT, IZ_GIVEN_AUTO, IZ_GIVEN_BAD, IZ_GIVEN_VALUE };
 
 /* Fields of the file that are not one to one a field of struct iz_config. */

@@ -133,6 +133,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         iz_blas_name(blas, sizeof(blas));
     if (r->gemm.side)
         snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
+    iz_run_print_idle(r, &r->e->plan);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",
