@@ -333,8 +333,11 @@ static void print_options(FILE *out, const struct run *r)
     static const char *const is[] = {"false", "true"};
     fprintf(out, "--resume %s\n--plan %s\n--parameters %s\n", is[r->o.resume],
             is[r->o.plan], is[r->o.parameters]);
-    fprintf(out, "--ranks %d\n--machine %s\nizar %s\n", r->o.ranks,
-            r->o.machine ? r->o.machine : "", IZ_VERSION);
+    fprintf(out,
+            "--ranks %d\n--machine %s\n--replay %" PRId64 ":%" PRId64
+            "\nizar %s\n",
+            r->o.ranks, r->o.machine ? r->o.machine : "", r->o.from, r->o.to,
+            IZ_VERSION);
 }
 
 static char *make_text(const struct run *r, bool asked)
@@ -463,7 +466,7 @@ int iz_identity_compare(const struct run *r, const char *text, char **changes)
     }
     char *rest = iz_text_close(&told[0]);
     *changes = iz_text_close(&told[1]);
-    if (rest && *rest && !c.another && iz_run_first(r))
+    if (rest && *rest && !c.another && !r->o.replay && iz_run_first(r))
         printf("resume: without effect on results: %s\n", rest + 2);
     fflush(stdout);
     free(rest);
