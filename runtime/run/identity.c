@@ -31,7 +31,6 @@ static const struct {
     {"data.train.", IZ_CHANGE_SAME}, {"data.val.", IZ_CHANGE_TOLD},
     {"import.", IZ_CHANGE_SAME},     {"model.", IZ_CHANGE_SAME},
     {"program", IZ_CHANGE_SAME},     {"--", IZ_CHANGE_SAME},
-    {"gpu.name", IZ_CHANGE_OWN},
 };
 
 /* Variables that choose kernels of libraries, or how these compute. */
@@ -128,20 +127,30 @@ static char *lines_sorted(char *text)
     return NULL;
 }
 
-/* Of the lines whose change is among those of `mask`. */
-static uint64_t lines_hash(const char *text, unsigned mask)
+static bool decides(const char *name)
+{
+    return change_of(name) < IZ_CHANGE_FREE;
+}
+
+/* Which GPUs may be together is said where they are chosen. */
+static bool is_common(const char *name)
+{
+    return change_of(name) != IZ_CHANGE_OWN && strncmp(name, "gpu.", 4) != 0;
+}
+
+static uint64_t lines_hash(const char *text, bool (*counts)(const char *name))
 {
     struct line l;
     uint64_t h = 0;
     for (const char *begin = text; line_take(&l, &text); begin = text)
-        if (mask >> change_of(l.name) & 1)
+        if (counts(l.name))
             h = iz_mix(h + iz_hash(begin, text - begin));
     return h;
 }
 
 uint64_t iz_identity_hash(const char *text)
 {
-    return lines_hash(text, 1U << IZ_CHANGE_SAME | 1U << IZ_CHANGE_TOLD);
+    return lines_hash(text, decides);
 }
 
 /* Calls `differs` for each name whose lines are not the same; of NULL: there is
@@ -324,8 +333,11 @@ static void print_options(FILE *out, const struct run *r)
     static const char *const is[] = {"false", "true"};
     fprintf(out, "--resume %s\n--plan %s\n--parameters %s\n", is[r->o.resume],
             is[r->o.plan], is[r->o.parameters]);
-    fprintf(out, "--ranks %d\n--machine %s\nizar %s\n", r->o.ranks,
-            r->o.machine ? r->o.machine : "", IZ_VERSION);
+    fprintf(out,
+            "--ranks %d\n--machine %s\n--replay %" PRId64 ":%" PRId64
+            "\nizar %s\n",
+            r->o.ranks, r->o.machine ? r->o.machine : "", r->o.from, r->o.to,
+            IZ_VERSION);
 }
 
 static char *make_text(const struct run *r, bool asked)
@@ -359,7 +371,7 @@ static void tell_rank(void *arg, const char *name, const struct line *a,
                       const struct line *b)
 {
     const int *rank = arg;
-    if (change_of(name) != IZ_CHANGE_OWN)
+    if (is_common(name))
         fprintf(stderr,
                 "izar: %s: %.*s on rank 0, %.*s on rank %d: all ranks of a run "
                 "need the same\n",
@@ -383,8 +395,7 @@ static void compare_rank(const struct run *r, const char *text, int q,
 
 int iz_identity_agree(const struct run *r, const char *text)
 {
-    unsigned all_but_own = ~(1U << IZ_CHANGE_OWN);
-    int64_t mine[2] = {(int64_t)lines_hash(text, all_but_own),
+    int64_t mine[2] = {(int64_t)lines_hash(text, is_common),
                        (int64_t)strlen(text)};
     int64_t *all = iz_agree_numbers(r->coll, mine, 2, "what the run is");
     int told = 0;
@@ -455,7 +466,7 @@ int iz_identity_compare(const struct run *r, const char *text, char **changes)
     }
     char *rest = iz_text_close(&told[0]);
     *changes = iz_text_close(&told[1]);
-    if (rest && *rest && !c.another && iz_run_first(r))
+    if (rest && *rest && !c.another && !r->o.replay && iz_run_first(r))
         printf("resume: without effect on results: %s\n", rest + 2);
     fflush(stdout);
     free(rest);
