@@ -47,6 +47,7 @@ static int64_t down_rows(const void *self)
 #define EXPERTS(type, at, gate, up, down)                                      \
     {.tensor = at "gate.weight",                                               \
      .param = "layers.{}.mlp.gate.weight",                                     \
+     .layout = IZ_HF_ROWS,                                                     \
      .types = type},                                                           \
         EXPERTS_IN(type, at, gate, up, down, ""),                              \
         EXPERTS_IN(type, at, gate, up, down, "{}.")
@@ -97,6 +98,10 @@ static bool is_scaled(const void *self)
     return ((const struct iz_llama_config *)self)->rope_scaling_factor != 1;
 }
 
+/* What stands in an object of frequencies for one type of them. */
+#define LLAMA3(at)                                                             \
+    .with = at ".rope_type|" at ".type", .with_value = "\"llama3\""
+
 /* Frequencies have had three places: newer files have all of them in
  * rope_parameters, and every reader knows the older place, which is written.
  * What a factor divides is said by the type alone: no type means none of those
@@ -127,9 +132,15 @@ static const struct iz_hf_key hf_keys[] = {
      .types = "qwen3_moe|mixtral"},
     {"norm_topk_prob", "norm_topk_prob", "false", .types = "qwen3_moe"},
     {"decoder_sparse_step", "decoder_sparse_step", "1", .types = "qwen3_moe"},
-    {"mlp_only_layers", "mlp_only_layers", "[]", .types = "qwen3_moe"},
+    {"mlp_only_layers", "mlp_only_layers", "[]", .types = "qwen3_moe",
+     .null_is_zero = true},
     {"router_aux_loss_coef", "router_aux_loss_coef", "0.001",
      .types = "qwen3_moe|mixtral", .free = true},
+    {.name = "output_router_logits",
+     .values = "true",
+     .types = "qwen3_moe|mixtral",
+     .told = "transformers adds no router_aux_loss_coef to its loss then; here "
+             "it acts, unless model.router_aux_loss_coef is 0"},
     {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
     {.name = "vocab_size", .key = "vocab"},
     {.name = "max_position_embeddings", .key = "context"},
@@ -144,42 +155,61 @@ static const struct iz_hf_key hf_keys[] = {
     {"sliding_window", "window", "4096", .types = "mistral",
      .null_is_zero = true},
     {"sliding_window", "window", "0", .types = "mixtral", .null_is_zero = true},
+    {.name = "sliding_window", .types = "qwen2|qwen3|qwen3_moe"},
+    {.name = "layer_types",
+     .values = "\"full_attention\"|null",
+     .write = never},
     {.name = "use_sliding_window",
      .values = "false",
      .types = "qwen2|qwen3|qwen3_moe"},
     {"rope_theta", "rope_theta", "10000.0", .types = DENSE "|qwen3_moe"},
     {"rope_theta", "rope_theta", "1000000.0", .types = "mixtral"},
     {.name = "partial_rotary_factor", .values = "1.0|1", .write = never},
+    {"original_max_position_embeddings", "rope_scaling_original_seq", "0",
+     .write = never, .wins = true},
+    {"rope_scaling.rope_theta", "rope_theta", .write = never},
+    {.name = "rope_scaling.partial_rotary_factor",
+     .values = "1.0|1",
+     .write = never},
     {"rope_scaling.factor", "rope_scaling_factor", "1.0",
-     .with = "rope_scaling.rope_type|rope_scaling.type",
-     .with_value = "\"llama3\"", .write = is_scaled},
+     LLAMA3("rope_scaling"), .write = is_scaled},
     {"rope_scaling.low_freq_factor", "rope_scaling_low_freq_factor", "1.0",
-     .write = is_scaled},
+     LLAMA3("rope_scaling"), .write = is_scaled},
     {"rope_scaling.high_freq_factor", "rope_scaling_high_freq_factor", "4.0",
-     .write = is_scaled},
+     LLAMA3("rope_scaling"), .write = is_scaled},
     {"rope_scaling.original_max_position_embeddings",
-     "rope_scaling_original_seq", "0", .write = is_scaled},
+     "rope_scaling_original_seq", .write = is_scaled},
     {.name = "rope_scaling.rope_type",
      .values = "\"llama3\"|\"default\"",
      .write = is_scaled},
     {.name = "rope_scaling.type",
      .values = "\"llama3\"|\"default\"",
+     .same = "rope_scaling.rope_type",
+     .write = never},
+    {.name = "rope_parameters", .same = "rope_scaling"},
+    {.name = "rope_parameters.partial_rotary_factor",
+     .values = "1.0|1",
      .write = never},
     {"rope_parameters.rope_theta", "rope_theta", .write = never},
-    {"rope_parameters.factor", "rope_scaling_factor",
-     .with = "rope_parameters.rope_type", .with_value = "\"llama3\"",
+    {"rope_parameters.factor", "rope_scaling_factor", LLAMA3("rope_parameters"),
      .write = never},
     {"rope_parameters.low_freq_factor", "rope_scaling_low_freq_factor",
-     .write = never},
+     LLAMA3("rope_parameters"), .write = never},
     {"rope_parameters.high_freq_factor", "rope_scaling_high_freq_factor",
-     .write = never},
+     LLAMA3("rope_parameters"), .write = never},
     {"rope_parameters.original_max_position_embeddings",
      "rope_scaling_original_seq", .write = never},
     {.name = "rope_parameters.rope_type",
      .values = "\"llama3\"|\"default\"",
      .write = never},
+    {.name = "rope_parameters.type",
+     .values = "\"llama3\"|\"default\"",
+     .same = "rope_parameters.rope_type",
+     .write = never},
     {0},
 };
+
+#undef LLAMA3
 
 #define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
 #define IMPLIES(family, bias, norm)                                            \

@@ -214,15 +214,26 @@ struct iz_hf_name {
 /* A key of config.json.  Several rows with the same `key` are alternative names
  * of it; `values` of the first row applies if all are absent. */
 struct iz_hf_key {
-    const char *name; /* "a.b": b in the object a; those stand together */
-    const char *key;  /* of the section "model"; NULL: always one of `values` */
-    /* JSON "a|b".  Without `key`: the accepted values; the first one is
-     * written, and is the value if the name is absent.  With `key`: the value
+    /* "a.b": b in the object a; those stand together, and what no row names in
+     * such an object is refused. */
+    const char *name;
+    const char *key; /* of the section "model"; NULL: always one of `values` */
+    /* JSON "a|b".  Without `key`: the accepted values, or what all items of an
+     * array must be; the first one is written, and is the value if the name is
+     * absent; NULL: it means nothing.  With `key`: the value
      * if the name is absent; NULL: the name must be present, "": it may be
      * absent. */
     const char *values;
     const char *types; /* "a|b": the types that have this row; NULL: all */
-    bool null_is_zero; /* null in config.json means 0 here */
+    /* null in config.json means 0 here, or an empty list; there 0 means
+     * nothing and is refused. */
+    bool null_is_zero;
+    /* Of several names of a key this one may say another value, and wins. */
+    bool wins;
+    /* Another member, which must say the same if both are there. */
+    const char *same;
+    /* Another value than the first one is told, with this sentence. */
+    const char *told;
     /* A setting may be less: the number of rows of IZ_HF_FIRST_ROWS. */
     bool shorter;
     /* A setting may be any other: it says how to train. */

@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/text.h"
+
 #define TEXT_MAX ((int64_t)1 << 30)
 
 int iz_durable_refuse(const char *who, const char *path, const char *what,
@@ -153,6 +155,11 @@ int iz_durable_copy(const char *who, const char *to, const char *from)
         return iz_durable_refuse(who, from, "cannot read", errno);
     int out = open(to, O_WRONLY | O_CREAT | O_CLOEXEC | O_EXCL, 0666);
     int err = out < 0 ? iz_durable_refuse(who, to, "cannot create", errno) : 0;
+    char begin[64] = "";
+    int64_t some = bytes < 64 ? bytes : 64;
+    if (!err && !iz_durable_get(in, begin, some, 0) &&
+        iz_text_is_pointer(begin, some))
+        err = iz_text_refuse(stderr, "%s: %s " IZ_TEXT_POINTER, who, from);
     int moved = err ? 0 : copy_bytes(out, in, bytes);
     if (moved)
         err = iz_durable_refuse(who, to, "cannot copy", -moved);

@@ -26,7 +26,8 @@ int iz_durable_create(const char *who, const char *path, const char *text);
 int iz_durable_replace(const char *who, const char *path, const char *text);
 
 /* Creates a file with the bytes of another, at most 1 GiB and not all of them
- * in memory at once.  It must not exist; the other may be a symlink to a file.
+ * in memory at once, but not with those of a Git LFS pointer.  It must not
+ * exist; the other may be a symlink to a file.
  */
 int iz_durable_copy(const char *who, const char *to, const char *from);
 

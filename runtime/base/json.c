@@ -19,7 +19,9 @@ json_t *iz_json_read(const char *path, FILE *err)
 {
     int64_t bytes;
     char *text = iz_durable_read(path, &bytes);
-    const char *fault = text ? "not a JSON object" : strerror(errno);
+    const char *fault = !text                             ? strerror(errno)
+                        : iz_text_is_pointer(text, bytes) ? IZ_TEXT_POINTER
+                                                          : "not a JSON object";
     json_t *v = text ? iz_json_open(text, bytes) : NULL;
     free(text);
     if (json_is_object(v))

@@ -30,6 +30,13 @@ bool iz_text_among(const char *word, const char *words)
     return false;
 }
 
+bool iz_text_is_pointer(const void *begin, int64_t bytes)
+{
+    static const char line[] = "version https://git-lfs.github.com/spec/";
+    int64_t n = sizeof(line) - 1;
+    return bytes >= n && memcmp(begin, line, (size_t)n) == 0;
+}
+
 int64_t iz_text_decimal(const char **text)
 {
     int64_t v = 0;

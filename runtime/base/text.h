@@ -32,6 +32,10 @@ char *iz_text_close(struct iz_text *t);
 /* Puts ? for control characters: names in a message come from files, and must
  * not break its line or reach a terminal as commands. */
 void iz_text_make_printable(char *s);
+/* What a checkout without Git LFS has in place of a large file. */
+#define IZ_TEXT_POINTER "is a Git LFS pointer and not the file: git lfs pull"
+bool iz_text_is_pointer(const void *begin, int64_t bytes);
+
 /* Prints "izar: TEXT" as a line on `err`, unless that is NULL.  Returns
  * -EINVAL.
  */

@@ -14,6 +14,7 @@
 struct reader {
     struct iz_config_file *file;
     const struct iz_section *model; /* may be NULL */
+    FILE *notes;                    /* may be NULL */
     json_t *imported; /* keys of the model that model.import sets, or NULL */
     struct iz_text ignored; /* names of keys without effect, with commas */
     struct iz_faults faults;
@@ -206,8 +207,14 @@ static void check_imported(struct reader *r, const char *full, const char *name,
         return;
     if (strcmp(iz_published_shorter(r->model->hf), name) == 0 &&
         json_is_integer(v) &&
-        json_integer_value(v) < json_integer_value(theirs))
+        json_integer_value(v) < json_integer_value(theirs)) {
+        if (r->notes)
+            fprintf(r->notes,
+                    "%s: %lld of the folder's %lld positions are read, and "
+                    "an export has no more\n",
+                    full, json_integer_value(v), json_integer_value(theirs));
         return;
+    }
     iz_key_describe(a, sizeof(a), v);
     iz_key_describe(b, sizeof(b), theirs);
     iz_fault(&r->faults, full, "%s, but in %s/config.json it is %s", a,
@@ -264,7 +271,8 @@ static void read_import(struct reader *r, const json_t *v)
         iz_fault(&r->faults, "model.import", "this model has no names for it");
         return;
     }
-    char *text = iz_published_read(r->model->hf, folder, r->faults.err);
+    char *text =
+        iz_published_read(r->model->hf, folder, r->notes, r->faults.err);
     if (text)
         r->imported = json_loads(text, 0, NULL);
     else
@@ -547,7 +555,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    FILE *notes, FILE *err)
 {
     struct iz_config_file file;
-    struct reader r = {.file = &file, .model = model};
+    struct reader r = {.file = &file, .model = model, .notes = notes};
     int rc = 0;
     r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
     json_t *root = path ? config_read_load(&r, path, &rc) : json_object();

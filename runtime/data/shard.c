@@ -55,6 +55,8 @@ static int map(struct iz_mapping *m, int fd, const char *path)
         m->at = NULL;
         return data_shard_refuse(path, errno);
     }
+    if (iz_text_is_pointer(m->at, m->bytes))
+        return iz_text_refuse(stderr, "data: %s " IZ_TEXT_POINTER, path);
     return 0;
 }
 

@@ -19,11 +19,13 @@
 
 static const char *const files[] = {IZ_IMPORTED_FILES, NULL};
 
+/* A link that leads nowhere, too: it is refused when it is read. */
 static bool has(const char *folder, const char *name)
 {
     char path[PATH + 64];
+    struct stat st;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
-    return access(path, F_OK) == 0;
+    return lstat(path, &st) == 0;
 }
 
 static int copy(const char *who, const char *to, const char *from,
@@ -72,6 +74,9 @@ int iz_imported_keep(const char *output, const char *folder, bool goes_on)
     if (goes_on && has(kept, IZ_PUBLISHED_CONFIG))
         return 0;
     int err = iz_durable_remove_directory(WHO, kept, files);
+    if (!err && *folder && has(folder, "additional_chat_templates"))
+        printf("model.import: additional_chat_templates are not kept: an "
+               "export lacks them\n");
     return err || !*folder ? err : replace(kept, folder);
 }
 

@@ -130,7 +130,7 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->col = by_rows ? 0 : at;
         t->rows = by_rows ? cut[i] : p->rows;
         t->cols = by_rows ? p->cols : cut[i];
-        t->vector = p->rows == 1 && !by_rows;
+        t->vector = p->rows == 1 && !by_rows && row->layout != IZ_HF_FIRST_ROWS;
         t->transposed = row->layout == IZ_HF_TRANSPOSED && !t->vector;
         t->first = row->layout == IZ_HF_FIRST_ROWS;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "runtime/base/text.h"
 #include "runtime/formats/nf4.h"
 
 static const char *const suffix[IZ_HF_NF4_PARTS] = {
@@ -33,7 +34,7 @@ bool iz_hf_nf4_name(const char *name, enum iz_hf_nf4_part *part,
 static bool is_array(const struct iz_st_tensor *e, const char *dtype,
                      int64_t bytes)
 {
-    return strcmp(e->dtype, dtype) == 0 && e->bytes == bytes;
+    return iz_text_among(e->dtype, dtype) && e->bytes == bytes;
 }
 
 /* What all values of codes are here: of codes in one group, whose scales are 1.
@@ -86,7 +87,8 @@ const char *iz_hf_nf4_check(struct iz_hf_nf4 *t)
         if (!p[i])
             return "is in 4 bits, and tensors are missing that belong to it: "
                    "only nf4 with double quantization is read";
-    if (!is_array(t->code, "U8", (t->n + 1) / 2) ||
+    /* bnb_4bit_quant_storage names a type that the same bytes lie as. */
+    if (!is_array(t->code, "U8|BF16|F16|F32", (t->n + 1) / 2) ||
         !is_array(p[IZ_HF_NF4_SCALE], "U8", blocks) ||
         !is_array(p[IZ_HF_NF4_MOST], "F32", 4 * iz_quant_groups(t->n)) ||
         !is_array(p[IZ_HF_NF4_VALUES], "F32", 4 * 16) ||

@@ -15,7 +15,7 @@ struct reader {
     const char *path;
     const json_t *root;
     const struct iz_hf_type *type;
-    FILE *err, *out;
+    FILE *notes, *err, *out;
     int faults, members;
 };
 
@@ -99,7 +99,7 @@ static bool seen(struct reader *r, const struct iz_hf *hf,
         const json_t *w = same_key(p, k) ? row_value(r, p) : NULL;
         if (!w)
             continue;
-        if (!iz_json_same(v, w))
+        if (!p->wins && !iz_json_same(v, w))
             published_fault(r, k->name, ", which is not ", v, p->name);
         return true;
     }
@@ -117,18 +117,30 @@ static bool spoken_for(const struct reader *r, const struct iz_hf *hf,
     return false;
 }
 
-/* Refuses a member that stands without what gives it its meaning. */
-static void check_with(struct reader *r, const struct iz_hf_key *k,
-                       const json_t *v)
+/* Whether one of the members that give a row its meaning does. */
+static bool is_meant(const struct reader *r, const struct iz_hf_key *k)
 {
-    char name[64], want[160];
+    char name[64];
     for (int i = 0; iz_text_word(name, sizeof(name), k->with, i); i++) {
         const json_t *w = lookup(r->root, name);
         if (w && iz_key_among(w, k->with_value))
-            return;
+            return true;
     }
+    return false;
+}
+
+/* Refuses a member that stands without what gives it its meaning, and one that
+ * is missing beside it. */
+static void check_with(struct reader *r, const struct iz_hf_key *k,
+                       const json_t *v)
+{
+    bool meant = is_meant(r, k);
+    char want[160];
     snprintf(want, sizeof(want), "%s in %s", k->with_value, k->with);
-    published_fault(r, k->name, "; this model only has it with ", v, want);
+    if (v && !meant)
+        published_fault(r, k->name, "; this model only has it with ", v, want);
+    if (!v && meant)
+        published_fault(r, k->name, " is missing beside ", NULL, want);
 }
 
 static void read_shape(struct reader *r, const struct iz_hf *hf,
@@ -136,24 +148,52 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
 {
     const json_t *v = lookup(r->root, k->name);
     char *text = v ? iz_json_dump(v) : NULL;
+    if (k->with)
+        check_with(r, k, v);
     if (!v && spoken_for(r, hf, k))
         return;
-    if (v && k->with)
-        check_with(r, k, v);
+    if (v && k->null_is_zero && iz_json_number(v, 0) == 0)
+        published_fault(r, k->name, "; without it stands ", v, "null");
     if (!v && !k->values)
         published_fault(r, k->name, " is missing", NULL, "");
     else if (!v && *k->values)
         put_member(r, k->key, k->values);
     else if (text && !seen(r, hf, k, v))
         put_member(r, k->key,
-                   k->null_is_zero && strcmp(text, "null") == 0 ? "0" : text);
+                   !k->null_is_zero || strcmp(text, "null") != 0 ? text
+                   : k->values && k->values[0] == '['            ? "[]"
+                                                                 : "0");
     free(text);
+}
+
+/* Nothing, as null and {} are. */
+static bool is_void(const json_t *v)
+{
+    return !v || json_is_null(v) || (json_is_object(v) && !iz_json_count(v));
+}
+
+static bool all_among(const json_t *v, const char *values)
+{
+    size_t n = json_array_size(v), i = 0;
+    if (!json_is_array(v))
+        return iz_key_among(v, values);
+    while (i < n && iz_key_among(json_array_get(v, i), values))
+        i++;
+    return i == n;
 }
 
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
     const json_t *v = lookup(r->root, k->name);
-    if (v && !iz_key_among(v, k->values))
+    const json_t *w = k->same ? lookup(r->root, k->same) : NULL;
+    if (!is_void(v) && !is_void(w) && !iz_json_same(v, w))
+        published_fault(r, k->name, ", which is not ", v, k->same);
+    if (!k->values || (!v && !k->told))
+        return;
+    if (k->told && r->notes && (!v || !iz_key_among(v, k->values)))
+        fprintf(r->notes, "model.import: %s is not %s: %s\n", k->name,
+                k->values, k->told);
+    else if (!k->told && !all_among(v, k->values))
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
 
@@ -166,15 +206,92 @@ static const struct iz_hf_type *read_type(struct reader *r,
     const struct iz_hf_type *t = hf->types;
     char known[256];
     size_t n = 0;
-    if (!v)
+    if (!v && !t[1].name)
         return t;
     for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
         n += (size_t)snprintf(known + n, sizeof(known) - n, "%s\"%s\"",
                               n ? "|" : "", t->name);
     if (t->name)
         return t;
-    published_fault(r, "model_type", "; this model only has ", v, known);
+    published_fault(r, "model_type",
+                    v ? "; this model only has " : " is missing: one of ", v,
+                    known);
     return NULL;
+}
+
+/* ---- what is not read ---- */
+
+/* Members that do not change what a model computes here: of what it is called,
+ * of a tokenizer, of training and of generating; dropout, which there is none
+ * of; shapes that the tensors tell as well; and what is looked at elsewhere. */
+static const char harmless[] =
+    "architectures|model_type|torch_dtype|dtype|transformers_version|"
+    "_name_or_path|name_or_path|_attn_implementation|attn_implementation|"
+    "_attn_implementation_autoset|_commit_hash|auto_map|custom_pipelines|"
+    "use_cache|output_attentions|output_hidden_states|return_dict|is_decoder|"
+    "is_encoder_decoder|chunk_size_feed_forward|id2label|label2id|problem_type|"
+    "num_labels|finetuning_task|task_specific_params|gradient_checkpointing|"
+    "initializer_range|tokenizer_class|bos_token_id|eos_token_id|pad_token_id|"
+    "sep_token_id|unk_token_id|mask_token_id|decoder_start_token_id|"
+    "bos_token|eos_token|pad_token|unk_token|prefix|torchscript|use_bfloat16|"
+    "tf_legacy_loss|pruned_heads|tie_encoder_decoder|"
+    "cross_attention_hidden_size|max_length|min_length|do_sample|"
+    "early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|"
+    "top_k|top_p|typical_p|repetition_penalty|length_penalty|"
+    "no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
+    "num_return_sequences|output_scores|return_dict_in_generate|"
+    "forced_bos_token_id|forced_eos_token_id|remove_invalid_values|"
+    "exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|"
+    "attention_dropout|hidden_dropout|attn_pdrop|embd_pdrop|resid_pdrop|"
+    "dropout|summary_activation|summary_first_dropout|summary_proj_to_labels|"
+    "summary_type|summary_use_proj|reorder_and_upcast_attn|n_inner|"
+    "pretraining_tp|max_window_layers|quantization_config|use_flash_attn|"
+    "unsloth_version|unsloth_fixed|gguf_file|max_sequence_length|"
+    "vision_config_dict";
+
+/* Whether a row names it ("a"), or a member of it ("a.b"). */
+static bool is_read(const struct reader *r, const struct iz_hf *hf,
+                    const char *member, bool inside)
+{
+    size_t n = strlen(member);
+    for (const struct iz_hf_key *k = hf->keys; k->name; k++)
+        if (applies(k, r->type) && strncmp(k->name, member, n) == 0 &&
+            (inside ? k->name[n] == '.' : !k->name[n] || k->name[n] == '.'))
+            return true;
+    return false;
+}
+
+static void check_inside(struct reader *r, const struct iz_hf *hf,
+                         const char *member, const json_t *object)
+{
+    char name[160];
+    const char *key = NULL;
+    while ((key = iz_json_key(object, key))) {
+        snprintf(name, sizeof(name), "%s.%.80s", member, key);
+        if (!is_read(r, hf, name, false))
+            published_fault(r, name, "; here such is not known",
+                            json_object_get(object, key), "");
+    }
+}
+
+static void tell_unread(struct reader *r, const struct iz_hf *hf)
+{
+    const char *key = NULL;
+    int n = 0;
+    while ((key = iz_json_key(r->root, key))) {
+        const json_t *v = json_object_get(r->root, key);
+        if (is_read(r, hf, key, true))
+            check_inside(r, hf, key, v);
+        if (is_read(r, hf, key, false) || iz_text_among(key, harmless) ||
+            is_void(v) || json_is_false(v) || !r->notes)
+            continue;
+        fprintf(r->notes, "%s%s",
+                n ? ", " : "model.import: ", n ? "" : r->path);
+        fprintf(r->notes, "%s%.60s",
+                n++ ? "" : ": keys that are not read: ", key);
+    }
+    if (n)
+        fputc('\n', r->notes);
 }
 
 static void read_rows(struct reader *r, const struct iz_hf *hf)
@@ -201,6 +318,7 @@ static char *read_keys(struct reader *r, const struct iz_hf *hf)
         return NULL;
     fputc('{', r->out);
     read_rows(r, hf);
+    tell_unread(r, hf);
     fputc('}', r->out);
     char *keys = iz_text_close(&text);
     if (!r->faults)
@@ -209,10 +327,11 @@ static char *read_keys(struct reader *r, const struct iz_hf *hf)
     return NULL;
 }
 
-char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *err)
+char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *notes,
+                        FILE *err)
 {
     char path[IZ_PATH_MAX + 32], *text = NULL;
-    struct reader r = {.path = path, .err = err};
+    struct reader r = {.path = path, .notes = notes, .err = err};
     snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
     json_t *root = iz_json_read(path, err);
     r.root = root;
@@ -250,6 +369,12 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
         iz_key_print(out, ours, self);
 }
 
+/* Whether a row without key is: it has a value that means something. */
+static bool is_written(const struct iz_hf_key *k)
+{
+    return k->values && !k->told;
+}
+
 /* Whether a member of a config.json is said by this program. */
 static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
                     const char *member)
@@ -259,7 +384,8 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
                                  "transformers_version|quantization_config";
     size_t n = strlen(member);
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)
-        if (applies(k, t) && strncmp(k->name, member, n) == 0 &&
+        if (applies(k, t) && (k->key || is_written(k)) &&
+            strncmp(k->name, member, n) == 0 &&
             (k->name[n] == '.' || !k->name[n]))
             return true;
     return iz_text_among(member, others);
@@ -290,7 +416,8 @@ static void put_rows(FILE *out, const struct iz_section *model,
 {
     struct iz_nest n = {.out = out, .indent = 2};
     for (const struct iz_hf_key *k = model->hf->keys; k->name; k++) {
-        if (!applies(k, t) || (k->write && !k->write(self)))
+        if (!applies(k, t) || (k->write && !k->write(self)) ||
+            !(k->key || is_written(k)))
             continue;
         iz_nest_name(&n, k->name);
         put_key(out, k, model->keys, self);
@@ -357,7 +484,7 @@ static bool left_open(const struct iz_hf *hf, const char *key, const json_t *v,
 int iz_published_same(const struct iz_section *model, const void *self,
                       const char *folder, FILE *err)
 {
-    char *text = iz_published_read(model->hf, folder, err);
+    char *text = iz_published_read(model->hf, folder, NULL, err);
     json_t *read = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
     json_t *own = own_keys(model, self);
     const char *key = NULL;

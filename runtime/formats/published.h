@@ -12,9 +12,11 @@
 #define IZ_PUBLISHED_CONFIG "config.json"
 
 /* The shape that folder/config.json has, as a JSON object of the keys of
- * section "model"; malloc'ed.  NULL with all faults told on `err` (may be
- * NULL): a key is missing, or the model is of another kind. */
-char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *err);
+ * section "model"; malloc'ed.  What of the file is not read is told on `notes`.
+ * NULL with all faults told on `err`: a key is missing, or the model is of
+ * another kind.  Both may be NULL. */
+char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *notes,
+                        FILE *err);
 
 /* The type as which a model is published; NULL: none. */
 const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,

@@ -214,7 +214,7 @@ static int parse_tensors(struct iz_st *s)
         return fault_of_system(s, ENOMEM);
     while (!err && (name = iz_json_key(s->header, name))) {
         const json_t *v = json_object_get(s->header, name);
-        if (v == s->metadata)
+        if (strcmp(name, "__metadata__") == 0)
             continue;
         struct iz_st_tensor *t = &s->tensor[s->n++];
         t->name = name;
@@ -239,6 +239,10 @@ static int read_header(struct iz_st *s)
     int err = s->bytes < PREFIX ? 0 : read_at(s, &length, PREFIX, 0);
     if (err)
         return err;
+    char begin[64];
+    int64_t some = s->bytes < 64 ? s->bytes : 64;
+    if (!read_at(s, begin, some, 0) && iz_text_is_pointer(begin, some))
+        return iz_st_fault(s, IZ_TEXT_POINTER);
     if (length < 2 || length > (uint64_t)HEADER_MAX ||
         length > (uint64_t)(s->bytes - PREFIX))
         return iz_st_fault(s,

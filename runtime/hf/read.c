@@ -137,6 +137,28 @@ static int check_nf4(struct iz_hf_reader *r, int i)
     return why != NULL;
 }
 
+static bool any_nf4(const struct iz_hf_reader *r)
+{
+    bool any = false;
+    for (int i = 0; i < r->map.n; i++)
+        any |= in_nf4(r, i);
+    return any;
+}
+
+/* 1, told, for a matrix that would be in 4 bits here, of a folder that has such
+ * and has left it out of them. */
+static int check_left_out(const struct iz_hf_reader *r, int i)
+{
+    const struct iz_hf_tensor *t = &r->map.tensor[i];
+    struct iz_quant_matrix m;
+    if (!r->model || !r->entry[i] || !find_matrix(r, t, &m))
+        return 0;
+    tell(r, t->name,
+         "is not in 4 bits there, as others are, and would be in this run, "
+         "which has one model.base_dtype for all");
+    return 1;
+}
+
 /* Gives the entry its place in the map; the number of faults. */
 static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 {
@@ -166,11 +188,13 @@ static int compare(struct iz_hf_reader *r)
     for (int i = 0; i < r->folder.n_files; i++)
         for (int k = 0; k < r->folder.file[i].n; k++)
             faults += take_entry(r, &r->folder.file[i].tensor[k]);
+    bool some_nf4 = any_nf4(r);
     for (int i = 0; i < r->map.n; i++)
         if (in_nf4(r, i)) {
             faults += check_nf4(r, i);
         } else if (r->entry[i]) {
             faults += check_entry(r, &r->map.tensor[i], r->entry[i]);
+            faults += some_nf4 ? check_left_out(r, i) : 0;
         } else if (!r->map.tensor[i].tied) {
             tell(r, r->map.tensor[i].name, "is missing");
             faults++;
@@ -184,7 +208,7 @@ static int compare(struct iz_hf_reader *r)
 /* What the folder says of the key that may be set to less. */
 static int64_t published_rows(const struct iz_hf *hf, const char *path)
 {
-    char *text = iz_published_read(hf, path, NULL);
+    char *text = iz_published_read(hf, path, NULL, NULL);
     json_t *root = text ? json_loads(text, 0, NULL) : NULL;
     int64_t rows =
         json_integer_value(json_object_get(root, iz_published_shorter(hf)));

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "runtime/base/text.h"
+#include "runtime/formats/tokens.h"
 #include "runtime/model/lora.h"
 #include "runtime/model/rules.h"
 
@@ -32,6 +33,8 @@ int iz_model_prepare(struct iz_model *m, const struct iz_config *c,
                      const struct iz_hf *hf, FILE *err)
 {
     int s = tell_data(m, &c->data, err);
+    if (!s && m->vocab && c->import[0])
+        s = iz_tokens_check(c->import, m->vocab, err);
     if (!s)
         s = iz_lora_apply(m, c, hf, err);
     return s ? s : iz_rules_apply(m, c, err);

@@ -31,7 +31,10 @@ def map_file(path):
                 raise Refused(f"{path} is not a regular file")
             if found.st_size == 0:
                 raise Refused(f"{path} is empty")
-            return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            if data[:40].startswith(b"version https://git-lfs.github.com/spec/"):
+                raise Refused(f"{path} is a Git LFS pointer and not the file")
+            return data
         finally:
             os.close(fd)
     except OSError as e:

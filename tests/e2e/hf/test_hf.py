@@ -208,9 +208,12 @@ def test_rope_parameters_are_the_newer_place(place):
                                       "rope_theta": c["rope_theta"]}}
     del newer["rope_scaling"], newer["rope_theta"]
     plain = {k: v for k, v in c.items() if k != "rope_scaling"}
-    a, b, d = (place.good(1, model(written(place, "llama", config=x, name=name)))
-               for name, x in (("older", c), ("newer", newer), ("plain", plain)))
-    assert a.numbers == b.numbers
+    mixed = {k: v for k, v in c.items() if k != "rope_theta"}
+    mixed["rope_scaling"] = newer["rope_parameters"]
+    a, *same, d = (
+        place.good(1, model(written(place, "llama", config=x, name=f"in{n}")))
+        for n, x in enumerate((c, newer, mixed, plain)))
+    assert all(b.numbers == a.numbers for b in same)
     assert d.losses[0] != a.losses[0]
 
 
@@ -228,6 +231,19 @@ def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
              {"original_max_position_embeddings": 8192})))
     assert a.numbers == b.numbers and a.losses[0] != d.losses[0]
     assert content(place.folder / "export0") == content(place.folder / "export1")
+    # At the top it wins.
+    top = place.good(1, model(written(place, "llama", name="top", config={
+        **c, place_of: {**scaling, "original_max_position_embeddings": 8192},
+        "original_max_position_embeddings": 64})))
+    assert top.numbers == a.numbers
+
+
+def test_a_router_of_one_expert_is_a_matrix(place):
+    place.use(rows.program_of("mixtral"))
+    out = place.folder / "out"
+    place.good(1, {"model": {"preset": "tiny", "num_experts": 1,
+                             "num_experts_per_tok": 1}, "run.export": str(out)})
+    assert hf.read(out)["model.layers.1.block_sparse_moe.gate.weight"][1] == (1, 32)
 
 
 # ---- what a run keeps of an import ----
@@ -410,10 +426,23 @@ CONFIGS = [
         ({"type": "linear", "factor": 2.0}, [["linear"]]),
         ({"factor": 2.0}, [["rope_scaling.factor"]]),
         ({"rope_type": "default", "factor": 2.0}, [["rope_scaling.factor"]]),
-        ({"type": "llama3", "factor": 2.0}, None), ({"rope_type": "default"}, None))),
+        ({"type": "llama3", "factor": 2.0, "high_freq_factor": 4.0},
+         [["low_freq_factor", "missing"]]),
+        ({"type": "llama3", "rope_type": "default"}, [["rope_scaling.type", "llama3"]]),
+        ({"rope_type": "default", "rope_theta": 5e5}, [["rope_theta", "500000"]]),
+        ({"rope_type": "default", "rope_theta": 10000}, None))),
     *(("llama", {SCALING: None, PARAMETERS: theirs}, {}, words) for theirs, words in (
         ({"factor": 2.0}, [["rope_parameters.factor"]]),
-        ({"rope_type": "yarn", "factor": 2.0}, [["yarn"]]))),
+        ({"rope_type": "yarn", "factor": 2.0}, [["yarn"]]),
+        ({"type": "longrope"}, [["longrope"]]),
+        ({"full_attention": {"rope_type": "default", "rope_theta": 5e5}},
+         [["rope_parameters.full_attention"]]))),
+    ("llama", {PARAMETERS: {"rope_type": "default"}}, {},
+     [["rope_parameters is", "not rope_scaling"]]),
+    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, {},
+     [["layer_types", "sliding"]]),
+    ("mistral", {"sliding_window": 0}, {}, [["sliding_window is 0", "null"]]),
+    ("mistral", {"model_type": ...}, {}, [["model_type is missing", "mistral"]]),
     ("llama", {"max_position_embeddings": 15}, {}, [["context"]]),
     ("llama", {}, {"model.seq": 1024}, [["model.seq: 1024", "model.context, 64"]]),
     ("qwen3", {"head_dim": 5}, {}, [["head_dim"]])]
@@ -423,7 +452,8 @@ CONFIGS = [
 def test_a_config_that_computes_something_else_is_refused(kind, change, settings,
                                                           faults, place):
     folder = written(place, kind)
-    (folder / "config.json").write_text(json.dumps({**config_of(kind), **change}))
+    c = {k: v for k, v in {**config_of(kind), **change}.items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(c))
     r = place.launch(1, {**model(folder), "run.steps": 1, **settings})
     if faults is None:
         assert r.rc == 0, str(r)
@@ -431,6 +461,49 @@ def test_a_config_that_computes_something_else_is_refused(kind, change, settings
     assert r.rc == 1 and not r.steps and not run.DUMPS.search(r.out + r.err), str(r)
     for words in faults:
         assert [x for x in r.err.splitlines() if all(w in x for w in words)], str(r)
+
+
+@pytest.mark.parametrize("kind, change, said", [
+    ("llama", {"logits_scaling": 8.0, "x": None, "residual_multiplier": 0.2},
+     "config.json: keys that are not read: logits_scaling, residual_multiplier\n"),
+    ("mixtral", {"output_router_logits": False}, "output_router_logits is not true"),
+    ("qwen3_moe", {"output_router_logits": True, "eos_token_id": 3}, None),
+    ("gpt2", {"n_positions": 16}, None)])
+def test_what_is_not_read_is_told(kind, change, said, place):
+    folder = written(place, kind, config={**config_of(kind), **change})
+    r = place.launch(1, model(folder), ["--plan"])
+    assert r.rc == 0 and (said in r.out if said else "model.import: " not in r.out), str(r)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+LFS, FAR = "is a Git LFS pointer", "has a vocabulary of 256"
+# A file beside the weights: its bytes (None: a link that leads nowhere), what is said.
+FILES = [
+    ("tokenizer.json", POINTER, [LFS]), ("model.safetensors", POINTER, [LFS]),
+    ("config.json", POINTER, [LFS]), ("generation_config.json", None, ["cannot read"]),
+    ("tokenizer.json", b'{"model": {"vocab": {"a": 0, "b\\n": 256}}}', ['"b?" is 256', FAR]),
+    ("tokenizer.json", b'{"added_tokens": [{"id": 400, "content": "x"}]}', ['"x" is 400']),
+    ("tokenizer.json", json.dumps({"model": {"vocab": [[f"{i}", 0.0] for i in range(
+        257)]}}).encode(), ['"256" is 256']),
+    ("vocab.json", b'{"a": 300}', ['"a" is 300']),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": {"256": {"content": "p"}}}',
+     ['"p" is 256'])]
+
+
+@pytest.mark.parametrize("name, data, said", FILES)
+def test_a_file_that_is_another_is_refused(name, data, said, place):
+    path = written(place, "llama") / name
+    path.unlink(missing_ok=True)
+    path.write_bytes(data) if data else path.symlink_to("nothing")
+    r = place.launch(2, model(path.parent))
+    run.refused(r, name, *said)
+    assert not r.steps
+
+
+def test_data_that_is_a_pointer_is_refused(place):
+    data = place.folder / "data"
+    data.write_bytes(POINTER * 20)
+    run.refused(place.launch(1, {"data.path": str(data)}), "data: ", LFS)
 
 
 @pytest.mark.sanitized
@@ -496,13 +569,13 @@ def test_an_export_has_the_loss_of_the_run(kind, dtype, ranks, more, said, place
 @pytest.mark.sanitized
 def test_what_was_written_wrongly_is_no_export(place):
     """One byte of a tensor, or of the config, by the run and by the tool; the next
-    export takes the place of what is left."""
+    export takes the place of what is left.  The last shard is the first rank's."""
     out, left = place.folder / "out", place.folder / "out.tmp"
     good = place.good(2, {"run.save": True})
     for name, byte, said in (("model.safetensors", 7, ["export", "ln_f.bias", "written"]),
                              ("config.json", 123, ["out.tmp/config.json", "not a JSON"])):
         env = {"LD_PRELOAD": run.built("tests/libslow.so"), "SLOW_NAME": f"tmp/{name}",
-               "SLOW_RANK": "1" if byte == 7 else "0", "SLOW_BYTE": str(byte)}
+               "SLOW_RANK": "0", "SLOW_BYTE": str(byte)}
         r = place.launch(2, {"run.export": str(out)}, env=env)
         run.refused(r, str(left), *said, everyone=True)
         assert "failed after 3 steps" in r.out

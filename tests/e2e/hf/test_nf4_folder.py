@@ -112,3 +112,17 @@ def test_what_it_cannot_be_is_refused_by_name(place):
         "F32", (16,), struct.pack("<16f", *VALUES[::-1]))})
     text = tensors[state][2].replace(b'"blocksize": 64', b'"blocksize": 32')
     refused("but not of nf4 in blocks of 64", **{state: ("U8", (len(text),), text)})
+    parts = {k: None for k in tensors if k.startswith(f"{name}.")}
+    whole = hf.random_tensors({name: hf.llama_shapes(CONFIG)[name]}, "F32")
+    refused("is not in 4 bits there, as others are", **parts, **whole)
+
+
+def test_the_type_that_its_bytes_lie_as_does_not_matter(place):
+    """bnb_4bit_quant_storage."""
+    c, r, tensors = make(place)
+    stored = {k: ("BF16", (len(t[2]) // 2, 1), t[2])
+              if k + ".absmax" in tensors and len(t[2]) % 2 == 0 else t
+              for k, t in tensors.items()}
+    assert stored != tensors
+    again = place.good(1, {**c, "model.import": str(folder(place, stored, "bf16"))})
+    assert again.numbers == r.numbers

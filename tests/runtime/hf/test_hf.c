@@ -371,7 +371,7 @@ static char *config_of(const char *text)
 {
     write_text(in_folder("config.json"), json(text));
     listen_begin();
-    char *out = iz_published_read(&hf, folder, stderr);
+    char *out = iz_published_read(&hf, folder, stderr, stderr);
     listen_end();
     return out;
 }
@@ -407,11 +407,12 @@ static void keys_of_the_model_come_from_the_config(void **state)
     model_says(toy, NULL, words,
                "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
     shapes_are_read(
-        "{'num_layers': 3, 'rope_theta': 5e5, 'act': 'swish', 'mlp': {'gated': "
+        "{'model_type': 'toy', 'num_layers': 3, 'rope_theta': 5e5, 'act': "
+        "'swish', 'mlp': {'gated': "
         "false}, 'n_layer': 3, 'x': [], 'window': 9}",
         "{'layers': 3, 'base': 500000.0, 'window': 9, 'gated': false}");
     shapes_are_read(
-        "{'n_layer': 3, 'mlp': null}",
+        "{'model_type': 'toy', 'n_layer': 3, 'mlp': null}",
         "{'layers': 3, 'base': 10000.0, 'window': 7, 'gated': true}");
 }
 
@@ -440,7 +441,8 @@ static void keys_that_mean_nothing_are_kept(void **state)
                                         "!float64",
                                         "!'mlp': 4",
                                         NULL};
-    free(config_of("{'num_layers': 9, 'eos_token_id': [5, 6], 'kind': 3, "
+    free(config_of("{'model_type': 'toy', 'num_layers': 9, 'eos_token_id': [5, "
+                   "6], 'kind': 3, "
                    "'torch_dtype': 'float64', 'mlp': 4}"));
     model_says(toy, folder, words,
                "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
@@ -453,8 +455,12 @@ static void every_fault_of_a_config_is_told(void **state)
     assert_said("act is \"relu\"; this model only has \"silu\"|\"swish\"");
     assert_said("model_type is \"llama\"; this model only has "
                 "\"toy\"|\"toy2\"|\"toy3\"");
-    assert_null(config_of("{'num_layers': 3, 'n_layer': 4}"));
+    assert_null(config_of("{'num_layers': 3, 'n_layer': 4, 'window': 0, 'mlp': "
+                          "{'wide': 1}}"));
+    assert_said("model_type is missing: one of");
     assert_said("n_layer is 4, which is not num_layers");
+    assert_said("window is 0; without it stands null");
+    assert_said("mlp.wide is 1; here such is not known");
     assert_null(config_of("[]"));
     assert_said("not a JSON object");
 }
