@@ -19,6 +19,7 @@
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
 #include "runtime/model/prepare.h"
+#include "runtime/report/box.h"
 #include "runtime/run/identity.h"
 #include "runtime/step/train.h"
 
@@ -441,6 +442,8 @@ static int open_metrics(struct run *r)
         iz_metrics_line(r->metrics,
                         "{\"resumed\": {\"from\": %lld, \"changed\": {%s}}}",
                         (long long)r->from.step, r->changes);
+    if (!s && !r->o.replay)
+        s = iz_box_open(r->e);
     s = iz_run_agree(r, s, "the metrics");
     return s || !r->o.replay ? s : iz_replay_open(r);
 }
