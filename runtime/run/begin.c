@@ -67,7 +67,10 @@ static int find_owner(struct run *r)
 {
     struct run_from *f = &r->from;
     char id[IZ_CKPT_ID];
-    int64_t step = f->step, of = step;
+    int64_t step = f->step, of;
+    if (r->o.replay && step < 0) /* a later one tells, too, what the run was */
+        step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    of = step;
     if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
         return 0; /* what is wrong with it is told when it is read */
     r->lost = !f->identity;
