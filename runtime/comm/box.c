@@ -55,6 +55,15 @@ void iz_coll_boxes(struct iz_coll *c, int boxes)
         own->boxes = boxes < 0 ? own->boxes + 1 : boxes;
 }
 
+bool iz_coll_is_rank(const struct iz_coll *c, int64_t pid)
+{
+    int r = 0;
+    while (c->state && r < c->size &&
+           !(iz_coll_is_numbered(c, r) && c->state->seat[r]->pid == pid))
+        r++;
+    return c->state && r < c->size;
+}
+
 /* Whether a process of this host may be asked, and has not answered. */
 static bool asked(const struct iz_coll *c, int r, int before)
 {

@@ -206,6 +206,8 @@ struct iz_sink; /* codelets/base/sink.h */
 void iz_coll_box(const struct iz_coll *c, struct iz_sink *s, int64_t zero_ns);
 void iz_coll_boxes(struct iz_coll *c, int boxes);
 void iz_coll_ask_boxes(const struct iz_coll *c);
+/* Whether a process is another rank of this host. */
+bool iz_coll_is_rank(const struct iz_coll *c, int64_t pid);
 
 void iz_coll_barrier(struct iz_coll *c, const char *what);
 /* Copies `bytes` bytes at p from rank `root` to all ranks. */

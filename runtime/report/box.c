@@ -134,12 +134,15 @@ static void tell(const struct iz_engine *e, const char *name, const char *path,
     iz_sink_flush(&s);
 }
 
-static void on_quit(const char *name)
+/* A rank that asks has the word itself. */
+static void on_quit(const char *name, pid_t from)
 {
     int kept = errno;
     const struct iz_engine *e = box.e;
-    const char *path = box.ends ? NULL : write_box(name);
-    if (path)
+    bool asked = e && iz_coll_is_rank(e->coll, from);
+    const char *path =
+        box.ends ? NULL : write_box(asked ? "another rank ends the run" : name);
+    if (path && !asked)
         tell(e, name, path, ": goes on");
     errno = kept;
 }
@@ -155,20 +158,21 @@ static void on_fatal(struct fatal *f)
     raise(f->number);
 }
 
-static void on_box_signal(int number)
+static void on_box_signal(int number, siginfo_t *info, void *context)
 {
     struct fatal *f = signals;
     while (f->number != number)
         f++;
     if (number == SIGQUIT)
-        on_quit(f->name);
+        on_quit(f->name, info->si_pid);
     else
         on_fatal(f);
 }
 
 int iz_box_open(const struct iz_engine *e)
 {
-    struct sigaction a = {.sa_handler = on_box_signal, .sa_flags = SA_RESTART};
+    struct sigaction a = {.sa_sigaction = on_box_signal,
+                          .sa_flags = SA_RESTART | SA_SIGINFO};
     struct iz_text t;
     snprintf(box.path, PATH, "%s/stuck-rank%d.json", e->config->run.output,
              e->plan.rank);
