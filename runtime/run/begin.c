@@ -19,6 +19,7 @@
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
 #include "runtime/model/prepare.h"
+#include "runtime/report/box.h"
 #include "runtime/run/identity.h"
 #include "runtime/step/train.h"
 
@@ -66,7 +67,10 @@ static int find_owner(struct run *r)
 {
     struct run_from *f = &r->from;
     char id[IZ_CKPT_ID];
-    int64_t step = f->step, of = step;
+    int64_t step = f->step, of;
+    if (r->o.replay && step < 0) /* a later one tells, too, what the run was */
+        step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    of = step;
     if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
         return 0; /* what is wrong with it is told when it is read */
     r->lost = !f->identity;
@@ -441,6 +445,8 @@ static int open_metrics(struct run *r)
         iz_metrics_line(r->metrics,
                         "{\"resumed\": {\"from\": %lld, \"changed\": {%s}}}",
                         (long long)r->from.step, r->changes);
+    if (!s && !r->o.replay)
+        s = iz_box_open(r->e);
     s = iz_run_agree(r, s, "the metrics");
     return s || !r->o.replay ? s : iz_replay_open(r);
 }

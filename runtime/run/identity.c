@@ -416,6 +416,27 @@ struct comparison {
     bool another;
 };
 
+/* To a replay, another machine or program is what it is for; all else that
+ * decides bits is not. */
+static bool tell_replay(const struct comparison *c, const char *name,
+                        const struct line *was, const struct line *now)
+{
+    enum iz_change change = change_of(name), key;
+    bool machine = change == IZ_CHANGE_TOLD && !iz_config_change(name, &key) &&
+                   strcmp(name, "ranks") != 0;
+    bool refused =
+        change == IZ_CHANGE_SAME || (change == IZ_CHANGE_TOLD && !machine);
+    if (refused && iz_run_first(c->r))
+        fprintf(stderr,
+                "izar: --replay: %s: %.*s in the run, %.*s now: it decides "
+                "bits\n",
+                name, SHOWN(was), SHOWN(now));
+    else if (machine && iz_run_first(c->r))
+        printf("replay: %s: %.*s in the run, %.*s now\n", name, SHOWN(was),
+               SHOWN(now));
+    return refused;
+}
+
 static void tell_change(void *arg, const char *name, const struct line *was,
                         const struct line *now)
 {
@@ -425,6 +446,10 @@ static void tell_change(void *arg, const char *name, const struct line *was,
     /* A key without a meaning in the one run, or in the older program. */
     bool none = (!was || !now) && iz_config_change(name, &key);
     bool open = was && !strncmp(was->value, "\"auto\"", 6);
+    if (c->r->o.replay) {
+        c->another |= !none && !open && tell_replay(c, name, was, now);
+        return;
+    }
     if (change == IZ_CHANGE_SAME && !none) {
         c->another = true;
         if (first)

@@ -11,6 +11,7 @@
 #include "runtime/base/environment.h"
 #include "runtime/base/progress.h"
 #include "runtime/model/rules.h"
+#include "runtime/report/box.h"
 #include "runtime/run/signals.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
@@ -51,6 +52,7 @@ static int run_run_all(struct run *r)
 
 static void close_all(struct run *r)
 {
+    iz_box_close();
     iz_metrics_close(&r->metrics);
     iz_chain_close(r);
     free(r->replay.step);
