@@ -17,7 +17,7 @@
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
-#define IZ_CONFIG_KEYS_MAX 128
+#define IZ_CONFIG_KEYS_MAX 160
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -48,7 +48,21 @@ enum iz_recompute {
     IZ_RECOMPUTE_NONE
 };
 
-enum iz_lr_kind { IZ_LR_CONST, IZ_LR_WARMUP, IZ_LR_DECAY, IZ_LR_COSINE };
+/* DeepSpeed's after the first, then transformers'. */
+enum iz_lr_kind {
+    IZ_LR_CONST,
+    IZ_LR_WARMUP,
+    IZ_LR_DECAY,
+    IZ_LR_COSINE,
+    IZ_LR_HF_CONSTANT,
+    IZ_LR_HF_LINEAR,
+    IZ_LR_HF_COSINE,
+    IZ_LR_HF_COSINE_MIN,
+    IZ_LR_HF_POLYNOMIAL,
+    IZ_LR_HF_WSD
+};
+
+enum iz_lr_shape { IZ_LR_SHAPE_LINEAR, IZ_LR_SHAPE_COSINE, IZ_LR_SHAPE_SQRT };
 
 struct iz_lr_config {
     enum iz_lr_kind kind;
@@ -57,6 +71,10 @@ struct iz_lr_config {
     double warmup_min_lr, warmup_max_lr; /* max: optimizer's lr if unset */
     int64_t warmup_num_steps, total_num_steps;
     double warmup_min_ratio, cos_min_ratio;
+    /* Of transformers' kinds. */
+    double cycles, min_ratio, end_lr, power;
+    int64_t decay_steps;
+    enum iz_lr_shape decay_shape;
 };
 
 struct iz_fp16_config {
@@ -119,6 +137,7 @@ struct iz_run_config {
     bool save;             /* checkpoint at the end and when interrupted */
     int keep_last;
     enum iz_empty empty_steps;
+    bool decay_matrices;   /* weight_decay is of these alone */
     int64_t eval_interval; /* 0: only at the end when eval_batches > 0 */
     int eval_batches;      /* steps that have as many samples as validation */
     int sample_tokens;     /* generated at the end; 0: none */
