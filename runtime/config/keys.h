@@ -82,6 +82,10 @@ struct iz_nearest iz_nearest_key(const char *name,
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks);
 
+/* What of it is told of numbers alone. */
+void iz_config_check_numbers(const struct iz_config_file *file,
+                             struct iz_faults *f);
+
 /* The inverse: the file's fields that give *c.  given[i] is IZ_GIVEN_VALUE for
  * the keys that have a meaning in this config. */
 void iz_config_unresolve(struct iz_config_file *file,
