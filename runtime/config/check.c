@@ -111,17 +111,6 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                          (accum == 0 && c->grad_accum > 1);
 }
 
-static void check_fp16(struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_fp16_config *p = &file->c.fp16;
-    if (file->fp16 && p->loss_scale == 0 &&
-        ldexp(1, p->initial_scale_power) < p->min_loss_scale)
-        iz_fault(f, "fp16.min_loss_scale",
-                 "%.15g is above the first scale, 2 to the power of "
-                 "fp16.initial_scale_power %d",
-                 p->min_loss_scale, p->initial_scale_power);
-}
-
 static void check_offload(struct iz_config_file *file, struct iz_faults *f,
                           const char *section,
                           const struct iz_offload_config *o)
@@ -380,7 +369,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     resolve_batch(file, f, ranks);
     resolve_dtype(file, f); /* after the batch: the accumulator follows it */
     iz_config_resolve_updates(file, f);
-    check_fp16(file, f);
+    iz_config_check_numbers(file, f);
     check_zero(file, f);
     resolve_run(file, f);
     check_boundaries(file, f);

@@ -263,10 +263,10 @@ struct iz_setting {
     bool masked;                     /* samples may lack targets */
 };
 
-/* Prints one line with the keys that were given and can have no effect there,
- * if there are any. */
-void iz_config_print_idle(const struct iz_config *c,
-                          const struct iz_setting *run, FILE *out);
+/* Prints what is odd there, if anything is: a schedule that ends elsewhere,
+ * keys that were given and can have no effect. */
+void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
+                      FILE *out);
 
 /* Fills in what *c leaves open by `lines`, the identity of the run that it goes
  * on with, and keeps it. */

@@ -82,7 +82,7 @@ const struct iz_key iz_config_keys[] = {
            1e6, "null",
            "Muon: rate of everything else, which is AdamW's. null: lr."),
     NUMBER("optimizer.params.momentum", TOLD, DOUBLE, c.optimizer.momentum, 0,
-           0.999999999, "0.95", "Muon: decay of the average of gradients."),
+           0.9999999, "0.95", "Muon: decay of the average of gradients."),
     BOOL("optimizer.params.nesterov", TOLD, c.optimizer.nesterov, "true",
          "Muon: Nesterov's momentum."),
     NUMBER("optimizer.params.ns_steps", TOLD, INT, c.optimizer.ns_steps, 1, 99,
@@ -99,10 +99,12 @@ const struct iz_key iz_config_keys[] = {
          "original: sqrt(max(1, out/in)); match_rms_adamw: "
          "0.2 sqrt(max(out, in))."),
     NUMBER("optimizer.params.betas", TOLD, PAIR, c.optimizer.beta1, 0,
-           0.999999999, "[0.9, 0.999]",
+           0.9999999, "[0.9, 0.999]",
            "Decay of the first and of the second moment."),
-    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
-           "Added to the root of the second moment."),
+    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 1e-30, 1,
+           "1e-08",
+           "Added to the root of the second moment; without it, an element "
+           "that has no gradient would be 0 / 0."),
     NUMBER("optimizer.params.weight_decay", TOLD, DOUBLE,
            c.optimizer.weight_decay, 0, 1e6, "0.0",
            "Weight decay of every parameter, including biases and norms, "

@@ -95,6 +95,8 @@ bool iz_config_has_param(const struct iz_config *c, const char *key);
 /* Of optimizer and scheduler, after types and batch. */
 void iz_config_resolve_updates(struct iz_config_file *file,
                                struct iz_faults *f);
+/* What of it is told of numbers alone. */
+void iz_config_check_numbers(struct iz_config_file *file, struct iz_faults *f);
 
 /* The inverse: the file's fields that give *c.  given[i] is IZ_GIVEN_VALUE for
  * the keys that have a meaning in this config. */

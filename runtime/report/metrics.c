@@ -390,9 +390,9 @@ static void print_eval(struct iz_metrics *m, const struct iz_event *v)
 static void step_event(struct iz_metrics *m, const struct iz_event *v)
 {
     double s = (double)(v->time_ns - m->last_ns) * 1e-9;
-    double rate = tokens_per_step(m->e) / s;
-    double flops = m->e->plan.step_flops / s;
     bool worked = v->targets || !v->skipped;
+    double rate = worked ? tokens_per_step(m->e) / s : 0;
+    double flops = worked ? m->e->plan.step_flops / s : 0;
     bool counted = m->last_ns != 0 && m->first_ns != 0 && worked;
     char loss[40], norm[40], experts[256], pairs[512];
     if (!m->first_ns && worked)
@@ -527,6 +527,8 @@ static void print_losses(const struct iz_metrics *m, const char *reason)
     before = m->last.samples ? "," : before;
     if (m->last_eval.targets)
         printf("%s validation loss %.4f", before, m->last_eval.loss);
+    if (m->skipped)
+        printf("%s %lld skipped", before, (long long)m->skipped);
     printf("\n");
 }
 

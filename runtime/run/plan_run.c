@@ -201,21 +201,9 @@ void iz_run_print_predicted(const struct run *r, const struct iz_plan *p)
                         stdout);
 }
 
-void iz_run_print_idle(const struct run *r, const struct iz_plan *p)
-{
-    const struct iz_setting s = {
-        .ranks = p->ranks,
-        .slices = p->slices,
-        .gpu = p->target.gpu,
-        .gathers = p->zero.fetch,
-        .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
-        .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN)};
-    iz_config_print_idle(&r->c, &s, stdout);
-}
-
 void iz_run_print_plan(const struct run *r)
 {
-    iz_run_print_idle(r, &r->plan);
+    iz_run_remark(r, &r->plan);
     iz_plan_print(&r->plan, r->model, stdout);
     iz_run_print_predicted(r, &r->plan);
     print_share(r, stdout);

@@ -91,8 +91,8 @@ struct run {
 int iz_run_prepare_model(struct run *r);
 int iz_run_prepare(struct run *r);
 int iz_run_start(struct run *r);
-/* Keys that were given in vain, of the run or of its plan. */
-void iz_run_print_idle(const struct run *r, const struct iz_plan *p);
+/* What of the config is odd by this plan. */
+void iz_run_remark(const struct run *r, const struct iz_plan *p);
 /* The plan and the memory it is for. */
 void iz_run_print_plan(const struct run *r);
 /* Where rates are known: what a step is predicted to take, and to save. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that are told to have no effect have none: neither on numbers nor on memory
+"""What a run tells of its config.  Keys that are told to have no effect have none: neither on numbers nor on memory
 and tasks.  Those that have one are not told."""
 import re
 
@@ -43,6 +43,27 @@ CASES = [
       "run.parallel_micro_batches": 1, "fp16.consecutive_hysteresis": True},
      {"optimizer.params.muon_lr": 0.01, "optimizer.params.adam_lr": 0.01,
       "fp16.loss_scale_window": 500})]
+
+
+WARMUP = {"type": "WarmupLR"}
+DECAY = {"type": "WarmupDecayLR"}
+
+
+@pytest.mark.parametrize("scheduler, params, said", [
+    (WARMUP, {"warmup_num_steps": 4}, ["warmup_num_steps is 4 and run.steps 3: the rate "
+                                       "is still rising at the end"]),
+    (WARMUP, {"warmup_num_steps": 3}, []),
+    (DECAY, {"warmup_num_steps": 1, "total_num_steps": 2}, [
+        "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
+    ({"type": "WarmupCosineLR"}, {"warmup_num_steps": 2, "total_num_steps": 2}, [
+        "warmup_num_steps is 2 and total_num_steps 2: the rate rises to the end",
+        "total_num_steps is 2 and run.steps 3: the rate stays at its least"]),
+    (DECAY, {"warmup_num_steps": 2, "total_num_steps": "auto"}, [])], ids=str)
+def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
+    r = place.launch(1, {"scheduler": {**scheduler, "params": params}}, ["--plan"])
+    lines = re.findall(r"^config: scheduler.params.(.*)$", r.out, re.M)
+    assert r.rc == 0 and len(lines) == len(said), str(r)
+    assert all(words in line for words, line in zip(said, lines)), str(r)
 
 
 @pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon"))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which keys that a config gives can have no effect in the run at hand: each
- * situation once, with the keys that have none there and the reason.  What can
- * never have one anywhere is in foreign.c, and what contradicts is refused by
- * check.c. */
+/* What of a config is odd in the run at hand, though it can be done: a schedule
+ * that ends elsewhere, and keys that can have no effect: each situation once,
+ * with the keys that have none there and the reason.  What can never have one
+ * anywhere is in foreign.c. */
 #include "runtime/config/keys.h"
 
 #include <assert.h>
@@ -301,8 +301,30 @@ static const struct {
     {"STARPU_SCHED is set", other_scheduler, "run.scheduler"},
 };
 
-void iz_config_print_idle(const struct iz_config *c,
-                          const struct iz_setting *run, FILE *out)
+/* A schedule that ends elsewhere than the run. */
+static void remark_schedule(const struct iz_config *c, FILE *out)
+{
+    static const char line[] =
+        "config: scheduler.params.%s is %lld and %s %lld: %s\n";
+    const struct iz_lr_config *lr = &c->lr;
+    long long steps = c->run.steps, warm = lr->warmup_num_steps;
+    long long total = lr->total_num_steps;
+    bool ends = lr->kind == IZ_LR_DECAY || lr->kind == IZ_LR_COSINE;
+    if (lr->kind != IZ_LR_CONST && steps && warm > steps)
+        fprintf(out, line, "warmup_num_steps", warm, "run.steps", steps,
+                "the rate is still rising at the end");
+    else if (ends && warm >= total)
+        fprintf(out, line, "warmup_num_steps", warm, "total_num_steps", total,
+                "the rate rises to the end of the schedule, and falls at once");
+    if (ends && total < steps)
+        fprintf(out, line, "total_num_steps", total, "run.steps", steps,
+                lr->kind == IZ_LR_DECAY
+                    ? "the rate is 0 from there on"
+                    : "the rate stays at its least from there on");
+}
+
+static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
+                        FILE *out)
 {
     const struct at a = {c, run};
     bool told[IZ_CONFIG_KEYS_MAX] = {false}, any = false;
@@ -327,4 +349,11 @@ void iz_config_print_idle(const struct iz_config *c,
             fprintf(out, " (%s)", idle[i].why);
     }
     fputs(any ? "\n" : "", out);
+}
+
+void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
+                      FILE *out)
+{
+    remark_schedule(c, out);
+    remark_idle(c, run, out);
 }
