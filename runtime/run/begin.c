@@ -73,7 +73,6 @@ static int find_owner(struct run *r)
     of = step;
     if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
         return 0; /* what is wrong with it is told when it is read */
-    r->lost = !f->identity;
     while ((step = iz_ckpt_dir_newest(r->c.run.output, step)) >= 0) {
         if (iz_ckpt_whose(r->c.run.output, step, id, NULL) || !*id)
             continue;
@@ -110,7 +109,6 @@ static int find_checkpoint(struct run *r)
     if (s)
         return s;
     iz_coll_broadcast(r->coll, &f->step, sizeof(f->step), 0, "the checkpoint");
-    iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the checkpoint");
     iz_coll_broadcast(r->coll, f->identity, bytes, 0, "the checkpoint");
     if (f->identity)
         iz_config_keep(&r->c, f->identity, iz_run_ranks(r));
@@ -131,10 +129,11 @@ static int identify(struct run *r)
         s = iz_identity_agree(r, r->identity);
     if (!s && r->from.identity)
         s = iz_identity_compare(r, r->identity, &r->changes);
-    if (!s && r->lost && iz_run_first(r))
+    else if (!s && iz_run_loads(r) && iz_run_first(r))
         printf("resume: the checkpoint of step %lld does not tell of what run "
-               "it is: only its model is compared\n",
-               (long long)r->from.step);
+               "it is: only its model is compared, and what the config leaves "
+               "open is chosen anew; %s/config.json has the choices\n",
+               (long long)r->from.step, r->c.run.output);
     return iz_run_agree(r, s, "the run's identity");
 }
 

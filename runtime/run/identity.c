@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of a run, its hash, and who compares it; see identity.h. */
+#define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
+
 #include "runtime/run/identity.h"
 
 #include <dirent.h>
@@ -182,23 +184,26 @@ static void lines_compare(const char *a, const char *b,
 
 /* ---- files ---- */
 
-/* All of it, or blocks that lie evenly in what is longer than `most`. */
-static void print_bytes(FILE *out, const char *name, const unsigned char *at,
+/* Of all its blocks, or of some that lie evenly in what is longer than `most`.
+ * at: of a mapping, whose pages do not stay. */
+static void print_bytes(FILE *out, const char *name, unsigned char *at,
                         int64_t bytes, int64_t most)
 {
-    int64_t n = most / READ_BLOCK;
+    int64_t all = (bytes + READ_BLOCK - 1) / READ_BLOCK;
+    int64_t n = min64(all, most / READ_BLOCK);
     uint64_t h = (uint64_t)bytes;
-    if (bytes <= most) {
-        fprintf(out, "%s %" PRId64 " bytes, hash %016" PRIx64 "\n", name, bytes,
-                iz_hash(at, bytes));
-        return;
+    for (int64_t i = 0, gone = 0; i < n; i++) {
+        int64_t from = all * i / n * READ_BLOCK;
+        int64_t length = min64(bytes - from, READ_BLOCK);
+        h = iz_mix(h + iz_hash(at + from, length));
+        madvise(at + gone, (size_t)(from + length - gone), MADV_DONTNEED);
+        gone = from; /* what is mapped may begin before it, or end behind it */
     }
-    for (int64_t i = 0; i < n; i++)
-        h = iz_mix(h + iz_hash(at + (bytes - READ_BLOCK) / n * i, READ_BLOCK));
-    fprintf(out,
-            "%s %" PRId64 " bytes, hash %016" PRIx64 " of %" PRId64
-            " blocks of %" PRId64 "\n",
-            name, bytes, h, n, READ_BLOCK);
+    madvise(at, (size_t)bytes, MADV_DONTNEED);
+    fprintf(out, "%s %" PRId64 " bytes, hash %016" PRIx64, name, bytes, h);
+    if (n < all)
+        fprintf(out, " of %" PRId64 " blocks of %" PRId64, n, READ_BLOCK);
+    fputc('\n', out);
 }
 
 /* So that all of `files` together are read up to READ_MOST. */

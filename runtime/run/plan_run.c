@@ -373,7 +373,6 @@ int iz_run_prepare(struct run *r)
                           &r->workers),
             "the list of cores");
     struct iz_arithmetic_for on = {.workers = r->workers,
-                                   .lost = r->lost,
                                    .gpu = r->gpu.device >= 0,
                                    .capability = r->gpu.info.capability,
                                    .here = !r->o.ranks};

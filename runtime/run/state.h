@@ -54,7 +54,6 @@ struct run {
     struct iz_options o;
     struct iz_config c;
     struct run_from from;
-    bool lost; /* it is resumed, and nothing tells what it began with */
     struct iz_coll *coll;
     struct iz_cores *cores;
     struct iz_gpu_choice gpu;

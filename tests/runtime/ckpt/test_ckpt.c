@@ -40,15 +40,13 @@ static void what_all_ranks_have_is_written_once(void **state)
 }
 
 /* How one of the ranks differs. */
-enum { OTHER_NAME, SHORTER, LATER, OVERLAPPING, LAST_ONE_SHORTER };
+enum { SHORTER, LATER, OVERLAPPING, LAST_ONE_SHORTER };
 
 static int save_differently(struct iz_coll *c, void *arg)
 {
     int how = *(int *)arg;
     struct run r;
     run_set(&r, small, c, 1);
-    if (c->rank == 1 && how == OTHER_NAME)
-        r.part[1].name[0] = 'x';
     r.part[0].count -= c->rank == 1 && how == SHORTER;
     r.part[0].first += c->rank == 1 && how == LATER;
     r.part[0].count -= c->rank == 2 && how == LAST_ONE_SHORTER;
@@ -61,12 +59,9 @@ static int save_differently(struct iz_coll *c, void *arg)
 
 static void ranks_that_do_not_fit_together_are_refused(void **state)
 {
-    for (int how = OTHER_NAME; how <= LAST_ONE_SHORTER; how++) {
+    for (int how = SHORTER; how <= LAST_ONE_SHORTER; how++) {
         all_return(3, save_differently, &how, EINVAL);
-        assert_said(
-            how == OTHER_NAME
-                ? "ranks differ in their lists of arrays"
-                : "pieces of wte/master do not lie end to end over 1000");
+        assert_said("pieces of wte/master do not lie end to end over 1000");
     }
     assert_int_equal(latest(), -ENOENT);
 }
