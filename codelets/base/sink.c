@@ -29,7 +29,7 @@ void iz_sink_text(struct iz_sink *s, const char *text)
         put(s, *text++);
 }
 
-void iz_sink_string(struct iz_sink *s, const char *text)
+static void quote(struct iz_sink *s, const char *text)
 {
     put(s, '"');
     for (; *text; text++) {
@@ -40,44 +40,45 @@ void iz_sink_string(struct iz_sink *s, const char *text)
     put(s, '"');
 }
 
-/* At least `least` digits. */
-static void digits(struct iz_sink *s, uint64_t v, unsigned base, int least)
+void iz_sink_key(struct iz_sink *s, const char *key)
+{
+    char last = s->n ? s->buf[s->n - 1] : ',';
+    if (!key)
+        return;
+    if (last != '{' && last != '[')
+        iz_sink_text(s, ", ");
+    quote(s, key);
+    iz_sink_text(s, ": ");
+}
+
+void iz_sink_string(struct iz_sink *s, const char *key, const char *text)
+{
+    iz_sink_key(s, key);
+    quote(s, text);
+}
+
+/* At least `least` digits of v >= 0. */
+static void digits(struct iz_sink *s, int64_t v, int least)
 {
     char text[24];
     int n = 0;
-    for (; v || n < least; v /= base)
-        text[n++] = "0123456789abcdef"[v % base];
+    for (; v || n < least; v /= 10)
+        text[n++] = (char)('0' + v % 10);
     while (n > 0)
         put(s, text[--n]);
 }
 
-void iz_sink_number(struct iz_sink *s, int64_t v)
+void iz_sink_number(struct iz_sink *s, const char *key, int64_t v)
 {
+    iz_sink_key(s, key);
     if (v < 0)
         put(s, '-');
-    digits(s, v < 0 ? -(uint64_t)v : (uint64_t)v, 10, 1);
+    digits(s, v < 0 ? -v : v, 1);
 }
 
-void iz_sink_us(struct iz_sink *s, int64_t ns)
+void iz_sink_us(struct iz_sink *s, const char *key, int64_t ns)
 {
-    uint64_t v = ns < 0 ? -(uint64_t)ns : (uint64_t)ns;
-    if (ns < 0)
-        put(s, '-');
-    digits(s, v / 1000, 10, 1);
+    iz_sink_number(s, key, ns / 1000);
     put(s, '.');
-    digits(s, v % 1000, 10, 3);
-}
-
-void iz_sink_hex(struct iz_sink *s, uint64_t v)
-{
-    digits(s, v, 16, 1);
-}
-
-void iz_sink_key(struct iz_sink *s, const char *key)
-{
-    char last = s->n ? s->buf[s->n - 1] : ',';
-    if (last != '{' && last != '[')
-        iz_sink_text(s, ", ");
-    iz_sink_string(s, key);
-    iz_sink_text(s, ": ");
+    digits(s, (ns < 0 ? -ns : ns) % 1000, 3);
 }

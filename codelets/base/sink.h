@@ -13,12 +13,12 @@ struct iz_sink {
 };
 
 void iz_sink_text(struct iz_sink *s, const char *text);
-/* In quotes, as JSON; what would need a backslash becomes ?. */
-void iz_sink_string(struct iz_sink *s, const char *text);
-void iz_sink_number(struct iz_sink *s, int64_t v);
-/* ns as us with three digits behind the point. */
-void iz_sink_us(struct iz_sink *s, int64_t ns);
-void iz_sink_hex(struct iz_sink *s, uint64_t v);
 /* `, "key": `, and without the comma at the begin of an object or list. */
 void iz_sink_key(struct iz_sink *s, const char *key);
+/* With a key if it is not NULL: text in quotes, in which ? stands for what
+ * would need a backslash; a number; ns as us with three digits behind the
+ * point. */
+void iz_sink_string(struct iz_sink *s, const char *key, const char *text);
+void iz_sink_number(struct iz_sink *s, const char *key, int64_t v);
+void iz_sink_us(struct iz_sink *s, const char *key, int64_t ns);
 void iz_sink_flush(struct iz_sink *s);

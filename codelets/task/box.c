@@ -8,23 +8,22 @@
 
 enum { LAST = 1000 }; /* tasks of each list */
 
+static void print_name(struct iz_sink *s, int kind, int unit, int step,
+                       int position)
+{
+    iz_sink_text(s, "{");
+    iz_sink_string(s, "task", iz_kinds[kind].name);
+    iz_sink_number(s, "unit", unit);
+    iz_sink_number(s, "step", step);
+    iz_sink_number(s, "position", position);
+}
+
 void iz_span_print(struct iz_sink *s, const struct iz_span *t, int64_t zero_ns)
 {
-    iz_sink_text(s, "{\"task\": \"");
-    iz_sink_text(s, iz_kinds[t->kind].name);
-    iz_sink_text(s, "\"");
-    iz_sink_key(s, "unit");
-    iz_sink_number(s, t->unit);
-    iz_sink_key(s, "step");
-    iz_sink_number(s, t->step);
-    iz_sink_key(s, "position");
-    iz_sink_number(s, t->position);
-    iz_sink_key(s, "worker");
-    iz_sink_number(s, t->worker);
-    iz_sink_key(s, "begin_us");
-    iz_sink_us(s, t->begin_ns - zero_ns);
-    iz_sink_key(s, "end_us");
-    iz_sink_us(s, t->end_ns - zero_ns);
+    print_name(s, t->kind, t->unit, t->step, t->position);
+    iz_sink_number(s, "worker", t->worker);
+    iz_sink_us(s, "begin_us", t->begin_ns - zero_ns);
+    iz_sink_us(s, "end_us", t->end_ns - zero_ns);
     iz_sink_text(s, "}");
 }
 
@@ -122,7 +121,7 @@ static void print_before(const struct iz_graph *g, struct iz_sink *s,
         if (i < 0 || j < n)
             continue;
         iz_sink_text(s, n ? ", " : "");
-        iz_sink_number(s, i);
+        iz_sink_number(s, NULL, i);
         seen[n++] = i;
     }
     iz_sink_text(s, "]");
@@ -132,21 +131,11 @@ static void print_waiting(const struct iz_graph *g, struct iz_sink *s,
                           int64_t first, int64_t number, int64_t zero_ns)
 {
     const struct waiting *w = task_of(g, number);
-    iz_sink_text(s, "{\"number\": ");
-    iz_sink_number(s, number);
-    iz_sink_key(s, "task");
-    iz_sink_string(s, iz_kinds[w->kind].name);
-    iz_sink_key(s, "unit");
-    iz_sink_number(s, w->unit);
-    iz_sink_key(s, "step");
-    iz_sink_number(s, w->step);
-    iz_sink_key(s, "position");
-    iz_sink_number(s, w->position);
+    print_name(s, w->kind, w->unit, w->step, w->position);
+    iz_sink_number(s, "number", number);
     if (w->begin_ns) {
-        iz_sink_key(s, "worker");
-        iz_sink_number(s, w->worker);
-        iz_sink_key(s, "begin_us");
-        iz_sink_us(s, w->begin_ns - zero_ns);
+        iz_sink_number(s, "worker", w->worker);
+        iz_sink_us(s, "begin_us", w->begin_ns - zero_ns);
     } else {
         print_before(g, s, first, number);
     }
@@ -173,10 +162,8 @@ static void print_unended(const struct iz_graph *g, struct iz_sink *s,
 
 void iz_graph_box(const struct iz_graph *g, struct iz_sink *s, int64_t zero_ns)
 {
-    iz_sink_key(s, "submitted");
-    iz_sink_number(s, g->submitted);
-    iz_sink_key(s, "ended");
-    iz_sink_number(s, g->ended);
+    iz_sink_number(s, "submitted", g->submitted);
+    iz_sink_number(s, "ended", g->ended);
     print_unended(g, s, zero_ns);
     print_ended(g, s, zero_ns);
 }

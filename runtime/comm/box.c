@@ -25,22 +25,17 @@ void iz_coll_box(const struct iz_coll *c, struct iz_sink *s, int64_t zero_ns)
     const char *phase = c->phase;
     const struct iz_coll_last *l = c->state ? &c->state->last : NULL;
     if (phase) {
-        iz_sink_key(s, "phase");
-        iz_sink_string(s, phase);
+        iz_sink_string(s, "phase", phase);
     }
     if (!l || !l->number)
         return;
     iz_sink_key(s, "collective");
-    iz_sink_text(s, "{\"number\": ");
-    iz_sink_number(s, l->number);
-    iz_sink_key(s, "kind");
-    iz_sink_string(s, kinds[l->kind]);
-    iz_sink_key(s, "what");
-    iz_sink_string(s, l->what);
-    iz_sink_key(s, "bytes");
-    iz_sink_number(s, l->bytes);
-    iz_sink_key(s, "begin_us");
-    iz_sink_us(s, l->begin_ns - zero_ns);
+    iz_sink_text(s, "{");
+    iz_sink_number(s, "number", l->number);
+    iz_sink_string(s, "kind", kinds[l->kind]);
+    iz_sink_string(s, "what", l->what);
+    iz_sink_number(s, "bytes", l->bytes);
+    iz_sink_us(s, "begin_us", l->begin_ns - zero_ns);
     if (l->kind != IZ_COLL_NOTE) { /* whose end only its task knows */
         iz_sink_key(s, "ended");
         iz_sink_text(s, l->open ? "false" : "true");

@@ -41,44 +41,18 @@ static struct fatal {
                {.number = SIGILL, .name = "SIGILL"}};
 enum { SIGNALS = sizeof(signals) / sizeof(*signals) };
 
-static void print_memory(const struct iz_engine *e, struct iz_sink *s)
-{
-    const struct iz_bytes *have = iz_memory_bytes(e->memory);
-    iz_sink_key(s, "memory");
-    iz_sink_text(s, "[");
-    for (int i = 0, n = 0; i < IZ_TIERS * IZ_MEM_CLASSES; i++) {
-        int t = i / IZ_MEM_CLASSES, c = i % IZ_MEM_CLASSES;
-        if (!have->b[t][c])
-            continue;
-        iz_sink_text(s, n++ ? ",\n{" : "\n{");
-        iz_sink_key(s, "tier");
-        iz_sink_string(s, iz_tier_names[t]);
-        iz_sink_key(s, "class");
-        iz_sink_string(s, iz_class_names[c]);
-        iz_sink_key(s, "bytes");
-        iz_sink_number(s, have->b[t][c]);
-        iz_sink_text(s, "}");
-    }
-    iz_sink_text(s, "]");
-}
-
+/* Its description has the bytes by class, which are those that were taken. */
 static void print_box(const struct iz_engine *e, struct iz_sink *s,
                       const char *why)
 {
     iz_sink_text(s, "{\"about\": ");
     iz_sink_text(s, box.about);
-    iz_sink_key(s, "reason");
-    iz_sink_string(s, why);
-    iz_sink_key(s, "pid");
-    iz_sink_number(s, getpid());
-    iz_sink_key(s, "time");
-    iz_sink_number(s, time(NULL));
-    iz_sink_key(s, "now_us");
-    iz_sink_us(s, iz_clock_ns() - box.begin_ns);
-    iz_sink_key(s, "step");
-    iz_sink_number(s, e->step);
+    iz_sink_string(s, "reason", why);
+    iz_sink_number(s, "pid", getpid());
+    iz_sink_number(s, "time", time(NULL));
+    iz_sink_us(s, "now_us", iz_clock_ns() - box.begin_ns);
+    iz_sink_number(s, "step", e->step);
     iz_coll_box(e->coll, s, box.begin_ns);
-    print_memory(e, s);
     iz_graph_box(e->graph, s, box.begin_ns);
     iz_sink_text(s, "}\n");
     iz_sink_flush(s);
@@ -122,15 +96,13 @@ static void tell(const struct iz_engine *e, const char *name, const char *path,
     iz_sink_text(&s, "\nizar: ");
     if (e->plan.ranks > 1) {
         iz_sink_text(&s, "rank ");
-        iz_sink_number(&s, e->plan.rank);
+        iz_sink_number(&s, NULL, e->plan.rank);
         iz_sink_text(&s, ": ");
     }
     iz_sink_text(&s, name);
-    iz_sink_text(&s, path ? " (" : "");
-    iz_sink_text(&s, path ? path : "");
-    iz_sink_text(&s, path ? ")" : "");
+    iz_sink_text(&s, " (");
+    iz_sink_text(&s, path);
     iz_sink_text(&s, more);
-    iz_sink_text(&s, "\n");
     iz_sink_flush(&s);
 }
 
@@ -143,7 +115,7 @@ static void on_quit(const char *name, pid_t from)
     const char *path =
         box.ends ? NULL : write_box(asked ? "another rank ends the run" : name);
     if (path && !asked)
-        tell(e, name, path, ": goes on");
+        tell(e, name, path, "): goes on\n");
     errno = kept;
 }
 
@@ -153,7 +125,7 @@ static void on_fatal(struct fatal *f)
     const struct iz_engine *e = box.e;
     const char *path = last_box(f->name);
     if (path)
-        tell(e, f->name, path, "");
+        tell(e, f->name, path, ")\n");
     sigaction(f->number, &f->old, NULL);
     raise(f->number);
 }

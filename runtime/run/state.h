@@ -30,15 +30,16 @@ struct run_progress {
     enum iz_failure failure;
 };
 
-/* The links of the run's chain of hashes, on the first rank. */
+/* The links of the run's chain of hashes: the first rank has them, and in a
+ * replay all. */
 struct run_chain {
     json_t *links;
     int64_t broken; /* step of the first one that does not follow; 0: none */
 };
 
 struct run_replay {
-    int64_t *step, steps;         /* that are compared */
-    int64_t begun, hashes, equal; /* equal: the last step that is */
+    int64_t begun, hashes;
+    int64_t first, equal; /* steps that are equal: the first, the last */
     bool differs;
 };
 
@@ -161,6 +162,8 @@ int iz_run_train(struct run *r);
 /* What a resumed run or a replay has of the chain. */
 int iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
+/* The last link of a step, or up to it; NULL: there is none. */
+const json_t *iz_chain_find(const struct run *r, int64_t step, bool before);
 /* Appends a link of the step where the engine is, or compares it with the one
  * that is there.  All ranks; no event is under way. */
 void iz_chain_hash(struct run *r);
@@ -169,7 +172,7 @@ void iz_chain_hash(struct run *r);
 
 /* Nothing is to be written. */
 void iz_replay_settings(struct iz_run_config *c);
-/* Which steps to compare.  All ranks. */
+/* Whether there is something to compare.  All ranks. */
 int iz_replay_open(struct run *r);
 /* Whether the step where the engine is is one of them. */
 bool iz_replay_due(const struct run *r);

@@ -28,7 +28,7 @@ def told(place, output):
 def check(box):
     """All members; the last tasks in order, and every task that waits behind one that
     has not ended."""
-    assert {x["class"] for x in box["memory"]} >= {"parameters", "optimizer"}
+    assert {x["class"] for x in box["about"]["plan"]} >= {"parameters", "optimizer"}
     ends = [x["end_us"] for x in box["tasks"]]
     assert len(ends) == 1000 and ends == sorted(ends)
     unended = {x["number"] for x in box["unended"]}
