@@ -524,7 +524,9 @@ LFS, FAR = "is a Git LFS pointer", "has a vocabulary of 256"
 # A file beside the weights: its bytes (None: a link that leads nowhere), what is said.
 FILES = [
     ("tokenizer.json", POINTER, [LFS]), ("model.safetensors", POINTER, [LFS]),
-    ("config.json", POINTER, [LFS]), ("generation_config.json", None, ["cannot read"]),
+    ("config.json", POINTER, [LFS]),
+    ("config.json", b'{"a": Infinity}', ["line 1, invalid token near 'Infinity'"]),
+    ("generation_config.json", None, ["cannot read"]),
     ("tokenizer.json", b'{"model": {"vocab": {"a": 0, "b\\n": 256}}}', ['"b?" is 256', FAR]),
     ("tokenizer.json", b'{"added_tokens": [{"id": 400, "content": "x"}]}', ['"x" is 400']),
     ("tokenizer.json", json.dumps({"model": {"vocab": [[f"{i}", 0.0] for i in range(
