@@ -25,6 +25,12 @@ class Counts:
         self.bytes, self.bytes_total = 0, total
         self.documents = self.skipped = self.learnt = self.longest = 0
         self.tokens, self.shards = [0, 0], [0, 0]
+        self.notes = {}  # what is told: how often, and where first
+
+
+def tell(notes, name, times, where):
+    had = notes.get(name)
+    notes[name] = (had[0] + times, had[1]) if had else (times, where)
 
 
 class Batch:
@@ -35,6 +41,7 @@ class Batch:
         self.masks = [bytearray() for _ in range(2)]
         self.documents = self.skipped = 0
         self.longest = 0  # text of a pair so far, tokens
+        self.notes = {}
 
 
 # ---- in a process of its own ----
@@ -69,9 +76,11 @@ def encode_batch(parts):
             continue
         except Exception as e:
             raise Refused(f"{corpus.where(p)}: {e}") from e
+        for name, times in state["recipe"].notes.items():
+            tell(batch.notes, name, times, corpus.where(p))
         batch.tokens[p.val].extend(ids)
         batch.masks[p.val] += learn
-        batch.documents += p.first
+        batch.documents += p.first and len(ids) > 0
     batch.longest = state["recipe"].longest
     return batch
 
@@ -100,7 +109,7 @@ def kind_of(corpus, skip_bad):
     for d in corpus.documents():
         f = corpus.files[d.file]
         try:
-            return records.parse(f.data[d.start:d.end])[1] if f.json else records.TEXT
+            return records.parse(f.data[d.start:d.end])[1].kind if f.json else records.TEXT
         except records.BadRecord as e:
             if not skip_bad:
                 raise Refused(f"{corpus.where(d)}: {e}") from e
@@ -116,6 +125,8 @@ def write(batch, shards, masked, counts):
     counts.documents += batch.documents
     counts.skipped += batch.skipped
     counts.longest = max(counts.longest, batch.longest)
+    for name, (times, where) in batch.notes.items():
+        tell(counts.notes, name, times, where)
 
 
 def run_processes(corpus, tokenizer, processes, given, take):
