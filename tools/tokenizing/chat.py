@@ -204,7 +204,7 @@ class Templates:
             more = full if last else self.plain(messages[:i + 1], given, True)
         except Faulty:
             return None, True
-        start, end = common(full, prompt), self.whole(full, common(full, more))
+        start, end = (self.whole(full, common(full, x)) for x in (prompt, more))
         if not text.startswith(full[:end]) or start >= end or \
                 start < self.whole(prompt, common(prompt, bare)):
             return None, True

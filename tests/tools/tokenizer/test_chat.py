@@ -4,6 +4,8 @@ learnt.  The templates have the shapes of ten public families."""
 import datetime
 import json
 import os
+import pathlib
+import re
 import subprocess
 
 import pytest
@@ -12,6 +14,7 @@ from place import HERE, flat, jsonl, read_mask, shards
 
 from tokenizing import chat, tokens
 
+pytest.importorskip("jinja2")
 TURNS = [{"role": "user", "content": "Who? "}, {"role": "assistant", "content": "He. "},
          {"role": "user", "content": "When?"}, {"role": "assistant", "content": "Then \u00e9\u4f60"}]
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -52,16 +55,17 @@ FAMILIES = {
 
 def model(place, name):
     """A folder with a small tokenizer that has the tokens of a template."""
-    special, begin, end, _ = FAMILIES[name]
+    return folder(place, *FAMILIES[name][:3], (HERE / f"templates/{name}.jinja").read_text())
 
+
+def folder(place, special, begin, end, template):
     def change(spec):
         add = spec["added_tokens"]
         for s in special:
             if s not in [a["content"] for a in add]:
                 add.append({**add[0], "id": add[-1]["id"] + 1, "content": s})
     path = place.tokenizer("qwen2", change)
-    (path.parent / "chat_template.jinja").write_text(
-        (HERE / f"templates/{name}.jinja").read_text())
+    (path.parent / "chat_template.jinja").write_text(template)
     (path.parent / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": begin,
          "eos_token": {"__type": "AddedToken", "content": end}}))
@@ -106,31 +110,53 @@ def test_answers_are_learnt_as_templates_write_them(place):
 
 
 THEIRS = """
-import json, sys, transformers
+import importlib.util, json, pathlib, sys, transformers
 out = []
 for folder, messages, given, marked in json.load(sys.stdin):
     t = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    found = t.apply_chat_template(messages, return_dict=True,
-                                  return_assistant_tokens_mask=marked, **given)
-    out.append([found["input_ids"], found["assistant_masks"] if marked else None])
+    try:
+        found = t.apply_chat_template(messages, return_dict=True,
+                                      return_assistant_tokens_mask=marked, **given)
+        out.append([found["input_ids"], found["assistant_masks"] if marked else None])
+    except Exception:
+        out.append(None)
 print(json.dumps(out))
 """
+TRL = "import importlib.util as u; print(*u.find_spec('trl').submodule_search_locations)"
+
+
+def public(python):
+    """The templates that the package trl has, by name."""
+    r = subprocess.run([python, "-c", TRL], text=True, capture_output=True)
+    files = pathlib.Path(r.stdout.strip(), "chat_templates").glob("*.jinja") \
+        if r.returncode == 0 else ()
+    return {f.stem: f.read_text() for f in files}
 
 
 def test_ids_and_marks_are_those_of_transformers(place):
+    """Of the templates here, and of the public ones that TRL has, some of which refuse a
+    system's or a tool's message."""
     python = os.environ.get("IZ_TEST_PYTHON")
     if not python or subprocess.run([python, "-c", "import transformers, jinja2"]).returncode:
         pytest.skip("IZ_TEST_PYTHON: a Python with transformers and jinja2")
-    asked, ours = [], []
-    for name, i in cases():
-        path, marked = model(place, name), name == "chatml"
-        asked.append([str(path.parent), *FAMILIES[name][3][i], marked])
-        _, ids, mask, _ = rendered(path, *FAMILIES[name][3][i])
-        ours.append([ids, mask if marked else None])
-    r = subprocess.run([python, "-c", THEIRS], input=json.dumps(asked), text=True,
-                       capture_output=True)
+    asked = [[model(place, name), *FAMILIES[name][3][i], name == "chatml"]
+             for name, i in cases()]
+    for text in public(python).values():
+        path = folder(place, [*set(re.findall("<[|\uff5c][^<> \n]*[|\uff5c]>", text)), "<s>", "</s>"],
+                      "<s>", "</s>", text)
+        asked += [[path, *talk, re.search(r"\{%-?\s*generation", text) is not None]
+                  for talk in ((SYSTEM + TURNS, {}), (THOUGHT, {}), (CALLS, {"tools": [TOOL]}))]
+    ours = []
+    for path, messages, given, marked in asked:
+        try:
+            _, ids, mask, _ = rendered(path, messages, given)
+            ours.append([ids, mask if marked else None])
+        except chat.Faulty:
+            ours.append(None)
+    r = subprocess.run([python, "-c", THEIRS], text=True, capture_output=True,
+                       input=json.dumps([[str(a[0].parent), *a[1:]] for a in asked]))
     assert r.returncode == 0, r.stderr
-    assert json.loads(r.stdout) == ours
+    assert json.loads(r.stdout) == ours and None not in ours[:len(cases())]
 
 
 # ---- through the program ----
