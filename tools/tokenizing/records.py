@@ -27,6 +27,7 @@ FORMS = (
     Form("prompt and completion", ("prompt", "completion"), CONVERSATION),
     Form("text", ("text",), TEXT),
 )
+PROSE = FORMS[-1]  # of what is no record
 # What a record's keys may be, and those that go to the template.
 GIVEN = ("tools", "documents")
 KEYS = {k for f in FORMS for k in f.keys} | {
@@ -52,6 +53,10 @@ def no_constant(name):
     raise ValueError(f"{name} is no number")
 
 
+def form_of(value):
+    return next((f for f in FORMS if all(value.get(k) is not None for k in f.keys)), None)
+
+
 def parse(line):
     """The value of a line of JSON, and its form."""
     try:
@@ -61,11 +66,11 @@ def parse(line):
         raise BadRecord(f"is not JSON: {e}") from e
     if not isinstance(value, dict):
         raise BadRecord("is no object of JSON")
-    for form in FORMS:
-        if all(value.get(k) is not None for k in form.keys):
-            return value, form
-    raise BadRecord(f"has the keys {', '.join(value) or 'none'}; a record has " + ", or ".join(
-        " and ".join(f.keys) for f in FORMS))
+    form = form_of(value)
+    if not form:
+        raise BadRecord(f"has the keys {', '.join(value) or 'none'}; a record has " +
+                        ", or ".join(" and ".join(f.keys) for f in FORMS))
+    return value, form
 
 
 def texts(value, *keys):

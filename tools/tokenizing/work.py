@@ -104,12 +104,12 @@ def batches(corpus, tokenizer):
         yield parts, done
 
 
-def kind_of(corpus, skip_bad):
-    """What the first document is, all are."""
+def form_of(corpus, skip_bad):
+    """What the first document is; all are of its kind."""
     for d in corpus.documents():
         f = corpus.files[d.file]
         try:
-            return records.parse(f.data[d.start:d.end])[1].kind if f.json else records.TEXT
+            return records.parse(f.data[d.start:d.end])[1] if f.json else records.PROSE
         except records.BadRecord as e:
             if not skip_bad:
                 raise Refused(f"{corpus.where(d)}: {e}") from e

@@ -121,7 +121,7 @@ def test_a_wrong_command_line_exits_2(args, word):
 @pytest.mark.parametrize("tokenizer, data, options, words", [
     ("/none.json", b"x", (), ["No such file"]), ("none", b"x", (), ["neither"]),
     ("bytes", b"x", ("--end", "<x>"), ["<x>"]), ("bytes", b"", (), ["empty", "{}"]),
-    ("bytes", None, (), ["regular", "{}"])])
+    ("bytes", None, (), ["state.json", "{}"])])
 def test_what_is_missing_or_no_text_is_named(tokenizer, data, options, words, place):
     place.refuse(tokenizer, data, *options, words=words)
 
@@ -148,7 +148,7 @@ def test_batches_are_taken_in_order_and_few_are_on_their_way(place, monkeypatch)
     monkeypatch.setattr(work, "batches", counted)
     monkeypatch.setattr(work, "BATCH_PARTS", 1)
     one = tokens.Bytes()
-    corpus = documents.Corpus([str(path)], None, 0)
+    corpus = documents.Corpus([str(path)], None, 0, None)
     recipe = records.Recipe(one, None, 10, records.TEXT, None, 0, False)
     work.run_processes(corpus, one, 3, {"corpus": corpus, "recipe": recipe, "width": 2,
                                         "skip_bad": False}, take)
