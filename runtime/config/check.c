@@ -69,7 +69,7 @@ static void check_attention(struct iz_faults *f, const char *key,
         iz_fault(f, key,
                  "cudnn, but parameters are fp32, which cuDNN would round: set "
                  "bf16.enabled or fp16.enabled, or use own");
-    if (by == IZ_ATTENTION_CUDNN && c->data.document_end >= 0)
+    if (by == IZ_ATTENTION_CUDNN && c->data.apart)
         iz_fault(f, key,
                  "cudnn, but data.document_end is %d, and cuDNN's attention "
                  "does not keep documents apart: use own",
@@ -361,6 +361,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
     assert(ranks > 0);
+    file->c.data.apart = file->c.data.document_end >= 0;
     resolve_import(file, f);
     if (file->c.zero.sub_group_size == 0)
         iz_key_store_default(

@@ -115,8 +115,9 @@ struct iz_data_config {
     char val_path[IZ_PATH_MAX]; /* "" : the last val_fraction of path */
     double val_fraction;
     bool bytes;       /* the files are raw bytes: token = byte (vocab 256) */
-    int document_end; /* the token that ends a document; -1: documents of a
-                         sample are not told apart */
+    int document_end; /* the token that ends a document; -1: none */
+    bool packed;      /* its shards say where documents begin: iz_data_look */
+    bool apart;       /* documents of a sample do not see each other */
     bool pairs;       /* samples are pairs of texts: loss.type asks for them */
 };
 

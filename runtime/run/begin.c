@@ -401,6 +401,8 @@ int iz_run_prepare_model(struct run *r)
     if (!s && r->o.resume && !r->o.machine)
         s = find_checkpoint(r);
     if (!s)
+        s = iz_run_agree(r, iz_data_look(&r->c.data, iz_run_err(r)), NULL);
+    if (!s)
         s = iz_run_agree(r, choose_host_comm(r), NULL);
     if (!s)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
