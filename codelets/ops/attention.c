@@ -6,12 +6,19 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/flat/simd.h"
 #include "codelets/ops/attention.h"
 #include "codelets/ops/gpu_ops.h"
+
+/* Keys that a row sees at most. */
+static int64_t window_of(const struct iz_attention *a)
+{
+    return a->window ? min64(a->window, a->seq) : a->seq;
+}
 
 /* Head i of all samples; dqkv and dy are NULL in forward. */
 static struct iz_head head_at(const struct iz_attention *a, int64_t i,
@@ -36,7 +43,10 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
                         .seq = a->seq,
                         .first = head % group == 0,
                         .last = head % group == group - 1,
-                        .full = a->full};
+                        .full = a->full,
+                        .window = window_of(a),
+                        .scale = a->scale,
+                        .cap = a->cap};
     if (a->begins.p)
         h.begins = (int32_t *)a->begins.p + row;
     if (dqkv) {
@@ -51,8 +61,9 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
 /* Flops of one product of all heads, of the keys that are seen. */
 static double flops(const struct iz_attention *a)
 {
-    int64_t twice = a->full ? 2 * a->seq : a->seq + 1;
-    return (double)a->o.rows * (double)a->o.cols * (double)twice;
+    double w = (double)window_of(a), seq = (double)a->seq;
+    double twice = a->full ? 2 * seq : w * (2 * seq - w + 1) / seq;
+    return (double)a->o.rows * (double)a->o.cols * twice;
 }
 
 static void attention_check(const struct iz_attention *a)
@@ -64,6 +75,8 @@ static void attention_check(const struct iz_attention *a)
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
     assert(!a->begins.rows ||
            (!a->full && iz_view_len(a->begins) == a->o.rows));
+    assert(a->window >= 0 && !(a->window && a->full));
+    assert(!a->sinks.rows || iz_view_len(a->sinks) == a->heads);
 }
 
 static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
@@ -73,11 +86,26 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
     int64_t d = a->o.cols / a->heads, heads = a->o.rows / a->seq * a->heads;
     struct iz_view work =
         iz_exec_work(x, IZ_F32, 1, iz_attention_head_floats(a->seq, d, bwd));
-    for (int64_t i = 0; !x->dry && i < heads; i++) {
+    /* In fp32, and the sums of their gradients. */
+    struct iz_view sinks = iz_exec_work(x, IZ_F32, 2 * a->sinks.rows, a->heads);
+    float *sink = sinks.p, *dsink = sink + a->heads;
+    if (x->dry)
+        return;
+    if (sinks.rows) {
+        iz_cast(sink, IZ_F32, a->sinks.p, a->sinks.dtype, a->heads);
+        memset(dsink, 0, (size_t)a->heads * sizeof(*dsink));
+    }
+    for (int64_t i = 0; i < heads; i++) {
         struct iz_head h = head_at(a, i, dqkv, dy);
         h.work = work.p;
+        if (sinks.rows) {
+            h.sink = sink + i % a->heads;
+            h.dsink = dsink + i % a->heads;
+        }
         (bwd ? loops->attention_bwd : loops->attention_fwd)(&h);
     }
+    if (bwd && iz_view_wanted(x, a->dsinks))
+        iz_cast(a->dsinks.p, a->dsinks.dtype, dsink, IZ_F32, a->heads);
 }
 
 /* Of the widest heads whose backward fits into the shared memory of a block, by
@@ -103,6 +131,9 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t d = a->o.cols / a->heads;
     assert(x->numerics.capability >= (x->act == IZ_BF16 ? 80 : 70));
+    if (window_of(a) < a->seq || a->scale != 0 || a->cap != 0 || a->sinks.rows)
+        iz_die("attention with a window, a scale, a cap or sinks is not "
+               "possible on a GPU yet");
     if (d > columns_most(x) || (x->act != IZ_F32 && d % 8))
         iz_die("attention in %s on a GPU of compute capability %d.%d: heads of "
                "%lld columns; possible are %s up to %d",

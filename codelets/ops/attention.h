@@ -20,6 +20,10 @@ struct iz_head {
     /* [seq] or NULL: the first key that a row sees; never less than that of the
      * row before, never after the row. */
     const int32_t *begins;
+    int64_t window;    /* keys that a row sees, itself included, at most */
+    float scale, cap;  /* as in ops.h */
+    const float *sink; /* of this head, or NULL */
+    float *dsink;      /* backward adds to it */
     float *work; /* [iz_attention_head_floats], 64-byte aligned, kept within a
                     group */
 };

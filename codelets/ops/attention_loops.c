@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "codelets/base/build.h"
-#include "codelets/ops/row_math.h"
+#include "codelets/ops/attention_vectors.h"
 
 enum {
     ROWS = IZ_HEAD_ROWS,
@@ -29,36 +29,6 @@ enum {
 extern const struct iz_attention_loops IZ_ATTENTION_TABLE;
 
 #define ALIGNED __attribute__((aligned(64)))
-#define LOG2_E 1.4426950408889634
-
-typedef float vec __attribute__((vector_size(4 * IZ_LANES), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * IZ_LANES), may_alias));
-
-/* Where the mask is -1 that of a, where it is 0 that of b. */
-static inline vec pick(ivec mask, vec a, vec b)
-{
-    return (vec)((mask & (ivec)a) | (~mask & (ivec)b));
-}
-
-/* -1 in the first n lanes, 0 in the others. */
-static inline ivec first_lanes(int64_t n)
-{
-    static const int32_t number[16] __attribute__((aligned(64))) = {
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return *(const ivec *)number < (int32_t)n;
-}
-
-/* As iz_math_exp2f. */
-static inline vec exp2_of(vec x)
-{
-    const float magic =
-        12582912.f; /* 1.5 * 2^23: the sum is a rounded integer */
-    ivec low = x < -125.f;
-    vec t = x + magic, r = x - (t - magic);
-    vec p = IZ_EXP2_PART(r);
-    p *= (vec)(((ivec)t + 127) << 23);
-    return (vec)(~low & (ivec)p);
-}
 
 /* The left operand of a product: element (r, k) is p[r row + k col]. */
 struct left {
@@ -232,7 +202,7 @@ static void write_rows(float *restrict to, int64_t ld,
 /* Queries from i0 against keys from j0, the first of them from `start`. */
 struct tile {
     int64_t i0, j0, keys, start;
-    bool full, hides; /* hides: keys before the document of a query */
+    bool full, hides; /* hides: keys before the first of some query */
     int32_t begins[ROWS] ALIGNED; /* the first key that each query sees */
 };
 
@@ -293,25 +263,31 @@ static void to_keys(float *sum, const struct tile *t, const float *s,
     }
 }
 
+/* The first key that row i sees; of rows behind the last, what that one sees.
+ */
+static int64_t first_key(const struct iz_head *h, int64_t i)
+{
+    int64_t row = i < h->seq ? i : h->seq - 1, first = row + 1 - h->window;
+    int64_t begins = h->begins ? h->begins[row] : 0;
+    return first > begins ? first : begins;
+}
+
 /* Before the first tile of the queries from i0.  Keys that none of them sees
  * are skipped, but for those that share a panel with one that is seen: so a
  * document that begins with a tile has the tiles that it has alone. */
 static void first_tile(struct tile *t, const struct iz_head *h, int64_t i0)
 {
     t->i0 = i0;
-    t->j0 = t->keys = t->start = 0;
+    t->keys = 0;
     t->full = h->full;
-    t->hides = false;
-    if (!h->begins)
-        return;
     for (int64_t q = 0; q < ROWS; q++)
-        t->begins[q] = h->begins[i0 + q < h->seq ? i0 + q : h->seq - 1];
+        t->begins[q] = (int32_t)first_key(h, i0 + q);
     t->j0 = t->start = t->begins[0] / PANEL * PANEL;
 }
 
 /* Of the queries from c to c + LANES, those that do not see the key because it
- * lies before their document. */
-static inline ivec before_document(const struct tile *t, int64_t c, int64_t key)
+ * lies before their first one. */
+static inline ivec before_first(const struct tile *t, int64_t c, int64_t key)
 {
     return *(const ivec *)(t->begins + c) > (int32_t)(t->j0 + key);
 }
@@ -325,19 +301,46 @@ static bool next_tile(struct tile *t, const struct iz_head *h)
         end = h->seq;
     left = end - t->j0;
     t->keys = left < KEYS ? left : KEYS;
-    t->hides = h->begins && t->begins[ROWS - 1] > t->j0;
+    t->hides = t->begins[ROWS - 1] > t->j0;
     return left > 0;
 }
 
 static float scale_of(const struct iz_head *h)
 {
-    return 1 / sqrtf((float)h->d);
+    return h->scale != 0 ? h->scale : 1 / sqrtf((float)h->d);
 }
 
-/* A score times this is a power of two. */
+/* What a tile's scores are multiplied by: with a cap they are tanh(s / cap). */
+static float unit_of(const struct iz_head *h)
+{
+    return h->cap != 0 ? h->cap : scale_of(h);
+}
+
+/* A tile's score times this is a power of two. */
 static float power_of(const struct iz_head *h)
 {
+    if (h->scale != 0 || h->cap != 0)
+        return (float)(LOG2_E * (double)unit_of(h));
     return (float)(LOG2_E / sqrt((double)h->d));
+}
+
+/* s = tanh(by s), of the scores that were computed. */
+static void squash(float *s, float by, const struct tile *t)
+{
+    for (int64_t c = 0; c < ROWS; c += LANES)
+        for (int64_t j = 0; j < seen_by(t, c); j++) {
+            vec *x = (vec *)(s + j * ROWS + c);
+            *x = tanh_of(by * *x);
+        }
+}
+
+/* The scores of a tile, capped. */
+static void head_scores(const struct iz_head *h, const struct work *w,
+                        const struct tile *t)
+{
+    scores(w->s, t, w->keys, w->qt, w->c, h->d);
+    if (h->cap != 0)
+        squash(w->s, scale_of(h) / h->cap, t);
 }
 
 /* ---- forward ---- */
@@ -356,7 +359,7 @@ static void maxima(float *most, float *s, const struct tile *t)
             if (hidden > 0)
                 *x = pick(first_lanes(hidden), (vec){0} - INFINITY, *x);
             if (t->hides)
-                *x = pick(before_document(t, v * LANES, j), (vec){0} - INFINITY,
+                *x = pick(before_first(t, v * LANES, j), (vec){0} - INFINITY,
                           *x);
             m[v] = pick(*x > m[v], *x, m[v]);
         }
@@ -398,24 +401,28 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
     int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS;
     struct tile t;
-    float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED = {0};
+    float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED;
     float by = power_of(h);
-    for (int q = 0; q < ROWS; q++)
-        most[q] = -FLT_MAX; /* finite: differences are numbers */
+    for (int q = 0; q < ROWS; q++) {
+        most[q] = h->sink ? *h->sink / unit_of(h) : -FLT_MAX;
+        if (most[q] < -FLT_MAX)
+            most[q] = -FLT_MAX; /* finite: differences are numbers */
+        total[q] = h->sink ? 1 : 0;
+    }
     first_tile(&t, h, i0);
     memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof(*w->sum));
     pack_tile(w->q, w->qt, w->c, h->q + i0 * h->ld, h->ld, rows, h->d);
     while (next_tile(&t, h)) {
-        scores(w->s, &t, w->keys, w->qt, w->c, h->d);
+        head_scores(h, w, &t);
         memcpy(before, most, sizeof(most));
         maxima(most, w->s, &t);
-        if (t.j0 > t.start)
+        if (h->sink || t.j0 > t.start)
             rescale(w->sum, total, before, most, by, w->c);
         exponentials(w->s, total, most, by, &t);
         to_queries(w->sum, &t, w->s, w->values, w->c);
     }
     for (int64_t q = 0; q < rows; q++) {
-        h->lse[i0 + q] = scale_of(h) * most[q] + logf(total[q]);
+        h->lse[i0 + q] = unit_of(h) * most[q] + logf(total[q]);
         write_rows(h->out + (i0 + q) * h->ldo, h->ldo, w->sum + q * w->c, w->c,
                    1, h->d, 1 / total[q]);
     }
@@ -460,9 +467,25 @@ static void row_sums(float *lse, float *delta, const struct iz_head *h,
     }
 }
 
-/* s: scores -> probabilities; ds: their gradient -> that of the scores. */
-static void softmax_bwd(float *s, float *ds, const float *lse,
-                        const float *delta, float by, const struct tile *t)
+/* The gradient of a sink: its value is 0, so is the gradient of its
+ * probability.
+ */
+static void sink_bwd(const struct iz_head *h, const float *lse,
+                     const float *delta, int64_t rows)
+{
+    float sum = 0, sink = (float)(LOG2_E * (double)*h->sink);
+    for (int64_t q = 0; q < rows; q++) {
+        float x = sink - lse[q]; /* above 0 only where lse was rounded */
+        sum += iz_math_exp2f(x > 0 ? 0 : x) * delta[q];
+    }
+    *h->dsink -= sum;
+}
+
+/* s: scores -> probabilities; ds: their gradient -> that of the scores, before
+ * they were capped. */
+IZ_INLINE void softmax_bwd(float *s, float *ds, const float *lse,
+                           const float *delta, float by, bool capped,
+                           const struct tile *t)
 {
     for (int64_t c = 0; c < ROWS; c += LANES) {
         vec l = *(const vec *)(lse + c), d = *(const vec *)(delta + c);
@@ -471,13 +494,15 @@ static void softmax_bwd(float *s, float *ds, const float *lse,
             vec *g = (vec *)(ds + j * ROWS + c);
             vec x = by * *p - l; /* above 0 only where l was rounded */
             vec e = exp2_of(pick(x > 0.f, (vec){0}, x)), de = e * (*g - d);
+            if (capped)
+                de *= 1.f - *p * *p;
             if (sees(t, j) > c) {
                 ivec hidden = first_lanes(sees(t, j) - c);
                 e = pick(hidden, (vec){0}, e);
                 de = pick(hidden, (vec){0}, de);
             }
             if (t->hides) {
-                ivec hidden = before_document(t, c, j);
+                ivec hidden = before_first(t, c, j);
                 e = pick(hidden, (vec){0}, e);
                 de = pick(hidden, (vec){0}, de);
             }
@@ -496,11 +521,16 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);
+    if (h->sink)
+        sink_bwd(h, lse, delta, rows);
     memset(w->sum, 0, (size_t)(ROWS * c) * sizeof(*w->sum));
     while (next_tile(&t, h)) {
-        scores(w->s, &t, w->keys, w->qt, c, h->d);
+        head_scores(h, w, &t);
         scores(w->ds, &t, w->values, w->dyt, c, h->d);
-        softmax_bwd(w->s, w->ds, lse, delta, power_of(h), &t);
+        if (h->cap != 0)
+            softmax_bwd(w->s, w->ds, lse, delta, power_of(h), true, &t);
+        else
+            softmax_bwd(w->s, w->ds, lse, delta, power_of(h), false, &t);
         to_queries(w->sum, &t, w->ds, w->keys, c);
         to_keys(w->dk, &t, w->ds, w->q, c);
         to_keys(w->dv, &t, w->s, w->dy, c);

@@ -261,6 +261,13 @@ struct iz_attention {
     bool full;    /* a row sees all keys of its sample; else none after it */
     struct iz_view begins; /* nor, if it is there, those before its document;
                             * not with `full` */
+    int window;  /* nor, unless it is 0, those up to row t - window; not with
+                  * `full` */
+    float scale; /* of q k^T; 0: 1 / sqrt(d) */
+    float cap;   /* a score s is cap tanh(s / cap); 0: s */
+    /* [1,heads] or absent: scores of a key that every row sees, which has no
+     * value and is not scaled or capped. */
+    struct iz_view sinks, dsinks;
 };
 
 /* Of kv_heads. */
@@ -269,9 +276,9 @@ static inline int iz_attention_keys(const struct iz_attention *a)
     return a->kv_heads ? a->kv_heads : a->heads;
 }
 
-/* o = softmax(q k^T / sqrt(d), causal unless `full`) v. */
+/* o = softmax(scale q k^T, causal unless `full`) v. */
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
-/* dqkv [M,W] from dy = gradient of o. */
+/* dqkv [M,W] and dsinks from dy = gradient of o. */
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a);
 

@@ -35,8 +35,8 @@ static inline float iz_math_expf(float x)
     return x < -86.5f ? 0.f : p;
 }
 
-/* 2^r for |r| <= 1/2, a number or a vector. */
-#define IZ_EXP2_PART(r)                                                        \
+/* 2^r - 1 and 2^r for |r| <= 1/2, a number or a vector. */
+#define IZ_EXP2_LESS_1(r)                                                      \
     ((((((1.55946778e-4f * (r) + 1.34066434e-3f) * (r) + 9.61769279e-3f) *     \
             (r) +                                                              \
         5.55031039e-2f) *                                                      \
@@ -44,8 +44,8 @@ static inline float iz_math_expf(float x)
        2.40226522e-1f) *                                                       \
           (r) +                                                                \
       6.93147242e-1f) *                                                        \
-         (r) +                                                                 \
-     1.f)
+     (r))
+#define IZ_EXP2_PART(r) (IZ_EXP2_LESS_1(r) + 1.f)
 
 /* 2^x to about 1 ulp for x up to 127, beyond which it may be anything; 0 below
  * -125. */

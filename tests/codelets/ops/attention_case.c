@@ -20,7 +20,9 @@ struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
                     [LSE] = tensor_new(IZ_F32, s.samples * s.heads, s.seq, 1),
                     [DQKV] = tensor_new(act, m, ld, 1),
                     [DY] = tensor_new(act, m, c, 1),
-                    [BEGINS] = bytes_new(m * 4)}},
+                    [BEGINS] = bytes_new(m * 4),
+                    [SINKS] = tensor_new(act, 1, s.heads, 3),
+                    [DSINKS] = tensor_new(act, 1, s.heads, 1)}},
         .shape = s};
     t.begins = t.s.t[BEGINS].v.p;
     memset(t.begins, 0, (size_t)m * 4);
@@ -42,6 +44,7 @@ void attention_free(struct attention *t)
     free(t->o);
     free(t->lse);
     free(t->dqkv);
+    free(t->dsinks);
 }
 
 /* As many keys as heads may be 0 of them. */
@@ -60,7 +63,12 @@ static struct iz_attention attention_of(const struct iz_view *v,
                                  .begins = {.p = v[BEGINS].p,
                                             .dtype = IZ_I32,
                                             .rows = t->apart ? s->samples : 0,
-                                            .cols = s->seq}};
+                                            .cols = s->seq},
+                                 .window = t->window,
+                                 .scale = t->scale,
+                                 .cap = t->cap,
+                                 .sinks = t->sinks ? v[SINKS] : IZ_NONE,
+                                 .dsinks = t->sinks ? v[DSINKS] : IZ_NONE};
 }
 
 void attention_forward(struct iz_exec *x, const struct iz_view *v,
@@ -83,10 +91,12 @@ void attention_backward(struct iz_exec *x, const struct iz_view *v,
 
 void attention_run(struct attention *t, bool backward)
 {
-    static const struct pass pass[2] = {
-        {attention_forward, BIT(QKV) | BIT(BEGINS), BIT(O) | BIT(LSE)},
+    const struct pass pass[2] = {
+        {attention_forward, BIT(QKV) | BIT(BEGINS) | BIT(SINKS),
+         BIT(O) | BIT(LSE)},
         {attention_backward,
-         BIT(QKV) | BIT(O) | BIT(LSE) | BIT(DY) | BIT(BEGINS), BIT(DQKV)}};
+         BIT(QKV) | BIT(O) | BIT(LSE) | BIT(DY) | BIT(BEGINS) | BIT(SINKS),
+         BIT(DQKV) | (t->sinks ? BIT(DSINKS) : 0)}};
     scene_run(&t->s, &pass[backward], t);
 }
 
@@ -98,6 +108,8 @@ void attention_check(struct attention *t)
     fixture_near("lse", &t->s.t[LSE], t->lse);
     attention_run(t, true);
     fixture_near("dqkv", &t->s.t[DQKV], t->dqkv);
+    if (t->sinks)
+        fixture_near("dsinks", &t->s.t[DSINKS], t->dsinks);
 }
 
 static bool attention_possible(struct iz_exec *x, const struct iz_view *v,

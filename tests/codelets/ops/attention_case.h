@@ -8,7 +8,7 @@ struct shape {
     int64_t samples, seq, heads, d, kv_heads;
 };
 
-enum { QKV, O, LSE, DQKV, DY, BEGINS, ATTENTION_TENSORS };
+enum { QKV, O, LSE, DQKV, DY, BEGINS, SINKS, DSINKS, ATTENTION_TENSORS };
 
 struct attention {
     struct scene s;
@@ -19,8 +19,12 @@ struct attention {
      * set by attention_cut: documents begin at rows i where starts(i). */
     int32_t *begins;
     bool apart;
+    int window; /* these four: see ops.h; the scene's sinks are used if `sinks`
+                 */
+    float scale, cap;
+    bool sinks;
     /* What is expected of these tensors; owned, NULL until attention_double. */
-    struct near *o, *lse, *dqkv;
+    struct near *o, *lse, *dqkv, *dsinks;
 };
 
 /* scale: of queries, keys and values. */

@@ -11,12 +11,16 @@ struct head {
     int64_t n, d, c, ld;
     bool full;             /* not causal */
     const int32_t *begins; /* or NULL */
+    int64_t window;        /* 0: none */
+    double cap;            /* 0: none */
+    const double *sink;    /* or NULL */
     int64_t group;         /* heads that share keys */
     bool last;             /* of its group */
     const double *q, *k, *v, *dy;
-    struct near *o, *lse, *dq, *dk, *dv;
+    struct near *o, *lse, *dq, *dk, *dv, *dsink;
     bool parts;          /* what each head adds to shared keys is rounded */
     struct near *p, *ds; /* scratch: probabilities, gradients of scores */
+    struct near *slope;  /* ... of scores by what they were before the cap */
     struct near *part;   /* ... and this head's dk or dv [n,d] */
     double scale;
     enum iz_dtype type;
@@ -42,7 +46,8 @@ static struct near dot(const double *a, const double *b, int64_t n)
 /* Keys that row i sees: from this one on, up to the next function's. */
 static int64_t first_key(const struct head *h, int64_t i)
 {
-    return h->begins ? h->begins[i] : 0;
+    int64_t begins = h->begins ? h->begins[i] : 0;
+    return h->window && i - h->window >= begins ? i - h->window + 1 : begins;
 }
 
 static int64_t keys_seen(const struct head *h, int64_t i)
@@ -50,21 +55,36 @@ static int64_t keys_seen(const struct head *h, int64_t i)
     return h->full ? h->n : i + 1;
 }
 
+/* Caps a score.  tanh enlarges no error; a few units come with it. */
+static void cap(const struct head *h, struct near *score, struct near *slope)
+{
+    double t = h->cap ? tanh(score->is / h->cap) : 0;
+    *slope = (struct near){1 - t * t, 0};
+    if (!h->cap)
+        return;
+    score->is = h->cap * t;
+    score->within += steps(8) * fabs(score->is);
+    slope->within = 2 * fabs(t) * score->within / h->cap + steps(2);
+}
+
 /* Row i of p and its lse.  An error of the exponent is a relative error of the
  * probability; 4 units more are those of the exponential and its argument. */
 static void softmax(const struct head *h, int64_t i)
 {
     struct near *p = h->p + i * h->n;
-    double max = -INFINITY, sum = 0, off = 0;
+    double max = h->sink ? *h->sink : -INFINITY, sum = 0;
+    double off = h->sink ? steps(4) * fabs(max) : 0;
     for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
         p[j] = dot(h->q + i * h->ld, h->k + j * h->ld, h->d);
         p[j].is *= h->scale;
         p[j].within *= h->scale * steps(h->d + 4); /* a sum in fp32 */
+        cap(h, &p[j], &h->slope[i * h->n + j]);
         max = fmax(max, p[j].is);
         off = fmax(off, p[j].within);
     }
     for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++)
         sum += exp(p[j].is - max);
+    sum += h->sink ? exp(*h->sink - max) : 0;
     h->lse[i].is = max + log(sum);
     h->lse[i].within = off + steps(keys_seen(h, i) + 7) +
                        4 * steps(1) * (fabs(max) + fabs(log(sum)));
@@ -98,6 +118,16 @@ static void output(const struct head *h, int64_t i)
     }
 }
 
+/* What row i adds to the sink's gradient. */
+static void sink_grad(const struct head *h, int64_t i, struct near delta)
+{
+    double p = exp(*h->sink - h->lse[i].is);
+    double off = h->lse[i].within + steps(6) * (1 + fabs(*h->sink));
+    h->dsink->is -= p * delta.is;
+    h->dsink->within +=
+        p * (delta.within + (off + steps(h->n)) * fabs(delta.is));
+}
+
 /* Row i of ds, before `scale`: p (dp - delta). */
 static void scores_grad(const struct head *h, int64_t i)
 {
@@ -108,6 +138,8 @@ static void scores_grad(const struct head *h, int64_t i)
         delta.is += dy[x] * o.is;
         delta.within += fabs(dy[x]) * (o.within + steps(h->d) * fabs(o.is));
     }
+    if (h->sink)
+        sink_grad(h, i, delta);
     for (int64_t j = first_key(h, i); j < keys_seen(h, i); j++) {
         struct near p = h->p[i * h->n + j];
         struct near dp = dot(dy, h->v + j * h->ld, h->d);
@@ -115,6 +147,9 @@ static void scores_grad(const struct head *h, int64_t i)
         struct near ds = {p.is * (dp.is - delta.is), 0};
         ds.within = p.is * off + p.within * (fabs(dp.is - delta.is) + off) +
                     2 * steps(1) * fabs(ds.is);
+        struct near slope = h->slope[i * h->n + j];
+        ds.within = ds.within * slope.is + fabs(ds.is) * slope.within;
+        ds.is *= slope.is;
         h->ds[i * h->n + j] = ds;
     }
 }
@@ -205,6 +240,8 @@ static void head_at(struct head *h, const struct attention *a, int64_t i)
     h->dq = a->dqkv + q;
     h->dk = a->dqkv + k;
     h->dv = a->dqkv + v;
+    h->sink = a->sinks ? a->s.t[SINKS].d + head : NULL;
+    h->dsink = a->dsinks + i;
 }
 
 /* Those of some groups that share keys. */
@@ -218,12 +255,15 @@ static void groups_work(void *arg, int64_t begin, int64_t end)
                      .c = t[O].v.cols,
                      .ld = t[QKV].v.cols,
                      .full = a->full,
+                     .window = a->window,
+                     .cap = a->cap,
                      .group = s->heads / s->kv_heads,
                      .parts = a->cudnn_bwd && s->heads != s->kv_heads,
                      .p = take(s->seq * s->seq),
                      .ds = take(s->seq * s->seq),
+                     .slope = take(s->seq * s->seq),
                      .part = take(s->seq * s->d),
-                     .scale = 1 / sqrt((double)s->d),
+                     .scale = a->scale ? a->scale : 1 / sqrt((double)s->d),
                      .type = t[QKV].v.dtype};
     for (int64_t i = begin * h.group; i < end * h.group; i++) {
         head_at(&h, a, i);
@@ -235,6 +275,7 @@ static void groups_work(void *arg, int64_t begin, int64_t end)
     }
     free(h.p);
     free(h.ds);
+    free(h.slope);
     free(h.part);
 }
 
@@ -244,5 +285,15 @@ void attention_double(struct attention *a)
     a->o = take(iz_view_len(t[O].v));
     a->lse = take(iz_view_len(t[LSE].v));
     a->dqkv = take(iz_view_len(t[DQKV].v));
+    a->dsinks = take(a->shape.samples * a->shape.heads);
     fixture_share(a->shape.samples * a->shape.kv_heads, groups_work, a);
+    for (int64_t i = a->shape.heads; i < a->shape.samples * a->shape.heads;
+         i++) {
+        struct near *sum = &a->dsinks[i % a->shape.heads];
+        sum->is += a->dsinks[i].is;
+        sum->within += a->dsinks[i].within;
+    }
+    for (int64_t i = 0; i < a->shape.heads; i++)
+        a->dsinks[i].within +=
+            fixture_rounding(t[DSINKS].v.dtype, a->dsinks[i].is);
 }

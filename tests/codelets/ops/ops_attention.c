@@ -272,6 +272,93 @@ static void documents_agree_with_double(void **state)
     }
 }
 
+/* ---- windows, scales, caps and sinks ---- */
+
+/* What an op may be asked beside its shape. */
+struct asked {
+    struct shape s;
+    int window;
+    float scale, cap;
+    bool sinks, full, apart;
+};
+
+/* Windows of one row, of a tile and about, in tiles and over them, and longer
+ * than a sample; caps that squeeze scores of some tens, and one that hardly
+ * does. */
+static const struct asked asked[] = {
+    {{1, 7, 1, 8, 1}, 1, 0, 0, false, false, false},
+    {{2, 130, 2, 32, 1}, 5, 0, 0, false, false, false},
+    {{1, 300, 2, 64, 2}, 64, 0, 0, false, false, false},
+    {{1, 260, 1, 128, 1}, 65, 0.11f, 0, false, false, false},
+    {{1, 257, 3, 40, 1}, 127, 0, 0, false, false, true},
+    {{1, 390, 1, 16, 1}, 200, 0, 0, false, false, true},
+    {{2, 65, 2, 24, 2}, 1000, 0, 0, false, false, false},
+    {{3, 33, 2, 80, 1}, 0, 1, 0, false, false, false},
+    {{2, 40, 3, 48, 3}, 0, 0.3f, 0, false, true, false},
+    {{2, 77, 2, 16, 1}, 0, 1, 3, false, false, false},
+    {{1, 130, 4, 64, 2}, 0, 0, 50, false, false, true},
+    {{1, 97, 1, 256, 1}, 0, 0.0625f, 5, false, true, false},
+    {{1, 1, 2, 8, 1}, 0, 0, 0, true, false, false},
+    {{3, 150, 6, 64, 2}, 0, 0, 0, true, false, false},
+    {{2, 70, 2, 200, 1}, 0, 0, 0, true, true, false},
+    {{2, 260, 4, 32, 2}, 30, 0.5f, 2, true, false, true},
+    {{1, 140, 2, 128, 1}, 33, 0, 9, true, false, false}};
+
+/* Flops of forward: two products, of pairs that are not hidden but by
+ * documents. */
+static double flops_of(const struct asked *a)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < a->s.seq; i++) {
+        int64_t seen = a->full ? a->s.seq : i + 1;
+        pairs += (double)(a->window && a->window < seen ? a->window : seen);
+    }
+    return 4 * pairs * (double)(a->s.samples * a->s.heads * a->s.d);
+}
+
+static void what_is_asked_agrees_with_double(void **state)
+{
+    if (backend.x.backend != IZ_CPU)
+        skip();
+    for (int k = 0; k < 2 * COUNT(asked); k += scene_step()) {
+        const struct asked *a = &asked[k / 2];
+        enum iz_dtype act = scene_type(k);
+        if (!backend_acts(act) || !possible(act, &a->s))
+            continue;
+        struct attention t = attention_new(act, a->s, 2);
+        t.window = a->window;
+        t.scale = a->scale;
+        t.cap = a->cap;
+        t.sinks = a->sinks;
+        t.full = a->full;
+        if (a->apart)
+            attention_cut(&t, seldom);
+        attention_run(&t, false);
+        assert_true(t.s.flops == flops_of(a));
+        attention_check(&t);
+        attention_free(&t);
+    }
+}
+
+/* A sink that takes all, and one that takes nothing. */
+static void attention_survives_huge_sinks(void **state)
+{
+    if (backend.x.backend != IZ_CPU)
+        skip();
+    for (int k = 0; k < 6; k++) {
+        enum iz_dtype act = fixture_types[k / 2];
+        if (!acts(act))
+            continue;
+        struct attention t =
+            attention_new(act, (struct shape){1, 67, 1, 8, 1}, 1);
+        t.sinks = true;
+        t.s.t[SINKS].d[0] = k % 2 ? -30000 : 30000;
+        tensor_store(&t.s.t[SINKS]);
+        attention_check(&t);
+        attention_free(&t);
+    }
+}
+
 /* The rows of `from` from row `at` on. */
 static void take_rows(struct tensor *to, const struct tensor *from, int64_t at)
 {
@@ -343,19 +430,24 @@ static int tiles_spoilt(struct tensor *t, int64_t c0, int64_t c1)
 }
 
 /* What is computed of a NaN is NaN, though it weighs 0: so what is not spoilt
- * by a document was not computed with it. */
-static void other_documents_are_skipped(void **state)
+ * by a document, or by what lies before a window, was not computed with it. */
+static void what_is_hidden_is_skipped(void **state)
 {
     enum { TILES = 3, T = TILES * 128, C = 16, LD = 3 * C };
     for (int k = 0; k < 2 * TILES; k++) {
         enum iz_dtype act = scene_type(k);
         if (!backend_acts(act))
             continue;
-        for (int apart = 0; apart < 2; apart++) {
+        for (int apart = 0; apart < (backend.x.backend == IZ_CPU ? 3 : 2);
+             apart++) {
             struct attention t =
                 attention_new(act, (struct shape){1, T, 1, C, 1}, 1);
-            int64_t from = k / 2 * 128, sees = apart ? 1 : TILES - k / 2;
-            if (apart)
+            int64_t from = k / 2 * 128, sees = TILES - k / 2;
+            if (apart) {
+                sees = apart < sees ? apart : sees;
+                t.window = apart == 2 ? 128 : 0;
+            }
+            if (apart == 1)
                 attention_cut(&t, at_tiles);
             for (int64_t i = from; i < from + 128; i++)
                 for (int c = C; c < LD; c++)
@@ -365,7 +457,7 @@ static void other_documents_are_skipped(void **state)
             assert_int_equal(tiles_spoilt(&t.s.t[O], 0, C), sees);
             attention_run(&t, true);
             assert_int_equal(tiles_spoilt(&t.s.t[DQKV], 0, C), sees);
-            if (apart)
+            if (apart == 1)
                 assert_int_equal(tiles_spoilt(&t.s.t[DQKV], C, LD), 1);
             attention_free(&t);
         }
@@ -428,7 +520,9 @@ int ops_attention(void)
         SEEDED(no_row_sees_a_later_one),
         SEEDED(documents_agree_with_double),
         SEEDED(neighbours_are_not_seen),
-        SEEDED(other_documents_are_skipped),
+        SEEDED(what_is_asked_agrees_with_double),
+        SEEDED(attention_survives_huge_sinks),
+        SEEDED(what_is_hidden_is_skipped),
     };
     const struct CMUnitTest once[] = {SEEDED(impossible_heads_are_refused)};
     const struct iz_simd_level *best = NULL;
