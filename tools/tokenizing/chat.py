@@ -12,7 +12,6 @@ from tokenizing.tokens import package
 # Around what {% generation %} has; noncharacters, which no text has.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 LONGEST = 64  # characters of a special token
-TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Faulty(Exception):
@@ -41,18 +40,17 @@ def folder_has(folder):
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
             config |= read_json(folder / name)
-    for name in (f"{t}_token" for t in TOKENS):
-        value = config.get(name)
+    for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value
-        if value is not None:
+        if name.endswith("_token") and isinstance(value, str):
             marks[name] = value
     found = config.get("chat_template") or {}
-    if isinstance(found, list):
-        found = {t["name"]: t["template"] for t in found}
-    elif isinstance(found, str):
-        found = {"default": found}
-    if (folder / "chat_template.json").exists():
-        found["default"] = read_json(folder / "chat_template.json")["chat_template"]
+    try:
+        found = {"default": found} if isinstance(found, str) else \
+            {t["name"]: t["template"] for t in found}
+    except (KeyError, TypeError) as e:
+        raise Refused(f"{folder}: chat_template is neither a text nor a list of names "
+                      "with templates") from e
     if (folder / "chat_template.jinja").exists():
         found["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):

@@ -57,13 +57,17 @@ def form_of(value):
     return next((f for f in FORMS if all(value.get(k) is not None for k in f.keys)), None)
 
 
+def parse_json(text, what=""):
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode(),
+                          object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError) as e:
+        raise BadRecord(f"{what} is not JSON: {e}".lstrip()) from e
+
+
 def parse(line):
     """The value of a line of JSON, and its form."""
-    try:
-        value = json.loads(line.decode(), object_pairs_hook=unique,
-                           parse_constant=no_constant)
-    except (ValueError, RecursionError) as e:
-        raise BadRecord(f"is not JSON: {e}") from e
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise BadRecord("is no object of JSON")
     form = form_of(value)
@@ -180,7 +184,7 @@ class Recipe:
             raise Refused("--begin: the template writes what is around a conversation")
         given = {k: value[k] for k in GIVEN if value.get(k) is not None}
         if isinstance(given.get("tools"), str):
-            given["tools"] = json.loads(given["tools"])
+            given["tools"] = parse_json(given["tools"], "tools")
         for text in strings([messages, given]):
             found = not self.special and self.tokenizer.special.search(text)
             if found:

@@ -164,15 +164,16 @@ def open_table(path, kind, folder):
 
 def saved_files(folder):
     """Of a data set that was saved with save_to_disk."""
-    if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-        raise Refused(f"{folder} has the splits {', '.join(splits)}: name one of them, "
-                      f"{folder / splits[0]}")
-    if not (folder / "state.json").exists():
+    try:
+        if (folder / "dataset_dict.json").exists():
+            splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+            raise Refused(f"{folder} has the splits {', '.join(splits)}: name one of them, "
+                          f"{folder / splits[0]}")
+        state = json.loads((folder / "state.json").read_text())
+        return [str(folder / f["filename"]) for f in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise Refused(f"{folder} is a folder without the state.json of a saved data set: "
-                      "name files")
-    state = json.loads((folder / "state.json").read_text())
-    return [str(folder / f["filename"]) for f in state["_data_files"]]
+                      f"name files ({e})") from e
 
 
 # ---- all ----

@@ -174,6 +174,7 @@ SAYS = "{% for m in messages %}{{ m.content }}{% endfor %}"
     ({"chat_template.jinja": "{{ messages.append(1) }}"}, (), ["line 1", "unsafe"]),
     ({"chat_template.jinja": SAYS}, ("--begin", "a"), ["--begin: the template"]),
     ({"tokenizer_config.json": "[]"}, (), ["no object"]),
+    ({"tokenizer_config.json": '{"chat_template": [1]}'}, (), ["neither a text nor"]),
     ({"additional_chat_templates/rag.jinja": SAYS}, (), ["templates rag: choose one"])])
 def test_what_is_wrong_with_a_template_is_named(beside, options, words, place):
     path = place.tokenizer("qwen2")
@@ -194,6 +195,7 @@ def test_templates_are_chosen_as_transformers_does(place):
     talk = {"messages": TURNS}
     for record, options, want in (
             (talk, (), "default"), ({**talk, "tools": [TOOL]}, (), "tool_use"),
+            ({**talk, "chat_template_kwargs": {"tools": [TOOL]}}, (), "tool_use"),
             ({**talk, "tools": json.dumps([TOOL])}, (), "tool_use"),
             (talk, ("--chat", "rag"), "rag"),
             (talk, ("--chat", path.parent / "own.jinja"), "own")):

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from place import flat, jsonl, read_mask, shards
+from place import flat, jsonl, read_mask, run, shards
 from test_chat import CALL, SAYS, SYSTEM, TOOL, TURNS
 
 from tokenizing import documents, records
@@ -90,6 +90,13 @@ def test_what_is_no_text_is_refused_by_name(name, data, words, place):
     if "PAR1" in str(data) and "gz" not in name:
         pytest.importorskip("pyarrow")
     place.refuse("bytes", data, name=name, words=words)
+
+
+def test_a_data_set_of_several_splits_is_refused(place):
+    folder = place.new()
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    run("--tokenizer", "bytes", "--out", place.new() / "out", folder, status=1,
+        words=[f"train, test: name one of them, {folder}/train"])
 
 
 def test_a_pointer_in_place_of_a_tokenizer_is_refused(place):
