@@ -157,7 +157,7 @@ class Templates:
 
     def text(self, messages, learnt_from, given):
         """The text, (start, end) of what is to be learnt of it, from message
-        learnt_from on, and how many answers are not learnt because the template
+        learnt_from on, the numbers of the answers that are not because the template
         writes them otherwise when they are the last, and how many do not begin as
         its prompt says."""
         text = self.render(messages, given)
@@ -171,21 +171,22 @@ class Templates:
         if learnt_from:
             before = self.plain(messages[:learnt_from], given)
             spans = [s for s in spans if s[0] >= common("".join(parts), before)]
-        return "".join(parts), spans, 0, 0
+        return "".join(parts), spans, [], 0
 
     def plain(self, messages, given, prompt=False):
         text = self.render(messages, given, prompt)
         return text.replace(OPEN, "").replace(CLOSE, "")
 
     def by_difference(self, text, messages, learnt_from, given):
-        spans, other, unlike = [], 0, 0
+        spans, other, unlike = [], [], 0
         for i, m in enumerate(messages):
             if i < learnt_from or m.get("role") != "assistant":
                 continue
             span, like = self.answer(text, messages, i, given)
             if span:
                 spans.append(self.closed(text, *span))
-            other += not span
+            else:
+                other.append(i)
             unlike += not like
         return text, spans, other, unlike
 

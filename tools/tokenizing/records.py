@@ -151,7 +151,7 @@ NOTES = {
                "text like any other without --special",
     "blank": "a document is blank and left out",
     "other": "an answer is not learnt: the template writes it otherwise when others "
-             "follow",
+             "follow (--unroll makes a document that ends with it)",
     "unlike": "an answer does not begin as the template's prompt for it does: it is "
               "learnt from where they differ",
     "nothing": "a conversation has nothing to be learnt",
@@ -160,12 +160,15 @@ NOTES = {
 
 class Recipe:
     """How documents become tokens; begin and end are ids or None, templates None where
-    there are none; `special`: special tokens in a text become them."""
+    there are none; `special`: special tokens in a text become them; `unroll`: an answer
+    that a template writes otherwise when others follow gets a document of its own."""
 
-    def __init__(self, tokenizer, begin, end, kind, templates, text_tokens, special):
+    def __init__(self, tokenizer, begin, end, kind, templates, text_tokens, special,
+                 unroll=False):
         self.tokenizer, self.kind, self.masked = tokenizer, kind, kind != TEXT
         self.begin, self.end, self.templates = begin, end, templates
-        self.text_tokens, self.special = text_tokens, special  # of each text of a pair
+        self.text_tokens = text_tokens  # of each text of a pair
+        self.special, self.unroll = special, unroll
         self.longest = 0  # text of a pair so far, tokens
         self.notes = {}  # of the last document: how often
 
@@ -174,8 +177,8 @@ class Recipe:
             self.notes[name] = self.notes.get(name, 0) + times
 
     def conversation(self, messages, learnt_from, value):
-        """Ids and what is learnt of a list of messages; those before learnt_from are
-        not."""
+        """Documents of a list of messages, of which those before learnt_from are not
+        learnt."""
         if not self.templates:
             raise Refused("messages need a chat template, and beside the tokenizer "
                           "there is none (chat_template.jinja, or chat_template in "
@@ -193,16 +196,21 @@ class Recipe:
             if OPEN in text or CLOSE in text:
                 raise BadRecord("has U+FDD0 or U+FDD1, which are no characters")
         given |= value.get("chat_template_kwargs") or {}
+        found = []
         try:
-            text, spans, other, unlike = self.templates.text(
-                messages, learnt_from, given)
-            text.encode()
+            *one, other, unlike = self.templates.text(messages, learnt_from, given)
+            found.append(one)
+            for i in other:
+                *one, lost, _ = self.templates.text(messages[:i + 1], i, given) \
+                    if self.unroll else (None, [], [i], 0)
+                found += [one] * (not lost)
+                self.note("other", len(lost))
         except Faulty as e:
             raise BadRecord(str(e)) from e
-        self.note("other", other)
         self.note("unlike", unlike)
-        self.note("nothing", not spans)
-        return self.tokenizer.chat(text, spans)
+        found = [one for one in found if one[1]] or found[:1]
+        self.note("nothing", not found[0][1])
+        return [self.tokenizer.chat(*one) for one in found]
 
     def framed(self, pieces, first=True, last=True):
         """Of (text, whether it is learnt): with the begin and the end, once."""
@@ -244,10 +252,11 @@ class Recipe:
         same = len(prompt)
         while same < min(map(len, both)) and both[0][same] == both[1][same]:
             same += 1
-        return [self.conversation(m, same, value) for m in both]
+        return [self.conversation(m, same, value)[0] for m in both]
 
     def record(self, line):
-        """Of a line of JSON, or of each text of its pair: ids and what is learnt."""
+        """Of a line of JSON its documents, or the texts of its pair: ids and what is
+        learnt."""
         value, form = parse(line)
         if form.kind != self.kind:
             raise BadRecord(f"is of {form.kind}, and the first document is of "
@@ -262,7 +271,7 @@ class Recipe:
             return [self.framed([(text.encode(), 1)])]
         if isinstance(value.get("prompt"), str) and form.keys[0] == "prompt":
             return [self.completed(*texts(value, "prompt", "completion"))]
-        return [self.conversation(*conversation_of(value, form), value)]
+        return self.conversation(*conversation_of(value, form), value)
 
     def fill(self, ids, learn):
         """A text of a pair with tokens behind it that nothing learns from."""
@@ -277,20 +286,21 @@ class Recipe:
         learn += bytes(lacks)
 
     def encode(self, data, is_json, first, last):
-        """(ids, a byte per id: whether it is to be learnt)."""
+        """Documents, or a part of one: (ids, a byte per id: whether it is to be
+        learnt)."""
         self.notes = {}
         if not is_json:
             if self.masked:
                 raise BadRecord(f"is text, and the first document is of {self.kind}: "
                                 "one output holds one kind")
-            return self.framed([(data, 1)], first, last)
-        all_ids, all_learn = [], bytearray()
+            return [self.framed([(data, 1)], first, last)]
         try:
-            for ids, learn in self.record(data):
-                if self.kind == PAIR:
-                    self.fill(ids, learn)
-                all_ids += ids
-                all_learn += learn
+            found = self.record(data)
         except UnicodeEncodeError as e:
             raise BadRecord(f"is not JSON: {e.reason}") from e
-        return all_ids, all_learn
+        if self.kind != PAIR:
+            return found
+        for text in found:
+            self.fill(*text)
+        (a, learnt), (b, learn) = found
+        return [(a + b, learnt + learn)]

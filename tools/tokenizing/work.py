@@ -59,8 +59,7 @@ def encode_batch(parts):
     for p in parts:
         f = corpus.files[p.file]
         try:
-            ids, learn = state["recipe"].encode(f.data[p.start:p.end], f.json, p.first,
-                                                p.last)
+            found = state["recipe"].encode(f.data[p.start:p.end], f.json, p.first, p.last)
         except records.BadRecord as e:
             if not state["skip_bad"]:
                 raise Refused(f"{corpus.where(p)}: {e}") from e
@@ -70,11 +69,11 @@ def encode_batch(parts):
             raise Refused(f"{corpus.where(p)}: {e}") from e
         for name, times in state["recipe"].notes.items():
             tell(batch.notes, name, times, corpus.where(p))
-        batch.tokens[p.val].extend(ids)
-        batch.masks[p.val] += learn
-        if ids:
+        for ids, learn in found:
+            batch.tokens[p.val].extend(ids)
+            batch.masks[p.val] += learn
             batch.parts[p.val].append((len(ids), p.last))
-        batch.documents += p.first and len(ids) > 0
+            batch.documents += p.first
     batch.longest = state["recipe"].longest
     return batch
 

@@ -77,12 +77,12 @@ def rendered(path, messages, given, learnt_from=0):
     are not learnt, and that begin otherwise."""
     one = tokens.open_tokenizer(str(path), False)
     found = chat.open_templates(one, str(path), None)
-    text, spans, *told = found.text(messages, learnt_from, given)
+    text, spans, other, unlike = found.text(messages, learnt_from, given)
     marked, at = "", 0
     for start, end in spans:
         marked += text[at:start] + "[[" + text[start:end] + "]]"
         at = end
-    return marked + text[at:], *map(list, one.chat(text, spans)), told
+    return marked + text[at:], *map(list, one.chat(text, spans)), [len(other), unlike]
 
 
 def cases():
@@ -203,6 +203,25 @@ def test_templates_are_chosen_as_transformers_does(place):
         said = tokens.open_tokenizer(str(path), True).text(flat(shards(out))).decode()
         assert said == want + " Who? He. When?Then \u00e9\u4f60"
     assert flat(shards(out, ending="mask", read=read_mask)).count(1) > 5
+
+
+def test_an_old_answer_gets_a_document_of_its_own(place):
+    """Of which it is the end, as the template writes it there."""
+    path = model(place, "qwen3")
+    talk = {"t.jsonl": jsonl([{"messages": THOUGHT + TURNS[:2]}])}
+    one = tokens.open_tokenizer(str(path), True)
+
+    def learnt(*options):
+        out = place.encode(path, talk, *options)
+        ids, mask = flat(shards(out)), flat(shards(out, ending="mask", read=read_mask))
+        return one.text([t for t, m in zip(ids, mask) if m]).decode()
+
+    thought, end = "<think>\n{}\n</think>\n\n{}<|im_end|>", ""
+    last, first, second = (thought.format(*x) for x in (
+        (end, "He. "), (end, "He. "), ("Hm.", "Then \u00e9\u4f60")))
+    assert learnt() == last and "2 times, first" in place.said
+    assert learnt("--unroll") == last + first + second and "times" not in place.said
+    assert "3 documents" in place.said
 
 
 def test_a_message_cannot_forge_a_token(place):
