@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints from the command line: lists them, checks every byte of them, and
- * writes their weights as a Hugging Face model.  Never changes one. */
+ * writes their weights as a Hugging Face model; and what such a model of others
+ * would be here.  Never changes one. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -199,6 +200,7 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
 
 static const struct command commands[] = {{"list", for_each, list_one},
                                           {"verify", for_each, verify_one},
+                                          {"check", ckpt_check, NULL},
                                           {"export", ckpt_export, NULL}};
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
@@ -210,12 +212,16 @@ static void usage(FILE *out)
         "       ckpt verify DIR [--step N]\n"
         "       ckpt export DIR --out FOLDER [--step N] "
         "[--dtype fp32|bf16|fp16]\n"
-        "                       [--shard-bytes N] [--adapter]\n\n"
+        "                       [--shard-bytes N] [--adapter]\n"
+        "       ckpt check FOLDER\n\n"
         "DIR is a run's output.  list prints its checkpoints, newest first; "
         "verify reads\nall of them (or one) and compares every checksum; "
         "export writes the weights of\nthe newest one (or of step N) as a "
         "Hugging Face model, in the run's type unless\nanother is given, "
-        "with adapters of LoRA added to them, or with --adapter these\nalone.\n"
+        "with adapters of LoRA added to them, or with --adapter "
+        "these\nalone.\ncheck "
+        "says of a Hugging Face model which program reads it, which tensor is\n"
+        "what, what is not read, and what contradicts.\n"
         "Exit status: 0 all is well, 1 it is not, 2 usage.\n",
         out);
 }
@@ -239,7 +245,8 @@ static bool read_option(struct ckpt_options *o, const char *name,
                         const char *value)
 {
     bool is_export = o->command->run == ckpt_export;
-    if (strcmp(name, "--step") == 0 && o->command->one != list_one)
+    if (strcmp(name, "--step") == 0 && o->command->one != list_one &&
+        o->command->run != ckpt_check)
         return (o->step = whole(value)) >= 0;
     if (strcmp(name, "--out") == 0 && is_export)
         return *(o->out = value) != '\0';

@@ -33,5 +33,12 @@ int64_t checkpoint_step(const struct ckpt_options *o);
 int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step);
 void checkpoint_close(struct checkpoint *c);
 
+struct iz_program;
+
+/* The programs of models, i = 0, 1, ...; NULL after the last. */
+const struct iz_program *ckpt_program(int i);
+
+/* What a foreign folder is, on stdout; what contradicts, on stderr. */
+int ckpt_check(const struct ckpt_options *o, struct iz_coll *coll);
 /* The weights of the checkpoint as a folder in the layout of Hugging Face. */
 int ckpt_export(const struct ckpt_options *o, struct iz_coll *coll);

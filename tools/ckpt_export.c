@@ -243,6 +243,11 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
     return c->k.names ? 0 : -ENOMEM;
 }
 
+const struct iz_program *ckpt_program(int i)
+{
+    return i < PROGRAMS ? programs[i] : NULL;
+}
+
 static const struct iz_program *find_program(const struct checkpoint *c)
 {
     const char *name =

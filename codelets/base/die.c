@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,35 +19,60 @@ void iz_die_set(const char *text, void (*end)(int status))
     end_job = end;
 }
 
+static const char *(*write_box)(const char *why);
+
+void iz_die_set_box(const char *(*box)(const char *why))
+{
+    write_box = box;
+}
+
 static int clamp_len(int len, int room)
 {
     return len < 0 ? 0 : len < room ? len : room - 1;
 }
 
 /* One write, so that lines of several ranks do not mix. */
-static void die_print_line(const char *fmt, va_list ap)
+static void die_print_line(bool stuck, const char *fmt, va_list ap)
 {
     char line[1024];
     const int room = (int)sizeof(line) - 1; /* the newline */
-    int len = clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
-    int left = room - len;
-    len += clamp_len(vsnprintf(line + len, (size_t)left, fmt, ap), left);
+    int begin =
+        clamp_len(snprintf(line, (size_t)room, "izar: %s", prefix), room);
+    int len = begin + clamp_len(vsnprintf(line + begin, (size_t)(room - begin),
+                                          fmt, ap),
+                                room - begin);
+    const char *box = stuck && write_box ? write_box(line + begin) : NULL;
+    if (box)
+        len +=
+            clamp_len(snprintf(line + len, (size_t)(room - len), " (%s)", box),
+                      room - len);
     line[len++] = '\n';
     ssize_t done = write(STDERR_FILENO, line, (size_t)len);
     (void)done; /* nobody is left to tell */
 }
 
-void iz_die(const char *fmt, ...)
+static IZ_NORETURN void die(bool stuck, const char *fmt, va_list ap)
 {
-    va_list ap;
     /* The first message names the cause; later ones would only follow from it.
      */
     while (atomic_flag_test_and_set(&dying))
         pause();
-    va_start(ap, fmt);
-    die_print_line(fmt, ap);
-    va_end(ap);
+    die_print_line(stuck, fmt, ap);
     if (end_job)
         end_job(EXIT_FAILURE);
     abort();
+}
+
+void iz_die(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    die(false, fmt, ap);
+}
+
+void iz_die_stuck(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    die(true, fmt, ap);
 }

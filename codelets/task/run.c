@@ -68,6 +68,7 @@ static void log_task(const struct head *h, int id, int64_t begin_ns,
                         .worker = (short)id,
                         .unit = h->unit,
                         .step = h->step,
+                        .position = h->position,
                         .flops = h->flops,
                         .begin_ns = begin_ns,
                         .end_ns = end_ns};
@@ -96,6 +97,8 @@ static void call(void *buffers[], struct head *h, struct worker *w)
     w->exec.work.used = w->exec.save.used = 0;
     w->exec.task++;
     h->begin_ns = iz_clock_ns();
+    h->g->waiting[h->number % WAITING].worker = (short)(w - h->g->worker);
+    h->g->waiting[h->number % WAITING].begin_ns = h->begin_ns;
     h->run(&w->exec, buf, h->arg);
     if (buf != few)
         free(buf);
@@ -168,12 +171,13 @@ static void die_stuck(const struct iz_graph *g)
     const struct waiting *w = &g->waiting[i % WAITING];
     while (i < n - 1 && w->ended)
         w = &g->waiting[++i % WAITING];
-    iz_die("%lld tasks wait and all workers are idle for %g s: the scheduler "
-           "'%s' gives none of them the first, %s of unit %d in step %d: use "
-           "prio, without STARPU_SCHED and STARPU_SCHED_LIB",
-           (long long)(n - g->ended), g->config.stuck_s,
-           starpu_sched_get_sched_policy()->policy_name, iz_kinds[w->kind].name,
-           w->unit, w->step + 1);
+    iz_die_stuck(
+        "%lld tasks wait and all workers are idle for %g s: the scheduler "
+        "'%s' gives none of them the first, %s of unit %d in step %d: use "
+        "prio, without STARPU_SCHED and STARPU_SCHED_LIB",
+        (long long)(n - g->ended), g->config.stuck_s,
+        starpu_sched_get_sched_policy()->policy_name, iz_kinds[w->kind].name,
+        w->unit, w->step + 1);
 }
 
 /* Whether tasks wait though no worker has one: a scheduler, or a variable of

@@ -31,11 +31,20 @@ struct worker {
     int64_t looked_ns, still_ns; /* then, and how long nothing has moved */
 };
 
-/* A task that may wait: what messages call it. */
+#define WAITING_DATA 8
+
+/* A task that may wait: what messages call it, and what it may wait for. */
 struct waiting {
     enum iz_kind kind;
-    int unit, step;
+    int unit, step, position;
+    _Atomic int64_t begin_ns; /* 0: it waits */
+    short worker;
     _Atomic bool ended;
+    /* The first of its data: parts of the handles' addresses, the lowest bit
+     * set where they are written.  The comm worker is one, too: its tasks come
+     * one after the other. */
+    unsigned char data;
+    uint32_t datum[WAITING_DATA + 1];
 };
 
 typedef uint32_t worker_mask[MASK_WORDS];
@@ -79,7 +88,7 @@ struct head {
     int moment_type;
     enum iz_kind kind;
     enum iz_where where, rate;
-    int unit, step;
+    int unit, step, position;
     bool ends_step, begun; /* simulated: it is in g->busy */
     int64_t number;        /* of those submitted */
     int64_t begin_ns;

@@ -59,6 +59,27 @@ static void attach_data(struct starpu_task *task, const struct iz_task *t)
     }
 }
 
+static void keep_waiting(struct iz_graph *g, const struct iz_task *t)
+{
+    struct waiting *w = &g->waiting[g->submitted % WAITING];
+    int n = count_data(t), own = n - t->n_more;
+    w->ended = true; /* until all of it is there */
+    w->kind = t->kind;
+    w->unit = t->unit;
+    w->step = t->step;
+    w->position = g->position;
+    w->begin_ns = 0;
+    w->data = (unsigned char)(n < WAITING_DATA ? n : WAITING_DATA);
+    for (int i = 0; i < w->data; i++) {
+        const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
+        uint32_t address = (uint32_t)((uintptr_t)a->handle >> 3);
+        w->datum[i] = (address & ~1u) | ((a->mode & STARPU_W) != 0);
+    }
+    if (t->where == IZ_ON_COMM && g->config.comm)
+        w->datum[w->data++] = 1;
+    w->ended = false;
+}
+
 static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
 {
     struct head *h = malloc(sizeof(*h) + t->arg_bytes);
@@ -76,13 +97,10 @@ static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
                        .rate = t->rate ? t->rate : t->where,
                        .unit = t->unit,
                        .step = t->step,
+                       .position = g->position,
                        .number = g->submitted,
                        .ends_step = t->ends_step};
-    struct waiting *w = &g->waiting[h->number % WAITING];
-    w->kind = t->kind;
-    w->unit = t->unit;
-    w->step = t->step;
-    w->ended = false;
+    keep_waiting(g, t);
     if (t->arg_bytes)
         memcpy(h->arg, t->arg, t->arg_bytes);
     return h;

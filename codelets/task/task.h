@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "codelets/base/clock.h"
+#include "codelets/base/sink.h"
 #include "codelets/ops/exec.h"
 #include "codelets/task/where.h"
 
@@ -96,7 +97,7 @@ struct iz_span {
     int64_t begin_ns, end_ns;
     double flops;
     short kind, worker;
-    int unit, step;
+    int unit, step, position;
 };
 
 struct iz_graph_config {
@@ -175,6 +176,12 @@ int iz_graph_workers(const struct iz_graph *g);
 
 /* Whether StarPU's worker w is of a kind. */
 bool iz_graph_has(const struct iz_graph *g, enum iz_where where, int w);
+
+/* A span as a line of JSON without its end, times since zero_ns. */
+void iz_span_print(struct iz_sink *s, const struct iz_span *t, int64_t zero_ns);
+/* Members of a JSON object: the last tasks, those that run and those that wait,
+ * as a signal's handler may write them. */
+void iz_graph_box(const struct iz_graph *g, struct iz_sink *s, int64_t zero_ns);
 
 /* h with a span mixed in. */
 uint64_t iz_span_hash(uint64_t h, const struct iz_span *s);

@@ -9,24 +9,31 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 
+enum { HOW = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY };
+
 json_t *iz_json_open(const char *text, int64_t bytes)
 {
-    return json_loadb(text, (size_t)bytes,
-                      JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+    return json_loadb(text, (size_t)bytes, HOW, NULL);
 }
 
 json_t *iz_json_read(const char *path, FILE *err)
 {
-    int64_t bytes;
+    json_error_t e = {.text = ""};
+    int64_t bytes = 0;
     char *text = iz_durable_read(path, &bytes);
-    const char *fault = !text                             ? strerror(errno)
-                        : iz_text_is_pointer(text, bytes) ? IZ_TEXT_POINTER
-                                                          : "not a JSON object";
-    json_t *v = text ? iz_json_open(text, bytes) : NULL;
+    const char *fault = text ? "not a JSON object" : strerror(errno);
+    bool pointer = text && iz_text_is_pointer(text, bytes);
+    json_t *v = text ? json_loadb(text, (size_t)bytes, HOW, &e) : NULL;
     free(text);
     if (json_is_object(v))
         return v;
-    iz_text_refuse(err, "%s: %s", path, fault);
+    iz_text_make_printable(e.text);
+    if (pointer)
+        iz_text_refuse(err, "%s: " IZ_TEXT_POINTER, path);
+    else if (e.text[0])
+        iz_text_refuse(err, "%s: %s: line %d, %s", path, fault, e.line, e.text);
+    else
+        iz_text_refuse(err, "%s: %s", path, fault);
     json_decref(v);
     return NULL;
 }

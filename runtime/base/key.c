@@ -4,6 +4,7 @@
 #include "runtime/base/key.h"
 
 #include <assert.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -69,8 +70,14 @@ static bool mismatch(char *why, const char *expected, const json_t *v)
     return false;
 }
 
+/* Beside the range: numbers meet others in fp32, where such a one is 0. */
 static bool in_range(char *why, const struct iz_key *k, double x)
 {
+    if (x != 0 && fabs(x) < FLT_MIN) {
+        snprintf(why, IZ_WHY_MAX, "%.3g is nearer to 0 than any number in fp32",
+                 x);
+        return false;
+    }
     if (!iz_key_ranged(k) || (x >= k->min && x <= k->max))
         return true;
     if (x < k->min && k->max > 1e5)
@@ -90,8 +97,8 @@ static bool whole_number(int64_t *n, const json_t *v)
     }
     if (!json_is_real(v))
         return false;
-    double x = json_real_value(v);
-    if (!(fabs(x) < 9.2e18) || x != floor(x))
+    double x = json_real_value(v); /* beyond, it is another number's double */
+    if (!(fabs(x) <= 0x1p53) || x != floor(x))
         return false;
     *n = (int64_t)x;
     return true;
@@ -118,6 +125,14 @@ static bool store_integer(char *why, void *at, const struct iz_key *k,
     return true;
 }
 
+/* An integer that a double has not is none. */
+static bool is_double(const json_t *v)
+{
+    int64_t n = json_integer_value(v);
+    return json_is_real(v) ||
+           (json_is_integer(v) && n <= 1LL << 53 && n >= -(1LL << 53));
+}
+
 static bool store_pair(char *why, double *at, const struct iz_key *k,
                        const json_t *v)
 {
@@ -126,7 +141,7 @@ static bool store_pair(char *why, double *at, const struct iz_key *k,
         return mismatch(why, "an array of two numbers", v);
     for (size_t i = 0; i < 2; i++) {
         const json_t *e = json_array_get(v, i);
-        if (!json_is_number(e))
+        if (!is_double(e))
             return mismatch(why, "an array of two numbers", v);
         x[i] = json_number_value(e);
         if (!in_range(why, k, x[i]))
@@ -276,7 +291,7 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
     case IZ_KEY_UINT64:
         return store_integer(why, at, k, v);
     case IZ_KEY_DOUBLE:
-        if (!json_is_number(v))
+        if (!is_double(v))
             return mismatch(why, "a number", v);
         if (!in_range(why, k, json_number_value(v)))
             return false;

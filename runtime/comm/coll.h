@@ -199,6 +199,16 @@ double iz_coll_waited(const struct iz_coll *c, double start_s,
 double iz_coll_called(const struct iz_coll *c, double start_s,
                       const char *what);
 
+/* For a run that does not go on: members of a JSON object; how many this rank
+ * has written (0: it can write none, -1: one more); asks the other ranks of the
+ * host for theirs by SIGQUIT, and waits a second at most. */
+struct iz_sink; /* codelets/base/sink.h */
+void iz_coll_box(const struct iz_coll *c, struct iz_sink *s, int64_t zero_ns);
+void iz_coll_boxes(struct iz_coll *c, int boxes);
+void iz_coll_ask_boxes(const struct iz_coll *c);
+/* Whether a process is another rank of this host. */
+bool iz_coll_is_rank(const struct iz_coll *c, int64_t pid);
+
 void iz_coll_barrier(struct iz_coll *c, const char *what);
 /* Copies `bytes` bytes at p from rank `root` to all ranks. */
 void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,

@@ -72,11 +72,12 @@ static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
 }
 
 /* One collective of MPI, which rc says has begun. */
-static void finish(const struct iz_coll *c, int rc, MPI_Request *r,
-                   const char *what)
+static void finish(struct iz_coll *c, int rc, MPI_Request *r, const char *what)
 {
+    iz_coll_opens(c, true);
     comm_mpi_check(rc, what);
     wait_all(c, 1, r, what);
+    iz_coll_opens(c, false);
 }
 
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,

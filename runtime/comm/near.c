@@ -75,6 +75,7 @@ static struct iz_seat *own_seat(struct iz_coll *c)
 
 void iz_near_enter(struct iz_coll *c, const void *full)
 {
+    iz_coll_opens(c, true);
     struct iz_seat *s = own_seat(c);
     if (!c->state->near)
         return;
@@ -113,13 +114,14 @@ void iz_near_leave(struct iz_coll *c, const char *what)
 {
     struct iz_coll_state *s = c->state;
     struct iz_seat *own = own_seat(c);
-    if (!s->near)
-        return;
-    atomic_store_explicit(&own->left, s->number, memory_order_release);
-    iz_futex_wake(&own->moved);
-    for (int r = 0; r < c->size; r++)
+    if (s->near) {
+        atomic_store_explicit(&own->left, s->number, memory_order_release);
+        iz_futex_wake(&own->moved);
+    }
+    for (int r = 0; s->near && r < c->size; r++)
         if (r != c->rank && iz_coll_is_near(c, r))
             wait_for(c, s->seat[r], &s->seat[r]->left, s->number, what);
+    iz_coll_opens(c, false);
 }
 
 void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
@@ -132,7 +134,7 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
         ssize_t n = read_memory(s->pid, (char *)dst + done,
                                 s->full + (uint64_t)(at + done), bytes - done);
         if (n < 0 && errno == ESRCH)
-            iz_die("%s: rank %d is gone", what, r);
+            iz_die_stuck("%s: rank %d is gone", what, r);
         if (n <= 0)
             iz_die("%s: reading the memory of rank %d: %s", what, r,
                    n < 0 ? strerror(errno) : "nothing comes");

@@ -22,6 +22,8 @@ void iz_coll_gone_show(struct iz_coll *c);
 void iz_coll_gone_watch(struct iz_coll *c);
 /* After the last collective. */
 void iz_coll_gone_close(struct iz_coll *c);
+/* Whether r is another rank whose process this one could number. */
+bool iz_coll_is_numbered(const struct iz_coll *c, int r);
 
 enum iz_coll_kind {
     IZ_COLL_ALL_GATHER,
@@ -38,6 +40,8 @@ enum iz_coll_kind {
 /* Every collective starts with this. */
 void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
                    const char *what);
+/* From here to there it may wait. */
+void iz_coll_opens(struct iz_coll *c, bool open);
 /* What others have in the end of this rank's and it of theirs that they did not
  * have, in bytes, whatever the way. */
 void iz_coll_count(struct iz_coll *c, int64_t to_others, int64_t from_others);
@@ -91,6 +95,7 @@ struct iz_seat {
     int64_t pid;
     /* In which that number means this process; 0: unknown. */
     uint64_t pid_space;
+    _Atomic int boxes; /* 0: it can write none; else 1 and those it has */
 };
 
 /* Finds out whether this rank can read all others of its host; seats and pids
@@ -111,6 +116,14 @@ void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
 
 /* ---- all ---- */
 
+/* The last one begun. */
+struct iz_coll_last {
+    char what[64];
+    enum iz_coll_kind kind;
+    int64_t number, bytes, begin_ns; /* number: all ranks count alike */
+    _Atomic bool open;
+};
+
 struct iz_coll_state {
     void *requests;     /* mpi.c's */
     const void **piece; /* size: what is summed, in rank order */
@@ -126,6 +139,7 @@ struct iz_coll_state {
     bool can_near, near;   /* memory of the host's ranks can be, is read */
     char why[160];         /* why it cannot */
     uint64_t number;       /* of collectives that read memory */
+    struct iz_coll_last last;
 };
 
 /* Whether the memory of rank r is read; other ranks get messages. */

@@ -43,8 +43,7 @@ void iz_coll_gone_show(struct iz_coll *c)
     c->state->seat[c->rank]->pid_space = pid_space();
 }
 
-/* Whether r is another rank whose process this one could number. */
-static bool is_numbered(const struct iz_coll *c, int r)
+bool iz_coll_is_numbered(const struct iz_coll *c, int r)
 {
     struct iz_seat *const *seat = c->state->seat;
     return r != c->rank && seat[r] && seat[r]->pid_space != 0 &&
@@ -59,9 +58,10 @@ void iz_coll_gone_watch(struct iz_coll *c)
     struct iz_coll_state *s = c->state;
     s->ends = malloc((size_t)c->size * sizeof(*s->ends));
     for (int r = 0; s->ends && r < c->size; r++)
-        s->ends[r] = is_numbered(c, r) ? (int)syscall(SYS_pidfd_open,
-                                                      (pid_t)s->seat[r]->pid, 0)
-                                       : -1;
+        s->ends[r] =
+            iz_coll_is_numbered(c, r)
+                ? (int)syscall(SYS_pidfd_open, (pid_t)s->seat[r]->pid, 0)
+                : -1;
     s->seated = true;
 }
 
@@ -81,7 +81,7 @@ static bool has_ended(const struct iz_coll *c, int r)
     struct pollfd end = {.fd = s->ends ? s->ends[r] : -1, .events = POLLIN};
     if (end.fd >= 0)
         return poll(&end, 1, 0) > 0;
-    return is_numbered(c, r) && kill((pid_t)s->seat[r]->pid, 0) != 0 &&
+    return iz_coll_is_numbered(c, r) && kill((pid_t)s->seat[r]->pid, 0) != 0 &&
            errno == ESRCH;
 }
 
@@ -118,14 +118,14 @@ static void check_all_there(const struct iz_coll *c, double now,
     if (*since == 0)
         *since = now;
     else if (now - *since > LOST_S)
-        iz_die("%s: rank %d is gone", what, lost);
+        iz_die_stuck("%s: rank %d is gone", what, lost);
 }
 
 /* By a signal or a debugger. */
 static bool is_stopped(const struct iz_coll *c, int r)
 {
     char path[64], text[512];
-    if (!is_numbered(c, r))
+    if (!iz_coll_is_numbered(c, r))
         return false;
     snprintf(path, sizeof(path), "/proc/%lld/stat",
              (long long)c->state->seat[r]->pid);
@@ -159,12 +159,13 @@ static void wait_for_disks(const struct iz_coll *c, double now, double s,
     bool all_near = c->state->seated && c->local_size == c->size;
     for (int r = 0; c->state->seated && r < c->size; r++)
         if (is_stopped(c, r))
-            iz_die("%s: rank %d is stopped", phase, r);
+            iz_die_stuck("%s: rank %d is stopped", phase, r);
     if (!all_near && s > PATIENCE * c->timeout_s)
-        iz_die("waited %g s for the other ranks in %s: is one dead or stopped, "
-               "or its disk very slow? run.comm_timeout_s, %d times of which "
-               "this is, allows for more",
-               PATIENCE * c->timeout_s, phase, PATIENCE);
+        iz_die_stuck(
+            "waited %g s for the other ranks in %s: is one dead or stopped, "
+            "or its disk very slow? run.comm_timeout_s, %d times of which "
+            "this is, allows for more",
+            PATIENCE * c->timeout_s, phase, PATIENCE);
     tell_wait(c, now, s, phase);
 }
 
@@ -175,8 +176,8 @@ static double coll_waited(const struct iz_coll *c, double start_s,
     double now = iz_coll_now(), s = now - start_s;
     bool late = c->timeout_s > 0 && s > c->timeout_s;
     if (late && !phase)
-        iz_die("waited %g s for %s: is another rank dead or stopped?",
-               c->timeout_s, what);
+        iz_die_stuck("waited %g s for %s: is another rank dead or stopped?",
+                     c->timeout_s, what);
     if (late)
         wait_for_disks(c, now, s, phase);
     if (s > LOOK_S)
@@ -220,6 +221,20 @@ void iz_coll_begin(struct iz_coll *c, enum iz_coll_kind kind, int64_t bytes,
     uint64_t h = iz_mix(c->order_hash + IZ_GOLDEN * (uint64_t)(kind + 1));
     h = iz_mix(h + (uint64_t)bytes);
     c->order_hash = iz_mix_text(h, what);
+    struct iz_coll_last *l = c->state ? &c->state->last : NULL;
+    if (!l)
+        return;
+    l->open = false;
+    l->kind = kind;
+    l->bytes = bytes;
+    l->begin_ns = iz_clock_ns();
+    l->number++;
+    strncpy(l->what, what, sizeof(l->what) - 1);
+}
+
+void iz_coll_opens(struct iz_coll *c, bool open)
+{
+    c->state->last.open = open;
 }
 
 void iz_coll_count(struct iz_coll *c, int64_t to_others, int64_t from_others)

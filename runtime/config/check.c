@@ -8,28 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-static enum iz_given *given(struct iz_config_file *file, const char *name)
-{
-    const struct iz_key *k = iz_key_find(iz_config_keys, name);
-    assert(k);
-    return &file->given[k - iz_config_keys];
-}
-
-static bool is_given(struct iz_config_file *file, const char *name)
-{
-    return *given(file, name) == IZ_GIVEN_VALUE;
-}
-
-/* Whether one of these keys, "a|b", has a fault of its own. */
-static bool is_bad(struct iz_config_file *file, const char *names)
-{
-    char name[IZ_KEY_NAME_MAX];
-    bool bad = false;
-    for (int i = 0; iz_text_word(name, sizeof(name), names, i); i++)
-        bad |= *given(file, name) == IZ_GIVEN_BAD;
-    return bad;
-}
-
 /* DeepSpeed's rule: any two give the third; one alone means one micro-batch. */
 static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
                           int64_t ranks)
@@ -38,14 +16,17 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
     int64_t m = file->micro_batch, g = file->grad_accum;
     file->c.cut_auto =
         t && !m && !g &&
-        (*given(file, "train_micro_batch_size_per_gpu") == IZ_GIVEN_AUTO ||
-         *given(file, "gradient_accumulation_steps") == IZ_GIVEN_AUTO);
-    if (is_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
-                     "gradient_accumulation_steps"))
+        (*iz_config_given(file, "train_micro_batch_size_per_gpu") ==
+             IZ_GIVEN_AUTO ||
+         *iz_config_given(file, "gradient_accumulation_steps") ==
+             IZ_GIVEN_AUTO);
+    if (iz_config_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
+                            "gradient_accumulation_steps"))
         return;
     if (t == 0 && m == 0 &&
-        (*given(file, "train_micro_batch_size_per_gpu") == IZ_GIVEN_AUTO ||
-         *given(file, "train_batch_size") == IZ_GIVEN_AUTO))
+        (*iz_config_given(file, "train_micro_batch_size_per_gpu") ==
+             IZ_GIVEN_AUTO ||
+         *iz_config_given(file, "train_batch_size") == IZ_GIVEN_AUTO))
         m = 8; /* as of TrainingArguments */
     if (t == 0 && m == 0) {
         iz_fault(f, "train_batch_size",
@@ -88,7 +69,7 @@ static void check_attention(struct iz_faults *f, const char *key,
         iz_fault(f, key,
                  "cudnn, but parameters are fp32, which cuDNN would round: set "
                  "bf16.enabled or fp16.enabled, or use own");
-    if (by == IZ_ATTENTION_CUDNN && c->data.document_end >= 0)
+    if (by == IZ_ATTENTION_CUDNN && c->data.apart)
         iz_fault(f, key,
                  "cudnn, but data.document_end is %d, and cuDNN's attention "
                  "does not keep documents apart: use own",
@@ -107,7 +88,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "true; choose one");
         return;
     }
-    if (is_bad(file, "bf16.enabled|fp16.enabled"))
+    if (iz_config_bad(file, "bf16.enabled|fp16.enabled"))
         return;
     if (accum > 1 + IZ_F32 && accum != 1 + (int)c->dtype)
         iz_fault(f, "data_types.grad_accum_dtype",
@@ -130,163 +111,6 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                          (accum == 0 && c->grad_accum > 1);
 }
 
-#define OPTIMIZER "optimizer.params."
-#define SCHEDULER "scheduler.params."
-
-/* Which scheduler has which parameter. */
-static const struct {
-    const char *name, *types;
-} lr_params[] = {
-    {"warmup_min_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_max_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_num_steps", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
-    {"warmup_type", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
-    {"total_num_steps", "WarmupDecayLR|WarmupCosineLR"},
-    {"warmup_min_ratio", "WarmupCosineLR"},
-    {"cos_min_ratio", "WarmupCosineLR"},
-};
-
-static const char *const lr_types[] = {"a constant rate", "WarmupLR",
-                                       "WarmupDecayLR", "WarmupCosineLR"};
-
-static bool is_in(const char *key, const char *section)
-{
-    return strncmp(key, section, strlen(section)) == 0;
-}
-
-/* Whether the config's optimizer or scheduler has the parameter `key`; any
- * other key is had by all. */
-static bool has_param(const struct iz_config *c, const char *key)
-{
-    if (is_in(key, OPTIMIZER))
-        return iz_optimizer_param(iz_optimizer(c->optimizer.type),
-                                  key + strlen(OPTIMIZER)) != NULL;
-    if (!is_in(key, SCHEDULER))
-        return true;
-    for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
-        if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
-            return iz_text_among(lr_types[c->lr.kind], lr_params[i].types);
-    assert(!"a name in the table");
-    return false;
-}
-
-/* Refuses the parameters that the chosen type has not. */
-static void check_params(struct iz_config_file *file, struct iz_faults *f,
-                         const char *section, const char *type)
-{
-    for (int i = 0; iz_config_keys[i].name; i++) {
-        const char *key = iz_config_keys[i].name;
-        bool wanted =
-            file->given[i] == IZ_GIVEN_VALUE || file->given[i] == IZ_GIVEN_AUTO;
-        if (wanted && is_in(key, section) && !has_param(&file->c, key))
-            iz_fault(f, key, "%s has no such parameter", type);
-    }
-}
-
-/* Sets the parameters that are not given and of which the optimizer has its own
- * default. */
-static void resolve_defaults(struct iz_config_file *file,
-                             const struct iz_optimizer *o)
-{
-    for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
-        char name[IZ_KEY_NAME_MAX];
-        snprintf(name, sizeof(name), OPTIMIZER "%s", p->key);
-        struct iz_key k = *iz_key_find(iz_config_keys, name);
-        if (!p->fallback || *given(file, name) != IZ_GIVEN_NOT)
-            continue;
-        k.fallback = p->fallback;
-        iz_key_store_default(file, &k);
-    }
-}
-
-/* muon_lr and adam_lr replace lr; the scheduler's rate is Muon's. */
-static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
-{
-    struct iz_hyper *o = &file->c.optimizer;
-    if (is_bad(file, OPTIMIZER "lr|" OPTIMIZER "muon_lr|" OPTIMIZER "adam_lr"))
-        return;
-    if (!is_given(file, OPTIMIZER "adam_lr"))
-        o->adam_lr = o->lr;
-    if (is_given(file, OPTIMIZER "muon_lr"))
-        o->lr = file->muon_lr;
-    if (o->lr == 0 && o->adam_lr > 0)
-        iz_fault(f, OPTIMIZER "muon_lr",
-                 "0, but adam_lr is %.15g: freeze the matrices by a rule of "
-                 "parameters",
-                 o->adam_lr);
-    o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
-    if (o->adam_lr != o->lr &&
-        (file->c.lr.kind == IZ_LR_WARMUP || file->c.lr.kind == IZ_LR_DECAY))
-        iz_fault(f, OPTIMIZER "adam_lr",
-                 "%.15g, muon_lr is %.15g, and %s has one rate for all: use "
-                 "WarmupCosineLR, or one lr",
-                 o->adam_lr, o->lr,
-                 file->c.lr.kind == IZ_LR_WARMUP ? "WarmupLR"
-                                                 : "WarmupDecayLR");
-}
-
-static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
-{
-    bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
-    if (is_bad(file, "optimizer.type"))
-        return;
-    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
-    check_params(file, f, OPTIMIZER, o->type);
-    resolve_defaults(file, o);
-    file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
-    if (o->matrices)
-        resolve_muon(file, f);
-    if (!o->matrices)
-        for (int i = 0; i < file->c.n_rules; i++)
-            if (file->c.rule[i].given[IZ_RULE_MUON])
-                iz_fault(f, "parameters",
-                         "rule %d has use_muon, and optimizer.type is %s", i,
-                         o->type);
-    if (adamw_type && !file->adam_w_mode)
-        iz_fault(f, "optimizer.params.adam_w_mode",
-                 "false contradicts type AdamW; write type Adam");
-    if (file->torch_adam && file->c.optimizer.adamw &&
-        *given(file, "optimizer.params.weight_decay") == IZ_GIVEN_NOT)
-        iz_fault(f, "optimizer.params.torch_adam",
-                 "write optimizer.params.weight_decay too: PyTorch's default "
-                 "is 0.01 and DeepSpeed's 0");
-}
-
-static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
-{
-    struct iz_lr_config *lr = &file->c.lr;
-    enum iz_given total = *given(file, "scheduler.params.total_num_steps");
-    if (is_bad(file, "scheduler.type"))
-        return;
-    check_params(file, f, SCHEDULER, lr_types[lr->kind]);
-    lr->log_warmup = file->warmup_type == 0;
-    if (!is_given(file, "scheduler.params.warmup_max_lr"))
-        lr->warmup_max_lr =
-            lr->kind == IZ_LR_DECAY &&
-                    *given(file, "scheduler.params.warmup_max_lr") !=
-                        IZ_GIVEN_AUTO
-                ? 0.001
-                : file->c.optimizer.lr;
-    if (lr->kind != IZ_LR_DECAY && lr->kind != IZ_LR_COSINE)
-        return;
-    if (total == IZ_GIVEN_NOT)
-        iz_fault(f, "scheduler.params.total_num_steps",
-                 "missing; \"auto\" takes run.steps");
-    if (total == IZ_GIVEN_AUTO)
-        lr->total_num_steps = file->c.run.steps > 0 ? file->c.run.steps : 1;
-}
-
-static void check_fp16(struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_fp16_config *p = &file->c.fp16;
-    if (file->fp16 && p->loss_scale == 0 &&
-        ldexp(1, p->initial_scale_power) < p->min_loss_scale)
-        iz_fault(f, "fp16.min_loss_scale",
-                 "%.15g is above the first scale, 2 to the power of "
-                 "fp16.initial_scale_power %d",
-                 p->min_loss_scale, p->initial_scale_power);
-}
-
 static void check_offload(struct iz_config_file *file, struct iz_faults *f,
                           const char *section,
                           const struct iz_offload_config *o)
@@ -294,7 +118,7 @@ static void check_offload(struct iz_config_file *file, struct iz_faults *f,
     char key[IZ_KEY_NAME_MAX];
     snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
     bool all = o->home == IZ_HOME_NVME, frozen = o->frozen - 1 == IZ_HOME_NVME;
-    if ((all || frozen) && !o->nvme_path[0] && !is_bad(file, key))
+    if ((all || frozen) && !o->nvme_path[0] && !iz_config_bad(file, key))
         iz_fault(f, key, "missing, and %s.%sdevice is nvme", section,
                  all ? "" : "frozen_");
 }
@@ -303,7 +127,7 @@ static void check_frozen(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
     static const char key[] = "zero_optimization.offload_param.frozen_device";
-    if (!z->param.frozen || is_bad(file, "zero_optimization.stage"))
+    if (!z->param.frozen || iz_config_bad(file, "zero_optimization.stage"))
         return;
     if (z->stage != 3)
         iz_fault(f, key, "needs zero_optimization.stage 3, found %d", z->stage);
@@ -321,8 +145,8 @@ static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
     const struct iz_config *c = &file->c;
     static const char section[] = "zero_optimization.offload_optimizer.ratio";
     double ratio = c->zero.optimizer.ratio;
-    if (is_bad(file, "zero_optimization.offload_optimizer.device|"
-                     "zero_optimization.offload_param.device"))
+    if (iz_config_bad(file, "zero_optimization.offload_optimizer.device|"
+                            "zero_optimization.offload_param.device"))
         return;
     if (c->zero.optimizer.home != IZ_HOME_CPU)
         iz_fault(f, section,
@@ -344,8 +168,8 @@ static void check_copies(struct iz_config_file *file, struct iz_faults *f)
     const struct iz_zero_config *z = &file->c.zero;
     static const char key[] = "zero_optimization.zero_hpz_partition_size";
     if (z->hpz_partition <= 1 ||
-        is_bad(file, "zero_optimization.stage|"
-                     "zero_optimization.offload_param.device"))
+        iz_config_bad(file, "zero_optimization.stage|"
+                            "zero_optimization.offload_param.device"))
         return;
     if (z->stage != 3)
         iz_fault(f, key,
@@ -373,7 +197,7 @@ static void check_base(struct iz_config_file *file, struct iz_faults *f)
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_zero_config *z = &file->c.zero;
-    bool stage_known = !is_bad(file, "zero_optimization.stage");
+    bool stage_known = !iz_config_bad(file, "zero_optimization.stage");
     if (stage_known && z->param.home != IZ_HOME_NONE && z->stage != 3)
         iz_fault(f, "zero_optimization.offload_param.device",
                  "needs zero_optimization.stage 3, found %d", z->stage);
@@ -388,7 +212,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
     if (z->optimizer.ratio < 1)
         check_ratio(file, f);
     file->c.zero.optimizer.ratio_auto =
-        *given(file, "zero_optimization.offload_optimizer.ratio") ==
+        *iz_config_given(file, "zero_optimization.offload_optimizer.ratio") ==
         IZ_GIVEN_AUTO;
 }
 
@@ -397,14 +221,14 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
     struct iz_run_config *run = &file->c.run;
     if (run->output[0] == '\0')
         iz_fault(f, "run.output", "is empty: name a directory");
-    if (is_given(file, "steps_per_print") &&
-        is_given(file, "run.log_interval") &&
+    if (iz_config_gives(file, "steps_per_print") &&
+        iz_config_gives(file, "run.log_interval") &&
         file->steps_per_print != run->log_interval)
         iz_fault(f, "steps_per_print",
                  "%lld, but run.log_interval is %lld; give one of them",
                  (long long)file->steps_per_print,
                  (long long)run->log_interval);
-    if (is_given(file, "steps_per_print"))
+    if (iz_config_gives(file, "steps_per_print"))
         run->log_interval = file->steps_per_print;
     if (run->save_mode == IZ_SAVE_ASYNC && run->nvme_checksum &&
         (file->c.zero.optimizer.home == IZ_HOME_NVME ||
@@ -428,7 +252,7 @@ static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
                  "parameter alone has 16 bits more; set bf16.enabled",
                  iz_dtype_name(file->c.dtype));
     if (run->eval_interval > 0 && run->eval_batches == 0 &&
-        !is_bad(file, "run.eval_batches"))
+        !iz_config_bad(file, "run.eval_batches"))
         iz_fault(f, "run.eval_interval",
                  "%lld, but run.eval_batches is 0: nothing to evaluate",
                  (long long)run->eval_interval);
@@ -482,7 +306,7 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lora_config *l = &file->c.lora;
-    if (is_bad(file, "lora.rank|lora.targets|lora.import"))
+    if (iz_config_bad(file, "lora.rank|lora.targets|lora.import"))
         return;
     if (l->rank > 0 && !l->import[0] &&
         l->targets[strspn(l->targets, " ,")] == '\0')
@@ -502,7 +326,7 @@ static void resolve_loss(struct iz_config_file *file, struct iz_faults *f)
     const struct iz_config *c = &file->c;
     bool pairs = c->loss.type != IZ_LOSS_TARGETS;
     int slices = c->run.slices ? c->run.slices : 1;
-    if (is_bad(file, "loss.type"))
+    if (iz_config_bad(file, "loss.type"))
         return;
     file->c.data.pairs = pairs;
     if (!pairs && (c->loss.sft != 0 || c->loss.beta != IZ_LOSS_BETA))
@@ -537,6 +361,7 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks)
 {
     assert(ranks > 0);
+    file->c.data.apart = file->c.data.document_end >= 0;
     resolve_import(file, f);
     if (file->c.zero.sub_group_size == 0)
         iz_key_store_default(
@@ -544,9 +369,8 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
             iz_key_find(iz_config_keys, "zero_optimization.sub_group_size"));
     resolve_batch(file, f, ranks);
     resolve_dtype(file, f); /* after the batch: the accumulator follows it */
-    resolve_optimizer(file, f);
-    resolve_scheduler(file, f);
-    check_fp16(file, f);
+    iz_config_resolve_updates(file, f);
+    iz_config_check_numbers(file, f);
     check_zero(file, f);
     resolve_run(file, f);
     check_boundaries(file, f);
@@ -565,11 +389,13 @@ void iz_config_unresolve(struct iz_config_file *file, const struct iz_config *c)
         .grad_accum_dtype = 1 + (int)(c->grad_accum_fp32 ? IZ_F32 : c->dtype),
         .adam_w_mode = c->optimizer.adamw,
         .muon_lr = c->optimizer.lr,
-        .warmup_type = c->lr.log_warmup ? 0 : 1};
+        .warmup_type = c->lr.log_warmup ? 0 : 1,
+        .min_lr_ratio = c->lr.min_ratio};
     for (int i = 0; iz_config_keys[i].name; i++)
-        file->given[i] = has_param(c, iz_config_keys[i].name) ? IZ_GIVEN_VALUE
-                                                              : IZ_GIVEN_NOT;
+        file->given[i] = iz_config_has_param(c, iz_config_keys[i].name)
+                             ? IZ_GIVEN_VALUE
+                             : IZ_GIVEN_NOT;
     /* They only repeat others, and an override of those would contradict. */
-    *given(file, "steps_per_print") = IZ_GIVEN_NOT;
-    *given(file, "communication_data_type") = IZ_GIVEN_NOT;
+    *iz_config_given(file, "steps_per_print") = IZ_GIVEN_NOT;
+    *iz_config_given(file, "communication_data_type") = IZ_GIVEN_NOT;
 }

@@ -17,6 +17,7 @@
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
+#define IZ_CONFIG_KEYS_MAX 160
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -47,7 +48,21 @@ enum iz_recompute {
     IZ_RECOMPUTE_NONE
 };
 
-enum iz_lr_kind { IZ_LR_CONST, IZ_LR_WARMUP, IZ_LR_DECAY, IZ_LR_COSINE };
+/* DeepSpeed's after the first, then transformers'. */
+enum iz_lr_kind {
+    IZ_LR_CONST,
+    IZ_LR_WARMUP,
+    IZ_LR_DECAY,
+    IZ_LR_COSINE,
+    IZ_LR_HF_CONSTANT,
+    IZ_LR_HF_LINEAR,
+    IZ_LR_HF_COSINE,
+    IZ_LR_HF_COSINE_MIN,
+    IZ_LR_HF_POLYNOMIAL,
+    IZ_LR_HF_WSD
+};
+
+enum iz_lr_shape { IZ_LR_SHAPE_LINEAR, IZ_LR_SHAPE_COSINE, IZ_LR_SHAPE_SQRT };
 
 struct iz_lr_config {
     enum iz_lr_kind kind;
@@ -56,6 +71,10 @@ struct iz_lr_config {
     double warmup_min_lr, warmup_max_lr; /* max: optimizer's lr if unset */
     int64_t warmup_num_steps, total_num_steps;
     double warmup_min_ratio, cos_min_ratio;
+    /* Of transformers' kinds. */
+    double cycles, min_ratio, end_lr, power;
+    int64_t decay_steps;
+    enum iz_lr_shape decay_shape;
 };
 
 struct iz_fp16_config {
@@ -96,8 +115,9 @@ struct iz_data_config {
     char val_path[IZ_PATH_MAX]; /* "" : the last val_fraction of path */
     double val_fraction;
     bool bytes;       /* the files are raw bytes: token = byte (vocab 256) */
-    int document_end; /* the token that ends a document; -1: documents of a
-                         sample are not told apart */
+    int document_end; /* the token that ends a document; -1: none */
+    bool packed;      /* its shards say where documents begin: iz_data_look */
+    bool apart;       /* documents of a sample do not see each other */
     bool pairs;       /* samples are pairs of texts: loss.type asks for them */
 };
 
@@ -118,6 +138,7 @@ struct iz_run_config {
     bool save;             /* checkpoint at the end and when interrupted */
     int keep_last;
     enum iz_empty empty_steps;
+    bool decay_matrices;   /* weight_decay is of these alone */
     int64_t eval_interval; /* 0: only at the end when eval_batches > 0 */
     int eval_batches;      /* steps that have as many samples as validation */
     int sample_tokens;     /* generated at the end; 0: none */
@@ -220,6 +241,8 @@ struct iz_config {
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
+    bool
+        given[IZ_CONFIG_KEYS_MAX]; /* rows of iz_config_keys that a user gave */
 };
 
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
@@ -232,6 +255,19 @@ struct iz_config {
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err);
+
+/* What a config meets: by its plan, and by its data. */
+struct iz_setting {
+    int ranks, slices;
+    bool gpu, gathers, saves_beside; /* units on a GPU; parameters for a use;
+                                        checkpoints while training goes on */
+    bool masked;                     /* samples may lack targets */
+};
+
+/* Prints what is odd there, if anything is: a schedule that ends elsewhere,
+ * keys that were given and can have no effect. */
+void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
+                      FILE *out);
 
 /* Fills in what *c leaves open by `lines`, the identity of the run that it goes
  * on with, and keeps it. */

@@ -3,6 +3,7 @@
  * for a name nobody knows, the nearest one that exists. */
 #include "runtime/config/keys.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -83,4 +84,25 @@ struct iz_nearest iz_nearest_key(const char *name,
         nearest_try_key(&n, "", k->name);
     iz_nearest_try(&n, "parameters");
     return n;
+}
+
+enum iz_given *iz_config_given(struct iz_config_file *file, const char *name)
+{
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
+    assert(k);
+    return &file->given[k - iz_config_keys];
+}
+
+bool iz_config_gives(struct iz_config_file *file, const char *name)
+{
+    return *iz_config_given(file, name) == IZ_GIVEN_VALUE;
+}
+
+bool iz_config_bad(struct iz_config_file *file, const char *names)
+{
+    char name[IZ_KEY_NAME_MAX];
+    bool bad = false;
+    for (int i = 0; iz_text_word(name, sizeof(name), names, i); i++)
+        bad |= *iz_config_given(file, name) == IZ_GIVEN_BAD;
+    return bad;
 }

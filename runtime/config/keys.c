@@ -82,7 +82,7 @@ const struct iz_key iz_config_keys[] = {
            1e6, "null",
            "Muon: rate of everything else, which is AdamW's. null: lr."),
     NUMBER("optimizer.params.momentum", TOLD, DOUBLE, c.optimizer.momentum, 0,
-           0.999999999, "0.95", "Muon: decay of the average of gradients."),
+           0.9999999, "0.95", "Muon: decay of the average of gradients."),
     BOOL("optimizer.params.nesterov", TOLD, c.optimizer.nesterov, "true",
          "Muon: Nesterov's momentum."),
     NUMBER("optimizer.params.ns_steps", TOLD, INT, c.optimizer.ns_steps, 1, 99,
@@ -99,10 +99,12 @@ const struct iz_key iz_config_keys[] = {
          "original: sqrt(max(1, out/in)); match_rms_adamw: "
          "0.2 sqrt(max(out, in))."),
     NUMBER("optimizer.params.betas", TOLD, PAIR, c.optimizer.beta1, 0,
-           0.999999999, "[0.9, 0.999]",
+           0.9999999, "[0.9, 0.999]",
            "Decay of the first and of the second moment."),
-    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 0, 1, "1e-08",
-           "Added to the root of the second moment."),
+    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 1e-30, 1,
+           "1e-08",
+           "Added to the root of the second moment; without it, an element "
+           "that has no gradient would be 0 / 0."),
     NUMBER("optimizer.params.weight_decay", TOLD, DOUBLE,
            c.optimizer.weight_decay, 0, 1e6, "0.0",
            "Weight decay of every parameter, including biases and norms, "
@@ -117,11 +119,15 @@ const struct iz_key iz_config_keys[] = {
          "given, because PyTorch's default is 0.01 and DeepSpeed's is 0."),
 
     WORD("scheduler.type", TOLD, c.lr.kind,
-         "null|WarmupLR|WarmupDecayLR|WarmupCosineLR", "null",
-         "null: constant. As in DeepSpeed's engine, the first update has the "
-         "rate before the warm-up (warmup_min_lr; 0 for the cosine), and the "
-         "second update has the rate of iteration 0. Skipped steps do not "
-         "count."),
+         "null|WarmupLR|WarmupDecayLR|WarmupCosineLR|constant_with_warmup|"
+         "linear|"
+         "cosine|cosine_with_min_lr|polynomial|warmup_stable_decay",
+         "null",
+         "null: constant. DeepSpeed's three: as in its engine, the first "
+         "update has the rate before the warm-up (warmup_min_lr; 0 for the "
+         "cosine), and the second update has the rate of iteration 0. The "
+         "others are those of transformers' Trainer: optimizer.params.lr after "
+         "a warm-up from 0. Skipped steps do not count."),
     NUMBER("scheduler.params.warmup_min_lr", TOLD, DOUBLE, c.lr.warmup_min_lr,
            0, 1e6, "0.0", "Rate at the start of WarmupLR and WarmupDecayLR."),
     NUMBER("scheduler.params.warmup_max_lr", TOLD, DOUBLE, c.lr.warmup_max_lr,
@@ -129,8 +135,9 @@ const struct iz_key iz_config_keys[] = {
            "Rate after the warm-up. Default: optimizer.params.lr for WarmupLR, "
            "0.001 for WarmupDecayLR."),
     NUMBER("scheduler.params.warmup_num_steps", TOLD, INT64,
-           c.lr.warmup_num_steps, 1, COUNT_MAX, "1000",
-           "Updates of the warm-up. 1 counts as 2, as in DeepSpeed, because "
+           c.lr.warmup_num_steps, 0, COUNT_MAX, "null",
+           "Updates of the warm-up. Default: 1000 for DeepSpeed's schedulers, "
+           "0 for transformers'. DeepSpeed's count 0 and 1 as 2, because "
            "log(1) is 0 and the logarithmic warm-up divides by it."),
     WORD("scheduler.params.warmup_type", TOLD, warmup_type, "log|linear",
          "\"log\"",
@@ -138,8 +145,8 @@ const struct iz_key iz_config_keys[] = {
          "i / warmup_num_steps."),
     NUMBER("scheduler.params.total_num_steps", TOLD, INT64,
            c.lr.total_num_steps, 1, COUNT_MAX, "null",
-           "Update at which WarmupDecayLR reaches 0 and WarmupCosineLR its "
-           "minimum; both need it. \"auto\": run.steps."),
+           "Update at which a decay reaches 0 or its minimum; all that decay "
+           "need it. \"auto\": run.steps."),
     NUMBER("scheduler.params.warmup_min_ratio", TOLD, DOUBLE,
            c.lr.warmup_min_ratio, 0, 1, "0.0",
            "WarmupCosineLR: the warm-up starts at this fraction of "
@@ -148,6 +155,25 @@ const struct iz_key iz_config_keys[] = {
            0, 1, "0.0001",
            "WarmupCosineLR: the rate ends at this fraction of "
            "optimizer.params.lr."),
+    NUMBER("scheduler.params.num_cycles", TOLD, DOUBLE, c.lr.cycles, 0, 1e6,
+           "0.5", "Waves of a cosine; 0.5: it falls once."),
+    NUMBER("scheduler.params.min_lr_rate", TOLD, DOUBLE, c.lr.min_ratio, 0, 1,
+           "0.0",
+           "cosine_with_min_lr: the rate ends at this fraction of "
+           "optimizer.params.lr."),
+    NUMBER("scheduler.params.min_lr_ratio", TOLD, DOUBLE, min_lr_ratio, 0, 1,
+           "0.0",
+           "The same of warmup_stable_decay, whose warm-up begins there."),
+    NUMBER("scheduler.params.num_decay_steps", TOLD, INT64, c.lr.decay_steps, 1,
+           COUNT_MAX, "null",
+           "warmup_stable_decay, which needs it: updates of the decay at the "
+           "end; the rate is constant before it."),
+    WORD("scheduler.params.decay_type", TOLD, c.lr.decay_shape,
+         "linear|cosine|1-sqrt", "\"cosine\"", "Form of that decay."),
+    NUMBER("scheduler.params.lr_end", TOLD, DOUBLE, c.lr.end_lr, 0, 1e6, "1e-7",
+           "polynomial: the last rate."),
+    NUMBER("scheduler.params.power", TOLD, DOUBLE, c.lr.power, 0, 1e3, "1.0",
+           "polynomial: the power of what is left."),
 
     BOOL("bf16.enabled", TOLD, bf16, "false",
          "Parameters and gradients in bfloat16; master weights and moments "
@@ -323,6 +349,11 @@ const struct iz_key iz_config_keys[] = {
          "Folder for metrics, effective config and checkpoints."),
     NUMBER("run.steps", FREE, INT64, c.run.steps, 0, COUNT_MAX, "100",
            "Optimizer updates of the run."),
+    BOOL(
+        "run.decay_matrices_only", TOLD, c.run.decay_matrices, "false",
+        "optimizer.params.weight_decay is of matrices and tables, and not of "
+        "biases and the weights of norms, as with transformers' Trainer. Rules "
+        "of `parameters` come after it."),
     WORD("run.empty_steps", TOLD, c.run.empty_steps, "update|skip",
          "\"update\"",
          "A step whose samples have no target, since masks exclude all. "

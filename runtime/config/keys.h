@@ -10,8 +10,6 @@
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
-#define IZ_CONFIG_KEYS_MAX 128
-
 enum iz_given { IZ_GIVEN_NOT, IZ_GIVEN_AUTO, IZ_GIVEN_BAD, IZ_GIVEN_VALUE };
 
 /* Fields of the file that are not one to one a field of struct iz_config. */
@@ -23,6 +21,7 @@ struct iz_config_file {
     bool adam_w_mode, torch_adam;
     double muon_lr;
     int warmup_type; /* 0: log, 1: linear */
+    double min_lr_ratio;
     int64_t steps_per_print;
     /* Whether the file or an override gives iz_config_keys[i]. */
     enum iz_given given[IZ_CONFIG_KEYS_MAX];
@@ -75,6 +74,12 @@ enum { IZ_FAULTS_TOLD = 100 };
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
+/* Whether the file gives this key; and with a value of its own. */
+enum iz_given *iz_config_given(struct iz_config_file *file, const char *name);
+bool iz_config_gives(struct iz_config_file *file, const char *name);
+/* Whether one of these keys, "a|b", has a fault of its own. */
+bool iz_config_bad(struct iz_config_file *file, const char *names);
+
 /* The nearest of all keys of a config. */
 struct iz_nearest iz_nearest_key(const char *name,
                                  const struct iz_section *model);
@@ -83,6 +88,15 @@ struct iz_nearest iz_nearest_key(const char *name,
  * keys that is broken. */
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
                        int ranks);
+
+/* Whether the config's optimizer or scheduler has the parameter `key`; any
+ * other key is had by all. */
+bool iz_config_has_param(const struct iz_config *c, const char *key);
+/* Of optimizer and scheduler, after types and batch. */
+void iz_config_resolve_updates(struct iz_config_file *file,
+                               struct iz_faults *f);
+/* What of it is told of numbers alone. */
+void iz_config_check_numbers(struct iz_config_file *file, struct iz_faults *f);
 
 /* The inverse: the file's fields that give *c.  given[i] is IZ_GIVEN_VALUE for
  * the keys that have a meaning in this config. */

@@ -445,12 +445,14 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
     json_decref(utf8);
 }
 
-static bool overrides(char *const *set, int n, const char *key)
+/* By a value that begins with one of these; NULL: by any. */
+static bool overrides(char *const *set, int n, const char *key,
+                      const char *begin)
 {
     size_t len = strlen(key);
     for (int i = 0; i < n; i++)
         if (!strncmp(set[i], key, len) && set[i][len] == '=' &&
-            strspn(set[i] + len + 1, "0123456789"))
+            (!begin || strspn(set[i] + len + 1, begin)))
             return true;
     return false;
 }
@@ -458,9 +460,10 @@ static bool overrides(char *const *set, int n, const char *key)
 /* Numbers for both its factors replace the batch of a file. */
 static void override_batch(json_t *root, char *const *set, int n)
 {
-    if (overrides(set, n, "train_micro_batch_size_per_gpu") &&
-        overrides(set, n, "gradient_accumulation_steps") &&
-        !overrides(set, n, "train_batch_size"))
+    static const char digits[] = "0123456789";
+    if (overrides(set, n, "train_micro_batch_size_per_gpu", digits) &&
+        overrides(set, n, "gradient_accumulation_steps", digits) &&
+        !overrides(set, n, "train_batch_size", digits))
         json_object_del(root, "train_batch_size");
 }
 
@@ -533,6 +536,20 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
     fflush(notes); /* before any message of what follows */
 }
 
+/* The effective config of a run gives every key: those of an override count. */
+static void keep_given(struct iz_config_file *file, char *const *set, int n)
+{
+    bool all = true;
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
+        all &= file->given[k - iz_config_keys] == IZ_GIVEN_VALUE ||
+               !starts_section(k->name, "run") || !strcmp(k->fallback, "null");
+    for (const struct iz_key *k = iz_config_keys; k->name; k++) {
+        bool given = file->given[k - iz_config_keys] == IZ_GIVEN_VALUE;
+        file->c.given[k - iz_config_keys] =
+            given && (!all || overrides(set, n, k->name, NULL));
+    }
+}
+
 int iz_config_read(struct iz_config *c, const struct iz_section *model,
                    const char *path, char *const *set, int n_set, int ranks,
                    FILE *notes, FILE *err)
@@ -565,6 +582,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_decref(root);
     if (r.faults.count > 0)
         return -EINVAL;
+    keep_given(&file, set, n_set);
     memcpy(c, &file.c, sizeof(*c));
     return 0;
 }

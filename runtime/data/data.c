@@ -3,22 +3,19 @@
  * windows of seq tokens; epoch e visits them in a permutation that is computed,
  * not stored: a Feistel network over the window numbers, keyed by seed and e.
  */
-#define _DEFAULT_SOURCE /* strsep */
-
 #include "runtime/data/data.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "runtime/base/text.h"
+#include "runtime/data/paths.h"
 #include "runtime/data/shard.h"
 
 /* Shards one after the other: token i of the stream is in shard k where
@@ -41,79 +38,26 @@ struct iz_data {
     int seq;
     int group;        /* windows that stay together: 2 of pairs, else 1 */
     int ahead;        /* tokens behind the last window that are targets */
-    int document_end; /* -1: documents are not told apart */
+    int targets;      /* of a window: one less where nothing behind it is one */
+    int document_end; /* -1: none */
+    bool packed;      /* masks say where documents begin */
     const struct iz_model *model; /* whose records they are; NULL: tokens */
     uint64_t seed;
 };
 
-/* ---- the files behind data.path ---- */
-
-struct paths {
-    char **path;
-    int count;
-};
-
-static int data_paths_add(struct paths *p, const char *path)
+int iz_data_look(struct iz_data_config *c, FILE *err)
 {
-    if (!path[0])
-        return iz_text_refuse(stderr,
-                              "data.path or data.val_path: a name in its "
-                              "list is empty");
-    for (int i = 0; i < p->count; i++)
-        if (strcmp(p->path[i], path) == 0)
-            return iz_text_refuse(stderr, "data: %s is named twice", path);
-    char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
-    if (!grown)
-        return -ENOMEM;
-    p->path = grown;
-    p->path[p->count] = strdup(path);
-    if (!p->path[p->count])
-        return -ENOMEM;
-    p->count++;
-    return 0;
-}
-
-static int add_pattern(struct paths *p, const char *pattern)
-{
-    glob_t g = {0};
-    int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
-    if (rc != 0) {
-        iz_text_refuse(stderr, "data: %s: %s", pattern,
-                       rc == GLOB_NOMATCH ? "no file matches"
-                                          : "a folder cannot be read");
-        err = -ENOENT;
-    }
-    for (size_t i = 0; !err && i < g.gl_pathc; i++)
-        err = data_paths_add(p, g.gl_pathv[i]);
-    globfree(&g);
-    return err;
-}
-
-/* The files that a list with commas names: each entry a file or, where no file
- * has that name, a pattern of glob(7), whose files come in the order of their
- * names.  A name that is no pattern is kept even if no file has it.  A pattern
- * without a file and a file named twice are refused, both printed. */
-static int paths_open(struct paths *p, const char *list)
-{
-    *p = (struct paths){0};
-    if (access(list, F_OK) == 0) /* a file's name may have a comma */
-        return data_paths_add(p, list);
-    char *copy = strdup(list), *rest = copy, *entry;
-    int err = copy ? 0 : -ENOMEM;
-    while (!err && (entry = strsep(&rest, ",")))
-        err = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
-                  ? add_pattern(p, entry)
-                  : data_paths_add(p, entry);
-    free(copy);
-    return err;
-}
-
-static void paths_close(struct paths *p)
-{
-    for (int i = 0; i < p->count; i++)
-        free(p->path[i]);
-    free(p->path);
-    *p = (struct paths){0};
+    char path[IZ_PATH_MAX];
+    if (c->bytes || !iz_paths_first(path, sizeof(path), c->path))
+        return 0;
+    c->packed = iz_shard_sample(path) > 0;
+    c->apart |= c->packed;
+    if (!c->packed || c->document_end < 0)
+        return 0;
+    return iz_text_refuse(err,
+                          "data.document_end: %d, but the samples of %s are "
+                          "packed and say where documents begin: leave it out",
+                          c->document_end, path);
 }
 
 /* ---- streams ---- */
@@ -129,6 +73,32 @@ static int masks_check(const struct stream *t)
                 "none: all shards of a split have one or none",
                 t->shard[t->shard[i].mask.at ? i : 0].path,
                 t->shard[t->shard[i].mask.at ? 0 : i].path);
+    return 0;
+}
+
+/* Packed samples have the windows' length. */
+static int packed_check(const struct stream *t, int seq)
+{
+    for (int i = 0; i < t->shards; i++) {
+        const struct iz_shard *s = &t->shard[i];
+        if (s->sample != seq)
+            return iz_text_refuse(
+                stderr,
+                !seq        ? "data: %s is packed, and the first file of "
+                              "data.path is not"
+                : s->sample ? "data: %s has packed samples of %d tokens, and a "
+                              "sample here has %d: set model.seq, or write it "
+                              "anew"
+                            : "data: %s is not packed, and the first file of "
+                              "data.path is",
+                s->path, s->sample, seq);
+        if (seq && (s->count % seq || !s->mask.at))
+            return iz_text_refuse(
+                stderr, "data: %s: %s", s->path,
+                s->mask.at ? "its last packed sample is not whole"
+                           : "its packed samples have no mask beside "
+                             "them");
+    }
     return 0;
 }
 
@@ -166,7 +136,7 @@ static int pairs_check(const struct stream *t, int seq)
     return 0;
 }
 
-static int stream_fill(struct stream *t, const struct paths *p, bool bytes,
+static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
                        int vocab, const struct iz_model *m)
 {
     t->shard = calloc((size_t)p->count, sizeof(*t->shard));
@@ -187,11 +157,11 @@ static int stream_fill(struct stream *t, const struct paths *p, bool bytes,
 static int stream_open(struct stream *t, const char *list, bool bytes,
                        int vocab, const struct iz_model *m)
 {
-    struct paths p;
-    int err = paths_open(&p, list);
+    struct iz_paths p;
+    int err = iz_paths_open(&p, list);
     if (!err)
         err = stream_fill(t, &p, bytes, vocab, m);
-    paths_close(&p);
+    iz_paths_close(&p);
     return err;
 }
 
@@ -258,15 +228,14 @@ static void ignore_first(const struct iz_data *d, const int32_t *input,
             target[i] = -1;
 }
 
-/* The targets of a sample that begins at `at`: a text of a pair ends with it.
+/* The targets of a sample that begins at `at`.
  */
 static void read_targets(const struct iz_data *d, const struct stream *t,
                          int64_t at, int32_t *target)
 {
-    int n = d->seq - (d->group > 1);
-    stream_read(t, at + 1, target, n, true);
-    if (n < d->seq)
-        target[n] = -1;
+    stream_read(t, at + 1, target, d->targets, true);
+    if (d->targets < d->seq)
+        target[d->targets] = -1;
 }
 
 /* Of the targets of a sample that begins at `at`. */
@@ -279,7 +248,7 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
     if (d->model)
         return 1; /* a record's */
     if (d->document_end < 0)
-        return stream_learnt(t, at + 1, d->seq - (d->group > 1));
+        return stream_learnt(t, at + 1, d->targets);
     for (int64_t i = 0; i < d->seq; i += here) {
         here = min64(d->seq - i, AT_ONCE);
         stream_read(t, at + i, input, here, false);
@@ -383,10 +352,12 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
         return err;
     int text = c->pairs ? d->seq : 0;
     err = documents_check(d, c->path, vocab);
-    if (!err && !d->model)
-        err = pairs_check(&d->train, text);
-    if (!err && !d->model && own_val)
-        err = pairs_check(&d->val, text);
+    const struct stream *both[] = {&d->train, own_val ? &d->val : NULL};
+    for (int i = 0; i < 2 && both[i] && !err && !d->model; i++) {
+        err = packed_check(both[i], d->packed ? d->seq : 0);
+        if (!err)
+            err = pairs_check(both[i], text);
+    }
     if (err)
         return err;
     split_one_stream(d, own_val ? 0 : c->val_fraction);
@@ -416,12 +387,15 @@ static int data_open(struct iz_data **out, const struct iz_data_config *c,
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val)
 {
+    bool whole = c->pairs || c->packed; /* nothing follows a sample */
     assert(seq > 0 && vocab > 0);
     return data_open(out, c,
                      (struct iz_data){.seq = seq,
                                       .group = c->pairs ? 2 : 1,
-                                      .ahead = !c->pairs,
+                                      .ahead = !whole,
+                                      .targets = seq - whole,
                                       .document_end = c->document_end,
+                                      .packed = c->packed,
                                       .seed = seed},
                      vocab, need_val);
 }
@@ -433,11 +407,14 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
     if (c->bytes)
         return iz_text_refuse(
             stderr, "data.bytes: true: %s reads records, no tokens", m->name);
-    return data_open(
-        out, c,
-        (struct iz_data){
-            .seq = 1, .group = 1, .document_end = -1, .model = m, .seed = seed},
-        0, need_val);
+    return data_open(out, c,
+                     (struct iz_data){.seq = 1,
+                                      .group = 1,
+                                      .targets = 1,
+                                      .document_end = -1,
+                                      .model = m,
+                                      .seed = seed},
+                     0, need_val);
 }
 
 void iz_data_close(struct iz_data **d)
@@ -519,7 +496,7 @@ static int64_t sample_start(const struct iz_data *d, enum iz_split which,
 
 int64_t iz_data_targets(const struct iz_data *d, int64_t n)
 {
-    return n / d->group * (d->seq - (d->group > 1));
+    return n / d->group * d->targets;
 }
 
 bool iz_data_masked(const struct iz_data *d, enum iz_split s)
@@ -547,15 +524,22 @@ void iz_data_sample(const struct iz_data *d, enum iz_split which, int64_t index,
     ignore_first(d, input, target, d->seq);
 }
 
-void iz_data_documents(const struct iz_data *d, int n, const int32_t *input,
+void iz_data_documents(const struct iz_data *d, enum iz_split which,
+                       int64_t first, int n, const int32_t *input,
                        int32_t *begins)
 {
-    assert(d->document_end >= 0);
-    for (int64_t i = 0; i < (int64_t)n * d->seq; i++) {
-        int32_t at = (int32_t)(i % d->seq);
-        begins[i] = at == 0                           ? 0
-                    : input[i - 1] == d->document_end ? at
-                                                      : begins[i - 1];
+    const struct stream *t = d->split[which].stream;
+    assert(d->document_end >= 0 || d->packed);
+    for (int k = 0; k < n; k++, input += d->seq, begins += d->seq) {
+        int64_t start = sample_start(d, which, first + k);
+        int s = stream_find(t, start); /* holds all of a packed sample */
+        begins[0] = 0;
+        for (int32_t i = 1; i < d->seq; i++) {
+            bool here = d->packed ? iz_shard_begins(&t->shard[s],
+                                                    start + i - t->first[s])
+                                  : input[i - 1] == d->document_end;
+            begins[i] = here ? i : begins[i - 1];
+        }
     }
 }
 

@@ -29,6 +29,10 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                          const struct iz_model *m, uint64_t seed,
                          bool need_val);
 void iz_data_close(struct iz_data **d);
+/* Whether the samples of c->path are packed, as its first file says: sets
+ * c->packed and c->apart.  A file that is not there is none.  Refuses
+ * data.document_end beside it.  Negative errno. */
+int iz_data_look(struct iz_data_config *c, FILE *err);
 
 /* File i of a split, in the order of the stream; NULL: it has no more.  What is
  * kept of the training files for validation is no file of its own. */
@@ -54,16 +58,17 @@ int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
  * in file order) as int32: input[seq] and target[seq] = the following tokens,
  * or -1 where the loss mask beside a shard excludes one, and behind
  * data.document_end.  With data.pairs, samples 2i and 2i + 1 are the chosen and
- * the rejected text of a pair, whose last token has no target.
+ * the rejected text of a pair.  The last token of such a text, and of a packed
+ * sample, has no target.
  * Thread-safe, allocates nothing. */
 void iz_data_sample(const struct iz_data *d, enum iz_split s, int64_t index,
                     int32_t *input, int32_t *target);
 
-/* Where the documents of n samples begin: of each token, at its place in
- * input [n, seq], the first one of its document in the sample.  Needs
- * data.document_end. */
-void iz_data_documents(const struct iz_data *d, int n, const int32_t *input,
-                       int32_t *begins);
+/* Where the documents of samples first to first + n - 1 begin: of each token,
+ * at its place in input [n, seq], the first one of its document in the sample.
+ * Needs data.document_end or packed samples. */
+void iz_data_documents(const struct iz_data *d, enum iz_split s, int64_t first,
+                       int n, const int32_t *input, int32_t *begins);
 
 /* Samples first to first + n - 1, as a model that reads tokens or records takes
  * them. */

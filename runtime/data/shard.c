@@ -21,7 +21,14 @@
 #include "runtime/base/text.h"
 
 #define HEADER_INTS 256 /* int32 */
-#define MASK_VERSION 1
+/* A byte of a mask: context, learnt; in a packed shard also: context with which
+ * a document begins. */
+enum { MASK_LEARNT = 1, MASK_BEGINS = 2 };
+
+static int mask_version(const struct iz_shard *s)
+{
+    return s->sample ? 2 : 1;
+}
 
 /* The layouts of a token shard: tokens of 16 and of 32 bits. */
 static const struct shard_format {
@@ -82,8 +89,10 @@ static void mapping_close(struct iz_mapping *m)
 
 /* ---- headers ---- */
 
-/* The first four integers; refuses a file that ends within the header. */
-static int header_read(int32_t h[4], const struct iz_mapping *m,
+enum { HEADER_READ = 5 };
+
+/* The first integers; refuses a file that ends within the header. */
+static int header_read(int32_t h[HEADER_READ], const struct iz_mapping *m,
                        const char *path)
 {
     int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
@@ -93,7 +102,7 @@ static int header_read(int32_t h[4], const struct iz_mapping *m,
             "data: %s has %" PRId64 " bytes, fewer than the %" PRId64
             " of a token shard's header (data.bytes = true reads raw text)",
             path, m->bytes, need);
-    memcpy(h, m->at, 4 * sizeof(*h));
+    memcpy(h, m->at, HEADER_READ * sizeof(*h));
     return 0;
 }
 
@@ -122,7 +131,7 @@ static const struct shard_format *format_find(int32_t magic, int32_t version)
 
 static int header_check(struct iz_shard *s)
 {
-    int32_t h[4];
+    int32_t h[HEADER_READ];
     int err = header_read(h, &s->tokens, s->path);
     if (err)
         return err;
@@ -137,6 +146,7 @@ static int header_check(struct iz_shard *s)
     s->header_bytes = HEADER_INTS * (int64_t)sizeof(int32_t);
     s->count = h[2];
     s->text = h[3];
+    s->sample = h[4];
     s->token_bytes = f->token_bytes;
     return length_check(&s->tokens, s->path, s->count, s->token_bytes);
 }
@@ -232,23 +242,24 @@ static char *mask_path(const char *path)
 
 static int mask_check(const struct iz_shard *s, const char *path)
 {
-    int32_t h[4];
+    int32_t h[HEADER_READ];
     const unsigned char *mask = s->mask.at + HEADER_INTS * sizeof(int32_t);
     int err = header_read(h, &s->mask, path);
     if (err)
         return err;
-    if (h[0] != IZ_MASK_MAGIC || h[1] != MASK_VERSION || h[2] != s->count)
+    if (h[0] != IZ_MASK_MAGIC || h[1] != mask_version(s) || h[2] != s->count)
         return iz_text_refuse(stderr,
                               "data: %s begins with magic %" PRId32
                               " version %" PRId32 " and %" PRId32
                               " tokens; the mask of %s has %d version %d and "
                               "%" PRId64 " tokens",
                               path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
-                              MASK_VERSION, s->count);
+                              mask_version(s), s->count);
     err = length_check(&s->mask, path, s->count, 1);
-    if (err || largest(mask, s->count, 1) <= 1)
+    if (err || largest(mask, s->count, 1) <= (uint32_t)mask_version(s))
         return err;
-    return iz_text_refuse(stderr, "data: %s: a byte is neither 0 nor 1", path);
+    return iz_text_refuse(stderr, "data: %s: a byte is neither 0 nor 1%s", path,
+                          s->sample ? " nor 2" : "");
 }
 
 /* No file is no mask; any other fault of it is one. */
@@ -376,7 +387,7 @@ int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
     if (!s->mask.at)
         return n;
     for (int64_t i = 0; i < n; i++)
-        loss_tokens += mask_at(s, at)[i] != 0;
+        loss_tokens += mask_at(s, at)[i] == MASK_LEARNT;
     return loss_tokens;
 }
 
@@ -384,6 +395,21 @@ void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n)
 {
     for (int64_t i = 0; s->mask.at && i < n; i++)
-        if (!mask_at(s, at)[i])
+        if (mask_at(s, at)[i] != MASK_LEARNT)
             target[i] = -1;
+}
+
+bool iz_shard_begins(const struct iz_shard *s, int64_t at)
+{
+    return *mask_at(s, at) == MASK_BEGINS;
+}
+
+int iz_shard_sample(const char *path)
+{
+    int32_t h[HEADER_READ] = {0};
+    FILE *f = fopen(path, "rb");
+    bool read = f && fread(h, sizeof(h), 1, f) == 1;
+    if (f)
+        fclose(f);
+    return read && format_find(h[0], h[1]) ? h[4] : 0;
 }

@@ -21,6 +21,7 @@ struct iz_shard {
     struct iz_mapping tokens, mask;
     int64_t header_bytes, count;
     int text;        /* tokens of each text of pairs; 0: no pairs */
+    int sample;      /* tokens of a packed sample; 0: not packed */
     int token_bytes; /* 1, 2, 4; of records any number */
 };
 
@@ -42,6 +43,12 @@ void iz_shard_tokens(const struct iz_shard *s, int64_t at, int32_t *out,
 /* Replaces by -1 the tokens [at, at + n) that the mask excludes. */
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n);
+
+/* Whether a document begins with a token of a packed shard. */
+bool iz_shard_begins(const struct iz_shard *s, int64_t at);
+
+/* `sample` of a token shard that is not open; 0 also of what is none. */
+int iz_shard_sample(const char *path);
 
 /* How many of the tokens [at, at + n) the mask does not exclude. */
 int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n);

@@ -45,6 +45,51 @@ static double cosine_lr(const struct iz_lr_config *lr, double base, int64_t i,
                    (1 - lr->warmup_min_ratio) * warmup(lr, i, n));
 }
 
+/* What is left of the rate after a part of its decay, 1..0. */
+static double shape(const struct iz_lr_config *lr, enum iz_lr_shape s,
+                    double done)
+{
+    if (s == IZ_LR_SHAPE_LINEAR)
+        return 1 - done;
+    return s == IZ_LR_SHAPE_SQRT ? 1 - sqrt(done)
+                                 : (1 + cos(pi * 2 * lr->cycles * done)) / 2;
+}
+
+static double above_min(const struct iz_lr_config *lr, double part)
+{
+    part = lr->min_ratio + (1 - lr->min_ratio) * part;
+    return part > 0 ? part : 0;
+}
+
+/* As transformers' optimization.py (5.24) has them: the factor of the rate of
+ * update u, which grows linearly over the warm-up from 0. */
+static double hf_part(const struct iz_lr_config *lr, double base, int64_t u)
+{
+    double n = (double)lr->warmup_num_steps, all = (double)lr->total_num_steps;
+    double i = (double)u, done = (i - n) / fmax(1, all - n), part = 1;
+    double stable = all - n - (double)lr->decay_steps, end;
+    bool wsd = lr->kind == IZ_LR_HF_WSD;
+    if (i < n)
+        return wsd ? above_min(lr, i / n) : i / n;
+    switch (lr->kind) {
+    case IZ_LR_HF_LINEAR:
+        return fmax(0, 1 - done);
+    case IZ_LR_HF_COSINE:
+    case IZ_LR_HF_COSINE_MIN:
+        return above_min(lr, shape(lr, IZ_LR_SHAPE_COSINE, done));
+    case IZ_LR_HF_POLYNOMIAL:
+        end = lr->end_lr / base;
+        return i > all ? end : end + (1 - end) * pow(1 - done, lr->power);
+    case IZ_LR_HF_WSD:
+        done = (i - n - stable) / fmax(1, (double)lr->decay_steps);
+        if (done >= 1)
+            return lr->min_ratio;
+        return done < 0 ? 1 : above_min(lr, shape(lr, lr->decay_shape, done));
+    default:
+        return part;
+    }
+}
+
 /* DeepSpeed's engine advances the scheduler after an update, and iteration
  * counts from 0 there: update u runs with the rate of iteration u - 1, and the
  * first one with the rate set before any iteration, which is warmup_min_lr, or
@@ -57,6 +102,8 @@ double iz_lr(const struct iz_lr_config *lr, double base_lr, int64_t update)
     double part = 1;
     if (lr->kind == IZ_LR_CONST)
         return base_lr;
+    if (lr->kind >= IZ_LR_HF_CONSTANT)
+        return base_lr * hf_part(lr, base_lr, update);
     if (lr->kind == IZ_LR_COSINE)
         return cosine_lr(lr, base_lr, i, n);
     if (i < 0)

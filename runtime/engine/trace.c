@@ -175,7 +175,8 @@ static struct iz_rate rate_of(const struct iz_engine *e, enum iz_where p)
     struct iz_rate r = iz_graph_rate(e->graph, p);
     bool computes = e->plan.target.gpu ? p == IZ_ON_COMPUTE : p == IZ_ON_HOST;
     if (computes && !e->simulated)
-        r.flops_per_s = e->trace->gemm_rate / e->plan.tasks_at_once;
+        r.flops_per_s =
+            e->trace ? e->trace->gemm_rate / e->plan.tasks_at_once : 0;
     if (computes && r.flops_per_s <= 0)
         r = iz_graph_rate(e->graph, IZ_ON_COMPUTE);
     return r;
@@ -242,10 +243,10 @@ static void write_data(const struct iz_engine *e, FILE *f)
     fprintf(f, "],\n");
 }
 
-static void write_run(const struct iz_engine *e, FILE *f)
+static void write_run(const struct iz_engine *e, FILE *f, int64_t from,
+                      int64_t begin_ns)
 {
     const struct iz_plan *p = &e->plan;
-    const struct iz_trace *t = e->trace;
     static const char *const words[] = {"false", "true"};
     char host[256] = "", program[IZ_PATH_MAX] = "";
     gethostname(host, sizeof(host) - 1);
@@ -261,8 +262,8 @@ static void write_run(const struct iz_engine *e, FILE *f)
             "\"nccl\": %s,\n\"from\": %lld, \"to\": %lld, "
             "\"begin_ns\": %lld,\n",
             IZ_VERSION, p->rank, p->ranks, words[e->simulated],
-            words[p->target.gpu], words[p->target.nccl], t->first + t->from,
-            (long long)e->step, (long long)t->begin_ns);
+            words[p->target.gpu], words[p->target.nccl], (long long)from,
+            (long long)e->step, (long long)begin_ns);
     fprintf(f,
             "\"stage_fetches\": %s, \"micro_batches\": %d, \"slices\": %d, "
             "\"wave\": %d,\n\"ring\": %d, \"recompute\": [%d, %d, %d], "
@@ -277,19 +278,25 @@ static void write_run(const struct iz_engine *e, FILE *f)
     fprintf(f, "]\n");
 }
 
+void iz_trace_describe(const struct iz_engine *e, FILE *f, int64_t from,
+                       int64_t begin_ns)
+{
+    fprintf(f, "{");
+    write_workers(e, f);
+    write_data(e, f);
+    write_run(e, f, from, begin_ns);
+    fprintf(f, "}\n");
+}
+
 static void trace_describe(const struct iz_engine *e)
 {
+    const struct iz_trace *t = e->trace;
     char path[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/rank-%d.json", e->trace->dir,
              e->plan.rank);
     FILE *f = fopen(path, "w");
-    if (f) {
-        fprintf(f, "{");
-        write_workers(e, f);
-        write_data(e, f);
-        write_run(e, f);
-        fprintf(f, "}\n");
-    }
+    if (f)
+        iz_trace_describe(e, f, t->first + t->from, t->begin_ns);
     if (!f || fclose(f))
         fprintf(stderr, "izar: %s: %s: the trace has no description\n", path,
                 strerror(errno));

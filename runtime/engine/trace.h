@@ -12,5 +12,9 @@ void iz_trace_close(struct iz_engine *e);
 void iz_trace_rate(struct iz_engine *e, double gemm_rate);
 /* Before the submission of a step: begins or ends the trace there. */
 void iz_trace_step(struct iz_engine *e);
+/* The description of the run that pictures of its tasks need, as JSON: of those
+ * from a step and a time on. */
+void iz_trace_describe(const struct iz_engine *e, FILE *f, int64_t from,
+                       int64_t begin_ns);
 /* Ends the trace if it is being taken; waits for all tasks then. */
 void iz_trace_stop(struct iz_engine *e);

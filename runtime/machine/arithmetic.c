@@ -28,35 +28,6 @@
 
 #define OWN_KERNELS "BLAS" /* the library's, whatever they are called */
 
-/* Refuses to go on with a run of which nobody knows what it chose, where that
- * matters here and the config leaves it open. */
-static int refuse_lost(const struct iz_config *c,
-                       const struct iz_arithmetic_for *on, struct iz_coll *coll)
-{
-    bool half = c->dtype != IZ_F32;
-    const struct {
-        const char *key, *advice;
-        bool matters;
-    } choice[] = {
-        {"run.cpu_kernels", OWN_KERNELS, !on->gpu && on->here},
-        {"run.cpu_products", "fp32 or bf16", c->dtype == IZ_BF16},
-        {"run.sum_order", "ranks_first or local_first", true},
-        {"run.sum_group", "the ranks of a group", on->here && coll->size > 1},
-        {"run.gpu_attention", "own or cudnn", half},
-        {"run.gpu_attention_backward", "own or cudnn", half},
-        {"run.muon_products", "host or gpu",
-         iz_optimizer(c->optimizer.type)->matrices},
-        {"run.gpu_logits_bytes", "the bytes of a chunk", on->gpu}};
-    for (size_t i = 0; i < sizeof(choice) / sizeof(choice[0]); i++)
-        if (choice[i].matters && iz_config_is_open(c, choice[i].key))
-            return iz_text_refuse(coll->rank ? NULL : stderr,
-                                  "%s: auto: the checkpoint in %s does not "
-                                  "tell what the run began with: set %s",
-                                  choice[i].key, c->run.output,
-                                  choice[i].advice);
-    return 0;
-}
-
 /* What may go on in the place of a choice that a resumed run began with; NULL:
  * it did not. */
 static const char *kept_or(const struct iz_config *c, const char *key,
@@ -296,9 +267,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
 {
     struct iz_run_config *run = &c->run;
     *a = (struct iz_arithmetic){0};
-    int r = on->lost ? refuse_lost(c, on, coll) : 0;
-    if (!r)
-        r = choose_kernels(a, c, m, on, coll);
+    int r = choose_kernels(a, c, m, on, coll);
     if (!r)
         r = choose_products(a, c, m, on, coll);
     if (!r)

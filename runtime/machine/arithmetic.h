@@ -27,7 +27,6 @@ struct iz_arithmetic {
 /* What the choice is for. */
 struct iz_arithmetic_for {
     int workers;    /* of this rank */
-    bool lost;      /* nobody knows what the resumed run began with */
     bool gpu;       /* units are computed on a GPU */
     int capability; /* of that, 90 for 9.0 */
     bool here;      /* in this process; false: in another, of --ranks */

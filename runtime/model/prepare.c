@@ -9,9 +9,10 @@
 #include "runtime/model/lora.h"
 #include "runtime/model/rules.h"
 
-static int tell_data(struct iz_model *m, const struct iz_data_config *c,
+static int tell_data(struct iz_model *m, const struct iz_config *whole,
                      FILE *err)
 {
+    const struct iz_data_config *c = &whole->data;
     if (c->pairs && !m->knows_pairs) {
         iz_text_refuse(
             err,
@@ -20,19 +21,32 @@ static int tell_data(struct iz_model *m, const struct iz_data_config *c,
             m->name);
         return -ENOTSUP;
     }
-    m->documents_apart = c->document_end >= 0;
+    m->documents_apart = c->apart;
+    if (c->packed && (whole->run.gpu_attention == IZ_ATTENTION_CUDNN ||
+                      whole->run.gpu_attention_backward == IZ_ATTENTION_CUDNN))
+        return iz_text_refuse(
+            err, "run.gpu_attention or its backward: cudnn, but samples of "
+                 "data.path are packed, and cuDNN's attention does not keep "
+                 "documents apart: use own");
     if (!m->documents_apart || m->knows_documents)
         return 0;
-    iz_text_refuse(
-        err, "data.document_end: %d, but the layers of %s know no documents",
-        c->document_end, m->name);
+    if (c->packed)
+        iz_text_refuse(err,
+                       "data.path: its samples are packed, but the layers of "
+                       "%s know no documents",
+                       m->name);
+    else
+        iz_text_refuse(
+            err,
+            "data.document_end: %d, but the layers of %s know no documents",
+            c->document_end, m->name);
     return -ENOTSUP;
 }
 
 int iz_model_prepare(struct iz_model *m, const struct iz_config *c,
                      const struct iz_hf *hf, FILE *err)
 {
-    int s = tell_data(m, &c->data, err);
+    int s = tell_data(m, c, err);
     if (!s && m->vocab && c->import[0])
         s = iz_tokens_check(c->import, m->vocab, err);
     if (!s)

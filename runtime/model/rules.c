@@ -250,7 +250,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
     for (int u = 0; u < m->n_units; u++)
         for (int k = 0; k < m->unit[u].n_params; k++) {
             struct iz_param *p = &m->unit[u].param[k];
-            p->weight_decay = c->optimizer.weight_decay;
+            bool decays = p->rows > 1 || !c->run.decay_matrices;
+            p->weight_decay = decays ? c->optimizer.weight_decay : 0;
             p->lr_scale = 1;
             p->sparse = false;
             p->by_matrix =

@@ -12,7 +12,7 @@ const char *iz_plan_not_cudnn(const struct iz_config *c, int capability)
 {
     if (c->dtype == IZ_F32)
         return "cuDNN's attention is of bf16 and fp16";
-    if (c->data.document_end >= 0)
+    if (c->data.apart)
         return "cuDNN's attention does not keep documents apart";
     return capability < CAPABILITY ? "cuDNN's is not known to be faster below "
                                      "compute capability 9.0"

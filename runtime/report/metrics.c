@@ -33,6 +33,7 @@ struct iz_metrics {
     struct iz_engine *e;
     struct iz_time_shares *shares; /* of the rank that speaks */
     FILE *json, *tasks;
+    struct iz_sink line; /* of a task */
     bool quiet, tty;
     int columns; /* of the terminal */
     bool broken; /* a line could not be written */
@@ -181,13 +182,13 @@ static void take_span(void *arg, const struct iz_span *s)
     struct iz_metrics *m = arg;
     if (m->shares)
         iz_time_shares_add(m->shares, s);
-    if (m->tasks)
-        fprintf(m->tasks,
-                "{\"task\": \"%s\", \"unit\": %d, \"step\": %d, "
-                "\"worker\": %d, \"begin_us\": %.3f, \"end_us\": %.3f}\n",
-                iz_kinds[s->kind].name, s->unit, s->step, s->worker,
-                (double)(s->begin_ns - m->open_ns) * 1e-3,
-                (double)(s->end_ns - m->open_ns) * 1e-3);
+    if (!m->tasks)
+        return;
+    m->line.fd = -1;
+    m->line.n = 0;
+    iz_span_print(&m->line, s, m->open_ns);
+    iz_sink_text(&m->line, "\n");
+    fwrite(m->line.buf, 1, (size_t)m->line.n, m->tasks);
 }
 
 static void drain(struct iz_metrics *m)
@@ -389,9 +390,9 @@ static void print_eval(struct iz_metrics *m, const struct iz_event *v)
 static void step_event(struct iz_metrics *m, const struct iz_event *v)
 {
     double s = (double)(v->time_ns - m->last_ns) * 1e-9;
-    double rate = tokens_per_step(m->e) / s;
-    double flops = m->e->plan.step_flops / s;
     bool worked = v->targets || !v->skipped;
+    double rate = worked ? tokens_per_step(m->e) / s : 0;
+    double flops = worked ? m->e->plan.step_flops / s : 0;
     bool counted = m->last_ns != 0 && m->first_ns != 0 && worked;
     char loss[40], norm[40], experts[256], pairs[512];
     if (!m->first_ns && worked)
@@ -526,6 +527,8 @@ static void print_losses(const struct iz_metrics *m, const char *reason)
     before = m->last.samples ? "," : before;
     if (m->last_eval.targets)
         printf("%s validation loss %.4f", before, m->last_eval.loss);
+    if (m->skipped)
+        printf("%s %lld skipped", before, (long long)m->skipped);
     printf("\n");
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
 #include "runtime/model/prepare.h"
+#include "runtime/report/box.h"
 #include "runtime/run/identity.h"
 #include "runtime/step/train.h"
 
@@ -66,10 +67,12 @@ static int find_owner(struct run *r)
 {
     struct run_from *f = &r->from;
     char id[IZ_CKPT_ID];
-    int64_t step = f->step, of = step;
+    int64_t step = f->step, of;
+    if (r->o.replay && step < 0) /* a later one tells, too, what the run was */
+        step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    of = step;
     if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
         return 0; /* what is wrong with it is told when it is read */
-    r->lost = !f->identity;
     while ((step = iz_ckpt_dir_newest(r->c.run.output, step)) >= 0) {
         if (iz_ckpt_whose(r->c.run.output, step, id, NULL) || !*id)
             continue;
@@ -106,7 +109,6 @@ static int find_checkpoint(struct run *r)
     if (s)
         return s;
     iz_coll_broadcast(r->coll, &f->step, sizeof(f->step), 0, "the checkpoint");
-    iz_coll_broadcast(r->coll, &r->lost, sizeof(r->lost), 0, "the checkpoint");
     iz_coll_broadcast(r->coll, f->identity, bytes, 0, "the checkpoint");
     if (f->identity)
         iz_config_keep(&r->c, f->identity, iz_run_ranks(r));
@@ -127,10 +129,11 @@ static int identify(struct run *r)
         s = iz_identity_agree(r, r->identity);
     if (!s && r->from.identity)
         s = iz_identity_compare(r, r->identity, &r->changes);
-    if (!s && r->lost && iz_run_first(r))
+    else if (!s && iz_run_loads(r) && iz_run_first(r))
         printf("resume: the checkpoint of step %lld does not tell of what run "
-               "it is: only its model is compared\n",
-               (long long)r->from.step);
+               "it is: only its model is compared, and what the config leaves "
+               "open is chosen anew; %s/config.json has the choices\n",
+               (long long)r->from.step, r->c.run.output);
     return iz_run_agree(r, s, "the run's identity");
 }
 
@@ -398,6 +401,8 @@ int iz_run_prepare_model(struct run *r)
     if (!s && r->o.resume && !r->o.machine)
         s = find_checkpoint(r);
     if (!s)
+        s = iz_run_agree(r, iz_data_look(&r->c.data, iz_run_err(r)), NULL);
+    if (!s)
         s = iz_run_agree(r, choose_host_comm(r), NULL);
     if (!s)
         s = iz_run_agree(r, r->p->open(&r->model, r->p->section.target),
@@ -441,6 +446,8 @@ static int open_metrics(struct run *r)
         iz_metrics_line(r->metrics,
                         "{\"resumed\": {\"from\": %lld, \"changed\": {%s}}}",
                         (long long)r->from.step, r->changes);
+    if (!s && !r->o.replay)
+        s = iz_box_open(r->e);
     s = iz_run_agree(r, s, "the metrics");
     return s || !r->o.replay ? s : iz_replay_open(r);
 }

@@ -23,8 +23,7 @@ static int64_t step_of(const json_t *link)
     return iz_json_count_of(link, "step");
 }
 
-/* The last one of a step, or before it; NULL: there is none. */
-static const json_t *find_link(const struct run *r, int64_t step, bool before)
+const json_t *iz_chain_find(const struct run *r, int64_t step, bool before)
 {
     for (int64_t i = iz_json_count(r->chain.links); i-- > 0;) {
         const json_t *link = json_array_get(r->chain.links, (size_t)i);
@@ -45,7 +44,7 @@ static uint64_t follow(const json_t *before, uint64_t identity, int64_t samples,
 static bool holds(const struct run *r, const json_t *link)
 {
     int64_t after = iz_json_count_of(link, "after");
-    const json_t *before = find_link(r, after, false);
+    const json_t *before = iz_chain_find(r, after, false);
     return (before || after == 0) &&
            hash_of(link, "chain") == follow(before, hash_of(link, "identity"),
                                             iz_json_count_of(link, "samples"),
@@ -66,7 +65,7 @@ int iz_chain_open(struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
     int64_t bytes = 0;
-    if (!iz_run_first(r))
+    if (!iz_run_first(r) && !r->o.replay)
         return 0;
     snprintf(path, sizeof(path), "%s/metrics.jsonl", r->c.run.output);
     r->chain.links = json_array();
@@ -100,7 +99,7 @@ static int64_t samples(const struct run *r)
 /* malloc'ed; NULL: no memory. */
 static char *link_text(const struct run *r, const struct iz_state_hash *h)
 {
-    const json_t *before = find_link(r, r->e->step - 1, true);
+    const json_t *before = iz_chain_find(r, r->e->step - 1, true);
     uint64_t identity = iz_identity_hash(r->identity);
     struct iz_text t;
     FILE *f = iz_text_open(&t);
@@ -137,8 +136,7 @@ void iz_chain_hash(struct run *r)
     struct iz_state_hash h;
     iz_state_hash_open(&h, r->e, &r->of);
     if (r->o.replay)
-        iz_replay_compare(
-            r, iz_run_first(r) ? find_link(r, r->e->step, false) : NULL, &h);
+        iz_replay_compare(r, iz_chain_find(r, r->e->step, false), &h);
     else if (iz_run_first(r))
         append(r, &h);
     iz_state_hash_close(&h);

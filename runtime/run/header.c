@@ -124,6 +124,18 @@ static struct iz_binding *gather_bindings(const struct run *r)
     return all;
 }
 
+void iz_run_remark(const struct run *r, const struct iz_plan *p)
+{
+    const struct iz_setting s = {
+        .ranks = p->ranks,
+        .slices = p->slices,
+        .gpu = p->target.gpu,
+        .gathers = p->zero.fetch,
+        .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
+        .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN)};
+    iz_config_remark(&r->c, &s, stdout);
+}
+
 static void print_header(struct run *r, const struct iz_binding *bindings)
 {
     char blas[128], product[32] = "";
@@ -133,6 +145,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
         iz_blas_name(blas, sizeof(blas));
     if (r->gemm.side)
         snprintf(product, sizeof(product), " of %d cubed", r->gemm.side);
+    iz_run_remark(r, &r->e->plan);
     iz_plan_print(&r->e->plan, r->model, stdout);
     printf("run:  %d rank%s; scheduler %s; %s, %.1f GFLOP/s in GEMM%s%s\n",
            r->coll->size, r->coll->size > 1 ? "s" : "",

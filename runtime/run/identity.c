@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of a run, its hash, and who compares it; see identity.h. */
+#define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
+
 #include "runtime/run/identity.h"
 
 #include <dirent.h>
@@ -31,7 +33,6 @@ static const struct {
     {"data.train.", IZ_CHANGE_SAME}, {"data.val.", IZ_CHANGE_TOLD},
     {"import.", IZ_CHANGE_SAME},     {"model.", IZ_CHANGE_SAME},
     {"program", IZ_CHANGE_SAME},     {"--", IZ_CHANGE_SAME},
-    {"gpu.name", IZ_CHANGE_OWN},
 };
 
 /* Variables that choose kernels of libraries, or how these compute. */
@@ -128,20 +129,30 @@ static char *lines_sorted(char *text)
     return NULL;
 }
 
-/* Of the lines whose change is among those of `mask`. */
-static uint64_t lines_hash(const char *text, unsigned mask)
+static bool decides(const char *name)
+{
+    return change_of(name) < IZ_CHANGE_FREE;
+}
+
+/* Which GPUs may be together is said where they are chosen. */
+static bool is_common(const char *name)
+{
+    return change_of(name) != IZ_CHANGE_OWN && strncmp(name, "gpu.", 4) != 0;
+}
+
+static uint64_t lines_hash(const char *text, bool (*counts)(const char *name))
 {
     struct line l;
     uint64_t h = 0;
     for (const char *begin = text; line_take(&l, &text); begin = text)
-        if (mask >> change_of(l.name) & 1)
+        if (counts(l.name))
             h = iz_mix(h + iz_hash(begin, text - begin));
     return h;
 }
 
 uint64_t iz_identity_hash(const char *text)
 {
-    return lines_hash(text, 1U << IZ_CHANGE_SAME | 1U << IZ_CHANGE_TOLD);
+    return lines_hash(text, decides);
 }
 
 /* Calls `differs` for each name whose lines are not the same; of NULL: there is
@@ -173,23 +184,26 @@ static void lines_compare(const char *a, const char *b,
 
 /* ---- files ---- */
 
-/* All of it, or blocks that lie evenly in what is longer than `most`. */
-static void print_bytes(FILE *out, const char *name, const unsigned char *at,
+/* Of all its blocks, or of some that lie evenly in what is longer than `most`.
+ * at: of a mapping, whose pages do not stay. */
+static void print_bytes(FILE *out, const char *name, unsigned char *at,
                         int64_t bytes, int64_t most)
 {
-    int64_t n = most / READ_BLOCK;
+    int64_t all = (bytes + READ_BLOCK - 1) / READ_BLOCK;
+    int64_t n = min64(all, most / READ_BLOCK);
     uint64_t h = (uint64_t)bytes;
-    if (bytes <= most) {
-        fprintf(out, "%s %" PRId64 " bytes, hash %016" PRIx64 "\n", name, bytes,
-                iz_hash(at, bytes));
-        return;
+    for (int64_t i = 0, gone = 0; i < n; i++) {
+        int64_t from = all * i / n * READ_BLOCK;
+        int64_t length = min64(bytes - from, READ_BLOCK);
+        h = iz_mix(h + iz_hash(at + from, length));
+        madvise(at + gone, (size_t)(from + length - gone), MADV_DONTNEED);
+        gone = from; /* what is mapped may begin before it, or end behind it */
     }
-    for (int64_t i = 0; i < n; i++)
-        h = iz_mix(h + iz_hash(at + (bytes - READ_BLOCK) / n * i, READ_BLOCK));
-    fprintf(out,
-            "%s %" PRId64 " bytes, hash %016" PRIx64 " of %" PRId64
-            " blocks of %" PRId64 "\n",
-            name, bytes, h, n, READ_BLOCK);
+    madvise(at, (size_t)bytes, MADV_DONTNEED);
+    fprintf(out, "%s %" PRId64 " bytes, hash %016" PRIx64, name, bytes, h);
+    if (n < all)
+        fprintf(out, " of %" PRId64 " blocks of %" PRId64, n, READ_BLOCK);
+    fputc('\n', out);
 }
 
 /* So that all of `files` together are read up to READ_MOST. */
@@ -324,8 +338,11 @@ static void print_options(FILE *out, const struct run *r)
     static const char *const is[] = {"false", "true"};
     fprintf(out, "--resume %s\n--plan %s\n--parameters %s\n", is[r->o.resume],
             is[r->o.plan], is[r->o.parameters]);
-    fprintf(out, "--ranks %d\n--machine %s\nizar %s\n", r->o.ranks,
-            r->o.machine ? r->o.machine : "", IZ_VERSION);
+    fprintf(out,
+            "--ranks %d\n--machine %s\n--replay %" PRId64 ":%" PRId64
+            "\nizar %s\n",
+            r->o.ranks, r->o.machine ? r->o.machine : "", r->o.from, r->o.to,
+            IZ_VERSION);
 }
 
 static char *make_text(const struct run *r, bool asked)
@@ -359,7 +376,7 @@ static void tell_rank(void *arg, const char *name, const struct line *a,
                       const struct line *b)
 {
     const int *rank = arg;
-    if (change_of(name) != IZ_CHANGE_OWN)
+    if (is_common(name))
         fprintf(stderr,
                 "izar: %s: %.*s on rank 0, %.*s on rank %d: all ranks of a run "
                 "need the same\n",
@@ -383,8 +400,7 @@ static void compare_rank(const struct run *r, const char *text, int q,
 
 int iz_identity_agree(const struct run *r, const char *text)
 {
-    unsigned all_but_own = ~(1U << IZ_CHANGE_OWN);
-    int64_t mine[2] = {(int64_t)lines_hash(text, all_but_own),
+    int64_t mine[2] = {(int64_t)lines_hash(text, is_common),
                        (int64_t)strlen(text)};
     int64_t *all = iz_agree_numbers(r->coll, mine, 2, "what the run is");
     int told = 0;
@@ -405,6 +421,27 @@ struct comparison {
     bool another;
 };
 
+/* To a replay, another machine or program is what it is for; all else that
+ * decides bits is not. */
+static bool tell_replay(const struct comparison *c, const char *name,
+                        const struct line *was, const struct line *now)
+{
+    enum iz_change change = change_of(name), key;
+    bool machine = change == IZ_CHANGE_TOLD && !iz_config_change(name, &key) &&
+                   strcmp(name, "ranks") != 0;
+    bool refused =
+        change == IZ_CHANGE_SAME || (change == IZ_CHANGE_TOLD && !machine);
+    if (refused && iz_run_first(c->r))
+        fprintf(stderr,
+                "izar: --replay: %s: %.*s in the run, %.*s now: it decides "
+                "bits\n",
+                name, SHOWN(was), SHOWN(now));
+    else if (machine && iz_run_first(c->r))
+        printf("replay: %s: %.*s in the run, %.*s now\n", name, SHOWN(was),
+               SHOWN(now));
+    return refused;
+}
+
 static void tell_change(void *arg, const char *name, const struct line *was,
                         const struct line *now)
 {
@@ -414,6 +451,10 @@ static void tell_change(void *arg, const char *name, const struct line *was,
     /* A key without a meaning in the one run, or in the older program. */
     bool none = (!was || !now) && iz_config_change(name, &key);
     bool open = was && !strncmp(was->value, "\"auto\"", 6);
+    if (c->r->o.replay) {
+        c->another |= !none && !open && tell_replay(c, name, was, now);
+        return;
+    }
     if (change == IZ_CHANGE_SAME && !none) {
         c->another = true;
         if (first)
@@ -455,7 +496,7 @@ int iz_identity_compare(const struct run *r, const char *text, char **changes)
     }
     char *rest = iz_text_close(&told[0]);
     *changes = iz_text_close(&told[1]);
-    if (rest && *rest && !c.another && iz_run_first(r))
+    if (rest && *rest && !c.another && !r->o.replay && iz_run_first(r))
         printf("resume: without effect on results: %s\n", rest + 2);
     fflush(stdout);
     free(rest);

@@ -28,9 +28,9 @@ char *iz_identity_text(const struct run *r);
  * no memory or, with the reason printed, a file that cannot be read. */
 char *iz_identity_facts(const struct run *r);
 
-/* Whether all ranks have the same lines, but for IZ_CHANGE_OWN.  All ranks;
- * -EINVAL on all with each key, both values and both ranks printed by the
- * first. */
+/* Whether all ranks have the same lines, but for IZ_CHANGE_OWN and GPUs.  All
+ * ranks; -EINVAL on all with each key, both values and both ranks printed by
+ * the first. */
 int iz_identity_agree(const struct run *r, const char *text);
 
 /* What differs from the run that it goes on with, printed by the first rank.

@@ -167,7 +167,8 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "Ctrl-C, SIGTERM, SIGHUP, or a batch system's warning (SIGUSR1, "
            "SIGUSR2, SIGXCPU)\nfinishes the step, saves a checkpoint and "
            "prints how to resume; one of the first\nthree once more stops at "
-           "once.\n"
+           "once. SIGQUIT writes stuck-rankN.json into run.output,\nand the "
+           "run goes on.\n"
            "Exit status: 0 finished or interrupted with a checkpoint, 1 error, "
            "2 usage.\n\nKeys of the config:\n",
            p->name, p->about, argv0, argv0);

@@ -203,6 +203,7 @@ void iz_run_print_predicted(const struct run *r, const struct iz_plan *p)
 
 void iz_run_print_plan(const struct run *r)
 {
+    iz_run_remark(r, &r->plan);
     iz_plan_print(&r->plan, r->model, stdout);
     iz_run_print_predicted(r, &r->plan);
     print_share(r, stdout);
@@ -372,7 +373,6 @@ int iz_run_prepare(struct run *r)
                           &r->workers),
             "the list of cores");
     struct iz_arithmetic_for on = {.workers = r->workers,
-                                   .lost = r->lost,
                                    .gpu = r->gpu.device >= 0,
                                    .capability = r->gpu.info.capability,
                                    .here = !r->o.ranks};

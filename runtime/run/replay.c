@@ -3,6 +3,7 @@
  * another place or the same, and their states compared with the chain. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/ckpt/state_hash.h"
 #include "runtime/run/state.h"
@@ -16,53 +17,36 @@ void iz_replay_settings(struct iz_run_config *c)
     c->export[0] = '\0';
 }
 
-/* Of the links from A to B. */
-static int64_t *steps_of(const struct run *r, int64_t *n)
-{
-    int64_t most = iz_json_count(r->chain.links);
-    int64_t *steps = calloc((size_t)most + 1, sizeof(*steps));
-    for (int64_t i = 0; steps && i < most; i++) {
-        int64_t step =
-            iz_json_count_of(json_array_get(r->chain.links, (size_t)i), "step");
-        if (step >= r->o.from && step <= r->o.to && step >= r->e->step)
-            steps[(*n)++] = step;
-    }
-    return steps;
-}
-
 int iz_replay_open(struct run *r)
 {
     struct run_replay *p = &r->replay;
-    if (iz_run_first(r))
-        p->step = steps_of(r, &p->steps);
-    iz_coll_broadcast(r->coll, &p->steps, sizeof(p->steps), 0, "the steps");
-    if (!iz_run_first(r))
-        p->step = calloc((size_t)p->steps + 1, sizeof(*p->step));
-    int s = iz_run_agree(r, p->step ? 0 : -ENOMEM, "the steps");
-    if (s)
-        return s;
-    iz_coll_broadcast(r->coll, p->step, p->steps * (int64_t)sizeof(*p->step), 0,
-                      "the steps");
+    int64_t mine[2] = {
+        iz_json_count(r->chain.links),
+        iz_json_count_of(iz_chain_find(r, r->o.to, true), "step")};
+    int64_t *all = iz_agree_numbers(r->coll, mine, 2, "the hashes");
+    int other = 0;
+    for (int q = 1; q < r->coll->size; q++)
+        other = memcmp(all, all + 2 * q, sizeof(mine)) ? q : other;
+    free(all);
+    if (other)
+        return iz_text_refuse(iz_run_err(r),
+                              "--replay: rank %d has other hashes in %s than "
+                              "rank 0: all ranks need the same folder",
+                              other, r->c.run.output);
     p->begun = r->e->step;
-    if (p->steps) {
-        r->o.from = p->step[0];
-        r->o.to = p->step[p->steps - 1];
-        return 0;
-    }
-    return iz_text_refuse(iz_run_err(r),
-                          "--replay: %s/metrics.jsonl has no hash of steps "
-                          "%" PRId64 " to %" PRId64
-                          ": the run needs run.hash_interval",
-                          r->c.run.output, r->o.from, r->o.to);
+    if (mine[1] < r->o.from || mine[1] < p->begun)
+        return iz_text_refuse(iz_run_err(r),
+                              "--replay: %s/metrics.jsonl has no hash of steps "
+                              "%" PRId64 " to %" PRId64
+                              ": the run needs run.hash_interval",
+                              r->c.run.output, r->o.from, r->o.to);
+    r->o.to = mine[1];
+    return 0;
 }
 
 bool iz_replay_due(const struct run *r)
 {
-    const struct run_replay *p = &r->replay;
-    int64_t i = 0;
-    while (i < p->steps && p->step[i] != r->e->step)
-        i++;
-    return i < p->steps;
+    return r->e->step >= r->o.from && iz_chain_find(r, r->e->step, false);
 }
 
 /* Names the parts that have other hashes. */
@@ -91,15 +75,13 @@ void iz_replay_compare(struct run *r, const json_t *link,
                        const struct iz_state_hash *h)
 {
     struct run_replay *p = &r->replay;
-    if (iz_run_first(r)) {
-        p->differs =
-            strtoull(iz_json_text_of(link, "state"), NULL, 16) != h->all;
-        if (p->differs)
-            tell_parts(r, link, h);
-    }
-    iz_coll_broadcast(r->coll, &p->differs, sizeof(p->differs), 0, "replay");
-    p->hashes += !p->differs;
-    p->equal = p->differs ? p->equal : r->e->step;
+    p->differs = strtoull(iz_json_text_of(link, "state"), NULL, 16) != h->all;
+    if (p->differs && iz_run_first(r))
+        tell_parts(r, link, h);
+    if (p->differs)
+        return;
+    p->first = p->hashes++ ? p->first : r->e->step;
+    p->equal = r->e->step;
 }
 
 int iz_replay_end(struct run *r)
@@ -109,7 +91,7 @@ int iz_replay_end(struct run *r)
         printf("metrics.jsonl: the chain breaks at step %" PRId64
                ": lines were changed or are missing\n",
                r->chain.broken);
-    if (p->differs || (r->chain.broken && iz_run_first(r)))
+    if (p->differs || r->chain.broken)
         return -EILSEQ;
     if (r->e->step < r->o.to)
         return iz_text_refuse(
@@ -117,6 +99,6 @@ int iz_replay_end(struct run *r)
     if (iz_run_first(r))
         printf("equal: steps %" PRId64 " to %" PRId64 " (%" PRId64
                " hashes, computed from step %" PRId64 " on)\n",
-               r->o.from, r->o.to, p->hashes, p->begun);
+               p->first, r->o.to, p->hashes, p->begun);
     return 0;
 }

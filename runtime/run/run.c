@@ -11,6 +11,7 @@
 #include "runtime/base/environment.h"
 #include "runtime/base/progress.h"
 #include "runtime/model/rules.h"
+#include "runtime/report/box.h"
 #include "runtime/run/signals.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
@@ -38,7 +39,7 @@ static int run_run_all(struct run *r)
     if (s)
         return s;
     r->progress.taken = r->progress.begun = r->e->step;
-    if (iz_run_first(r) && r->progress.begun >= iz_run_last(r))
+    if (iz_run_first(r) && r->progress.begun >= r->c.run.steps && !r->o.replay)
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->progress.begun, (long long)r->c.run.steps);
     iz_signals_catch(&stop_signal);
@@ -51,9 +52,9 @@ static int run_run_all(struct run *r)
 
 static void close_all(struct run *r)
 {
+    iz_box_close();
     iz_metrics_close(&r->metrics);
     iz_chain_close(r);
-    free(r->replay.step);
     iz_save_close(&r->saver);
     iz_train_close(&r->e);
     iz_data_close(&r->data);

@@ -30,15 +30,16 @@ struct run_progress {
     enum iz_failure failure;
 };
 
-/* The links of the run's chain of hashes, on the first rank. */
+/* The links of the run's chain of hashes: the first rank has them, and in a
+ * replay all. */
 struct run_chain {
     json_t *links;
     int64_t broken; /* step of the first one that does not follow; 0: none */
 };
 
 struct run_replay {
-    int64_t *step, steps;         /* that are compared */
-    int64_t begun, hashes, equal; /* equal: the last step that is */
+    int64_t begun, hashes;
+    int64_t first, equal; /* steps that are equal: the first, the last */
     bool differs;
 };
 
@@ -54,7 +55,6 @@ struct run {
     struct iz_options o;
     struct iz_config c;
     struct run_from from;
-    bool lost; /* it is resumed, and nothing tells what it began with */
     struct iz_coll *coll;
     struct iz_cores *cores;
     struct iz_gpu_choice gpu;
@@ -91,6 +91,8 @@ struct run {
 int iz_run_prepare_model(struct run *r);
 int iz_run_prepare(struct run *r);
 int iz_run_start(struct run *r);
+/* What of the config is odd by this plan. */
+void iz_run_remark(const struct run *r, const struct iz_plan *p);
 /* The plan and the memory it is for. */
 void iz_run_print_plan(const struct run *r);
 /* Where rates are known: what a step is predicted to take, and to save. */
@@ -160,6 +162,8 @@ int iz_run_train(struct run *r);
 /* What a resumed run or a replay has of the chain. */
 int iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
+/* The last link of a step, or up to it; NULL: there is none. */
+const json_t *iz_chain_find(const struct run *r, int64_t step, bool before);
 /* Appends a link of the step where the engine is, or compares it with the one
  * that is there.  All ranks; no event is under way. */
 void iz_chain_hash(struct run *r);
@@ -168,7 +172,7 @@ void iz_chain_hash(struct run *r);
 
 /* Nothing is to be written. */
 void iz_replay_settings(struct iz_run_config *c);
-/* Which steps to compare.  All ranks. */
+/* Whether there is something to compare.  All ranks. */
 int iz_replay_open(struct run *r);
 /* Whether the step where the engine is is one of them. */
 bool iz_replay_due(const struct run *r);

@@ -10,6 +10,7 @@
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
+#include "runtime/data/data.h"
 #include "runtime/engine/trace.h"
 #include "runtime/machine/machine_file.h"
 #include "runtime/model/prepare.h"
@@ -77,6 +78,8 @@ static int prepare(struct simulation *s)
     if (!r)
         r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
                            s->o.n_set, s->ranks, stdout, stderr);
+    if (!r)
+        r = iz_data_look(&s->c.data, stderr);
     if (!r)
         r = s->p->open(&s->model, s->p->section.target);
     if (!r)

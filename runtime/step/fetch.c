@@ -3,6 +3,7 @@
  * ring that they are fetched into; see fetch.h. */
 #include "runtime/step/fetch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -247,29 +248,32 @@ struct dequantize_arg {
     enum iz_quant format;
     const struct iz_quant_source *source; /* NULL: the groups */
     int index;                            /* of the unit, for that */
+    char *pinned;
 };
 
-/* Values of a matrix as a source has them, to `out` in the slot. */
+/* Values of a matrix as a source has them, to `out` in the slot; to that of a
+ * GPU, by one task at a time, through the pinned buffer. */
 static void put_values(struct iz_exec *x, const struct dequantize_arg *a,
                        char *out, const struct iz_quant_matrix *m)
 {
     enum { RUN = 1 << 16 };
-    float *values = malloc(RUN * sizeof(*values)),
-          *cast = malloc(RUN * sizeof(*cast));
+    static_assert(RUN * sizeof(float) <= IZ_BOUNCE_BYTES, "a run of values");
+    float *values = malloc(RUN * sizeof(*values));
     int64_t size = iz_dtype_bytes(a->type);
-    if (!values || !cast)
+    if (!values)
         iz_die("%s: no memory for its values", a->unit->name);
     for (int64_t i = 0, n; i < m->n; i += n) {
+        char *to = x->stream ? a->pinned : out + i * size;
         n = min64(m->n - i, RUN);
         if (a->source->read(a->source->arg, a->index, m->first + i, values, n))
             iz_die("%s: its values cannot be read any more", a->unit->name);
-        iz_cast_params(cast, a->type, values, n);
-        iz_buffer_copy(x, out + i * size, cast, n * size);
-        if (x->stream)
-            iz_device_wait(x->stream);
+        iz_cast_params(to, a->type, values, n);
+        if (!x->stream)
+            continue;
+        iz_device_copy(x->stream, out + i * size, to, n * size);
+        iz_device_wait(x->stream);
     }
     free(values);
-    free(cast);
 }
 
 /* buf: slot, groups. */
@@ -333,7 +337,8 @@ static void submit_dequantize(struct iz_engine *e, int unit,
         .type = p->param_type,
         .format = u->quant.format,
         .source = e->quant_from,
-        .index = unit};
+        .index = unit,
+        .pinned = e->bounce.buffer};
     if (!u->quant.n)
         return;
     if (p->staging[IZ_STAGING_QUANT].n) {

@@ -81,7 +81,7 @@ static void run_batch(struct iz_exec *x, void **buf, const void *arg)
     iz_data_batch(a->data, a->split, a->first, (int)a->samples, input,
                   input + a->input_bytes);
     if (a->begins_at)
-        iz_data_documents(a->data, (int)a->samples, buf[0],
+        iz_data_documents(a->data, a->split, a->first, (int)a->samples, buf[0],
                           (int32_t *)(input + a->begins_at));
 }
 

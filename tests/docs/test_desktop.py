@@ -14,6 +14,9 @@ import folder as hf  # noqa: E402
 
 SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
            "<|end_of_text|>")
+TEMPLATE = """{% set start = '<|start_header_id|>' %}{% set end = '<|end_header_id|>\n\n' %}\
+<|begin_of_text|>{% for m in messages %}{{ start + m.role + end + m.content | trim }}<|eot_id|>\
+{% endfor %}{% if add_generation_prompt %}{{ start + 'assistant' + end }}{% endif %}"""
 SMALL = {"hidden_size": 48, "head_dim": 8, "intermediate_size": 72, "rope_theta": 5e5,
          "vocab_size": 272, "rope_scaling": None}
 
@@ -25,8 +28,9 @@ def commands():
 
 
 def write_model(path):
-    """With a tokenizer of bytes and Llama 3's marks."""
+    """With a tokenizer of bytes, and Llama 3's marks and template."""
     tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
     c = hf.llama_config("llama", **SMALL)
     tensors = hf.random_tensors(hf.llama_shapes(c), "BF16")
     hf.write(path, tensors, c)
@@ -37,7 +41,8 @@ def write_model(path):
     t.decoder = tokenizers.decoders.ByteLevel()
     t.add_special_tokens(list(SPECIAL))
     t.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[-1]}))
+    (path / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": SPECIAL[-1], "chat_template": TEMPLATE}))
     return tensors
 
 

@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct iz_data_config c = {.val_fraction = 0.2, .document_end = -1};
     char mask[IZ_PATH_MAX];
-    struct iz_data *d;
+    struct iz_data *d = NULL;
     if (size < 4)
         return 0;
     int seq = 1 + (data[0] & 127);
@@ -51,7 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     write_file(c.path, data + 4, shard);
     if (data[1] & 1)
         write_file(mask, data + 4 + shard, size - 4 - shard);
-    if (iz_data_open(&d, &c, seq, VOCAB, 1, data[1] & 2) == 0)
+    if (iz_data_look(&c, stderr) == 0 &&
+        iz_data_open(&d, &c, seq, VOCAB, 1, data[1] & 2) == 0)
         read_all(d, seq);
     iz_data_close(&d);
     remove(c.path);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of text and JSONL files, in order, and which of them are for validation."""
+"""Documents of the input, in order, and which of them are for validation."""
 import math
 import re
 import typing
 
-from tokenizing.shards import map_file
+from tokenizing.sources import open_all
 from tokenizing.tokens import part_end
 
 SOMETHING = re.compile(rb"[^ \t\r\n]")
@@ -16,17 +16,10 @@ class Part(typing.NamedTuple):
     file: int
     start: int
     end: int
-    line: int  # of JSONL from 1; the number of the document where a text is split
+    line: int  # or record, from 1; the document's number where a text is split
     val: bool
     first: bool  # of its document
     last: bool
-
-
-class File(typing.NamedTuple):
-    path: str
-    data: object
-    json: bool
-    cut: int  # of one document: where validation begins; 0: nowhere
 
 
 def find_cut(data, fraction):
@@ -52,41 +45,45 @@ def is_chosen(i, fraction):
 
 
 class Corpus:
-    """NAME.jsonl has a document per line; any other file is one document, or those
-    between occurrences of `split_on`.  With val_fraction, a file that is one document
-    is cut at the end of a line; of others that part of the documents is for
-    validation."""
+    """A line of JSON is a document; any other file is one, or those between
+    occurrences of `split_on`.  With val_fraction, a file that is one document is cut at
+    the end of a line; of others that part of the documents is for validation.
+    folder: where files are unpacked."""
 
-    def __init__(self, paths, split_on, val_fraction):
+    def __init__(self, paths, split_on, val_fraction, folder):
         self.split_on, self.val_fraction = split_on, val_fraction
-        self.files = []
-        for path in paths:
-            data, json = map_file(path), path.endswith(".jsonl")
-            whole = not json and not split_on and val_fraction > 0
-            self.files.append(File(path, data, json,
-                                   find_cut(data, val_fraction) if whole else 0))
+        self.files = open_all(paths, folder)
         self.bytes = sum(len(f.data) for f in self.files)
 
     def where(self, part):
         f = self.files[part.file]
-        what = "line" if f.json else "document"
-        return f"{f.path}, {what} {part.line}" if part.line else f.path
+        return f"{f.path}, {f.unit} {part.line}" if part.line else f.path
+
+    def told(self):
+        """What the files are."""
+        some = [f"{f.path} ({f.how})" for f in self.files[:3]]
+        more = len(self.files) - len(some)
+        return ", ".join(some) + f" and {more} more" * (more > 0)
 
     def extents(self, f):
         """(start, end, line, whether it is cut off for validation) of a file's
         documents, empty ones too."""
         separator = b"\n" if f.json else self.split_on
         if not separator:
-            ends = [f.cut, len(f.data)] if f.cut else [len(f.data)]
-            for start, end in zip([0, f.cut], ends):
-                yield start, end, 0, f.cut > 0 and start >= f.cut
+            whole = self.val_fraction > 0
+            cut = find_cut(f.data, self.val_fraction) if whole else 0
+            ends = [cut, len(f.data)] if cut else [len(f.data)]
+            for start, end in zip([f.start, cut], ends):
+                yield start, end, 0, cut > 0 and start >= cut
             return
-        at, line = 0, 0
+        at, line = f.start, 0
         while at < len(f.data):
             end = f.data.find(separator, at)
             end = len(f.data) if end < 0 else end
             line += 1
-            yield at, end, line, False
+            # A line of Windows ends with two characters.
+            blank = separator == b"\n" and f.data[end - 1:end] == b"\r"
+            yield at, end - blank, line, False
             at = end + len(separator)
 
     def documents(self):

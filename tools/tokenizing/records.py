@@ -4,33 +4,44 @@ learnt, or a pair of texts of which one is preferred."""
 import json
 import typing
 
+from tokenizing.chat import CLOSE, OPEN, Faulty
 from tokenizing.shards import Refused
 from tokenizing.tokens import encode
 
+# What one output has one of.
+TEXT, CONVERSATION, PAIR = "text", "conversations", "preference pairs"
 
-# What a record of each kind has.
-TEXT, CONVERSATION, PAIR = "text", "messages or prompt", "chosen and rejected"
+
+class Form(typing.NamedTuple):
+    """A kind of record, known by its keys; the first that fits counts."""
+    name: str
+    keys: tuple
+    kind: str
+
+
+FORMS = (
+    Form("preference pairs", ("chosen", "rejected"), PAIR),
+    Form("messages", ("messages",), CONVERSATION),
+    Form("ShareGPT", ("conversations",), CONVERSATION),
+    Form("Alpaca", ("instruction", "output"), CONVERSATION),
+    Form("prompt and completion", ("prompt", "completion"), CONVERSATION),
+    Form("text", ("text",), TEXT),
+)
+PROSE = FORMS[-1]  # of what is no record
+# What a record's keys may be, and those that go to the template.
+GIVEN = ("tools", "documents")
+KEYS = {k for f in FORMS for k in f.keys} | {
+    "system", "input", "history", "chat_template_kwargs", *GIVEN}
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+         "model": "assistant", "system": "system", "tool": "tool",
+         "observation": "tool"}
 
 
 class BadRecord(Refused):
     """--skip-bad leaves it out."""
 
 
-class Style(typing.NamedTuple):
-    """The tokens and texts around a message."""
-    tokens: tuple  # before the role, behind it, behind the content
-    after_role: str
-    after_content: str
-    trim: str  # characters around the content that are dropped
-
-
-STYLES = {
-    "llama3": Style(("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-                    "\n\n", "", " \t\r\n\v\f"),
-    "chatml": Style(("<|im_start|>", None, "<|im_end|>"), "\n", "\n", ""),
-    "plain": Style((None, None, None), ":\n", "\n", ""),
-}
-
+# ---- what a record is ----
 
 def unique(pairs):
     if len(dict(pairs)) < len(pairs):
@@ -42,72 +53,190 @@ def no_constant(name):
     raise ValueError(f"{name} is no number")
 
 
-def parse(line):
-    """The value of a line of JSON, and its kind."""
+def form_of(value):
+    return next((f for f in FORMS if all(value.get(k) is not None for k in f.keys)), None)
+
+
+def parse_json(text, what=""):
     try:
-        value = json.loads(line.decode(), object_pairs_hook=unique,
-                           parse_constant=no_constant)
+        return json.loads(text if isinstance(text, str) else text.decode(),
+                          object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError) as e:
-        raise BadRecord(f"is not JSON: {e}") from e
-    for kind, keys in ((PAIR, ("chosen", "rejected")),
-                       (CONVERSATION, ("messages", "prompt"))):
-        if isinstance(value, dict) and any(k in value for k in keys):
-            return value, kind
-    return value, TEXT
+        raise BadRecord(f"{what} is not JSON: {e}".lstrip()) from e
 
 
-def texts(value, *keys, where=""):
-    found = [value.get(k) if isinstance(value, dict) else None for k in keys]
+def parse(line):
+    """The value of a line of JSON, and its form."""
+    value = parse_json(line)
+    if not isinstance(value, dict):
+        raise BadRecord("is no object of JSON")
+    form = form_of(value)
+    if not form:
+        raise BadRecord(f"has the keys {', '.join(value) or 'none'}; a record has " +
+                        ", or ".join(" and ".join(f.keys) for f in FORMS))
+    return value, form
+
+
+def texts(value, *keys):
+    found = [value.get(k) for k in keys]
     if not all(isinstance(t, str) for t in found):
-        raise BadRecord(f"{' or '.join(keys)}{where} is missing or no string")
+        raise BadRecord(f"{' or '.join(keys)} is missing or no string")
     return found
 
 
+def message(m):
+    """With ShareGPT's names, or with role and content as a template reads them."""
+    if not isinstance(m, dict):
+        raise BadRecord("a message is no object")
+    if "from" in m and "role" not in m:
+        role, content = texts(m, "from", "value")
+        if role not in ROLES:
+            raise BadRecord(f"a message is from {role}; known are {', '.join(ROLES)}")
+        return {"role": ROLES[role], "content": content}
+    if not isinstance(m.get("role"), str):
+        raise BadRecord("the role of a message is missing or no string")
+    if not isinstance(m.get("content"), (str, list)) and not m.get("tool_calls"):
+        raise BadRecord("a message has neither content nor tool_calls")
+    return m
+
+
 def messages_of(value, key):
-    messages = value.get(key)
-    if not isinstance(messages, list) or not messages:
+    found = value.get(key)
+    if not isinstance(found, list) or not found:
         raise BadRecord(f"{key} is not an array with something in it")
-    return messages
+    return [message(m) for m in found]
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def alpaca(value):
+    before = [m for q, a in value.get("history") or () for m in (user(q), assistant(a))]
+    asked, answer = texts(value, "instruction", "output")
+    more = value.get("input") or ""
+    return [*before, user(asked + "\n" * bool(more) + more), assistant(answer)]
+
+
+def conversation_of(value, form):
+    """Its messages, and from which on they are learnt."""
+    if form.name == "prompt and completion":
+        prompt = messages_of(value, "prompt")
+        return prompt + messages_of(value, "completion"), len(prompt)
+    found = alpaca(value) if form.name == "Alpaca" else messages_of(value, form.keys[0])
+    if value.get("system") and found[0]["role"] != "system":
+        found = [{"role": "system", "content": value["system"]}, *found]
+    return found, 0
+
+
+def strings(value):
+    """All that are in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for x in value.values() if isinstance(value, dict) else value:
+            yield from strings(x)
+
+
+# ---- a record as tokens ----
+
+# What is told of documents, with the place of the first.
+NOTES = {
+    "own": "a document brings its begin or end itself: none was added",
+    "written": "a document begins or ends with the name of a special token, which is "
+               "text like any other without --special",
+    "blank": "a document is blank and left out",
+    "other": "an answer is not learnt: the template writes it otherwise when others "
+             "follow (--unroll makes a document that ends with it)",
+    "unlike": "an answer does not begin as the template's prompt for it does: it is "
+              "learnt from where they differ",
+    "nothing": "a conversation has nothing to be learnt",
+}
 
 
 class Recipe:
-    """How documents become tokens; begin and end are ids or None."""
+    """How documents become tokens; begin and end are ids or None, templates None where
+    there are none; `special`: special tokens in a text become them; `unroll`: an answer
+    that a template writes otherwise when others follow gets a document of its own."""
 
-    def __init__(self, tokenizer, begin, end, kind, chat, text_tokens):
+    def __init__(self, tokenizer, begin, end, kind, templates, text_tokens, special,
+                 unroll=False):
         self.tokenizer, self.kind, self.masked = tokenizer, kind, kind != TEXT
-        self.begin, self.end = begin, end
-        self.chat = self.find_style(chat) if self.masked else chat
+        self.begin, self.end, self.templates = begin, end, templates
         self.text_tokens = text_tokens  # of each text of a pair
+        self.special, self.unroll = special, unroll
         self.longest = 0  # text of a pair so far, tokens
+        self.notes = {}  # of the last document: how often
 
-    def find_style(self, chat):
-        """The name of the first style whose tokens are there."""
-        for name in STYLES if chat == "auto" else [chat]:
-            lost = [t for t in STYLES[name].tokens
-                    if t is not None and self.tokenizer.find(t) is None]
-            if not lost:
-                return name
-        raise Refused(f"--chat {chat} needs the token {lost[0]}")
+    def note(self, name, times=1):
+        if times:
+            self.notes[name] = self.notes.get(name, 0) + times
 
-    def message(self, value, learn=True):
-        role, content = texts(value, "role", "content", where=" of a message")
-        style, learn = STYLES[self.chat], learn and role == "assistant"
-        before, behind, end = (t and self.tokenizer.find(t) for t in style.tokens)
-        if self.chat == "plain" and learn:
-            end = self.end
-        if style.trim:
-            content = content.strip(style.trim)
-        return [(before, 0), (role, 0), (behind, 0), (style.after_role, 0),
-                (content, learn), (end, learn), (style.after_content, 0)]
+    def conversation(self, messages, learnt_from, value):
+        """Documents of a list of messages, of which those before learnt_from are not
+        learnt."""
+        if not self.templates:
+            raise Refused("messages need a chat template, and beside the tokenizer "
+                          "there is none (chat_template.jinja, or chat_template in "
+                          "tokenizer_config.json): name a file with --chat")
+        if self.begin is not None:
+            raise Refused("--begin: the template writes what is around a conversation")
+        given = {k: value[k] for k in GIVEN if value.get(k) is not None}
+        if isinstance(given.get("tools"), str):
+            given["tools"] = parse_json(given["tools"], "tools")
+        for text in strings([messages, given]):
+            found = not self.special and self.tokenizer.special.search(text)
+            if found:
+                raise BadRecord(f"has the special token {found[0]} in a message, where "
+                                "it would act as one: --special allows it")
+            if OPEN in text or CLOSE in text:
+                raise BadRecord("has U+FDD0 or U+FDD1, which are no characters")
+        given |= value.get("chat_template_kwargs") or {}
+        found = []
+        try:
+            *one, other, unlike = self.templates.text(messages, learnt_from, given)
+            found.append(one)
+            for i in other:
+                *one, lost, _ = self.templates.text(messages[:i + 1], i, given) \
+                    if self.unroll else (None, [], [i], 0)
+                found += [one] * (not lost)
+                self.note("other", len(lost))
+        except Faulty as e:
+            raise BadRecord(str(e)) from e
+        self.note("unlike", unlike)
+        found = [one for one in found if one[1]] or found[:1]
+        self.note("nothing", not found[0][1])
+        return [self.tokenizer.chat(*one) for one in found]
 
-    def conversation(self, messages, learnt_from=0):
-        """Of a list of messages, those before learnt_from are not learnt."""
-        return [(self.begin, 0),
-                *(x for i, m in enumerate(messages)
-                  for x in self.message(m, i >= learnt_from)), (self.end, 0)]
+    def framed(self, pieces, first=True, last=True):
+        """Of (text, whether it is learnt): with the begin and the end, once."""
+        ids, learn = [], bytearray()
+        for text, learnt in pieces:
+            ids += encode(self.tokenizer, text)
+            learn += bytes([learnt]) * (len(ids) - len(learn))
+        has = (first and self.begin is not None and ids[:1] == [self.begin],
+               last and self.end is not None and ids[-1:] == [self.end])
+        if first and self.begin is not None and not has[0]:
+            ids.insert(0, self.begin)
+            learn.insert(0, pieces[0][1])
+        if last and self.end is not None and not has[1]:
+            ids.append(self.end)
+            learn.append(1)
+        head, tail = (t.decode(errors="ignore") for t in
+                      (pieces[0][0][:256], pieces[-1][0][-256:]))
+        names = self.tokenizer.special
+        self.note("own", any(has))
+        self.note("written", not self.special and (
+            first and names.match(head) is not None or
+            last and any(m.end() == len(tail) for m in names.finditer(tail))))
+        return ids, learn
 
     def completed(self, prompt, completion):
-        return [(self.begin, 0), (prompt, 0), (completion, 1), (self.end, 1)]
+        return self.framed([(prompt.encode(), 0), (completion.encode(), 1)])
 
     def pair(self, value):
         """Of the chosen text and of the rejected one: strings behind a prompt, or
@@ -119,26 +248,30 @@ class Recipe:
         both = [messages_of(value, k) for k in ("chosen", "rejected")]
         if not isinstance(prompt, list):
             raise BadRecord("prompt is no array, and chosen is one")
-        both = [prompt + m for m in both]
+        both = [[message(m) for m in prompt] + m for m in both]
         same = len(prompt)
         while same < min(map(len, both)) and both[0][same] == both[1][same]:
             same += 1
-        return [self.conversation(m, same) for m in both]
+        return [self.conversation(m, same, value)[0] for m in both]
 
     def record(self, line):
-        """Of a line of JSON, or of each text of its pair: (a text or an id, whether it
-        is to be learnt), in order."""
-        value, kind = parse(line)
-        if kind != self.kind:
-            raise BadRecord(f"has {kind}, and the first document has {self.kind}: one "
-                            "output holds one kind")
-        if kind == PAIR:
+        """Of a line of JSON its documents, or the texts of its pair: ids and what is
+        learnt."""
+        value, form = parse(line)
+        if form.kind != self.kind:
+            raise BadRecord(f"is of {form.kind}, and the first document is of "
+                            f"{self.kind}: one output holds one kind")
+        if form.kind == PAIR:
             return self.pair(value)
-        if kind == TEXT:
-            return [[(self.begin, 1), (texts(value, "text")[0], 1), (self.end, 1)]]
-        if "messages" not in value:
+        if form.kind == TEXT:
+            text, = texts(value, "text")
+            if not text.strip():
+                self.note("blank")
+                return []
+            return [self.framed([(text.encode(), 1)])]
+        if isinstance(value.get("prompt"), str) and form.keys[0] == "prompt":
             return [self.completed(*texts(value, "prompt", "completion"))]
-        return [self.conversation(messages_of(value, "messages"))]
+        return self.conversation(*conversation_of(value, form), value)
 
     def fill(self, ids, learn):
         """A text of a pair with tokens behind it that nothing learns from."""
@@ -153,33 +286,21 @@ class Recipe:
         learn += bytes(lacks)
 
     def encode(self, data, is_json, first, last):
-        """(ids, a byte per id: whether it is to be learnt)."""
-        if not is_json and self.masked:
-            raise BadRecord(f"is text, and the first document has {self.kind}: one "
-                            "output holds one kind")
-        texts_ = self.record(data) if is_json else [
-            [(self.begin if first else None, 1), (data, 1),
-             (self.end if last else None, 1)]]
-        all_ids, all_learn = [], bytearray()
-        for pieces in texts_:
-            ids, learn = self.encode_pieces(pieces)
-            if self.kind == PAIR:
-                self.fill(ids, learn)
-            all_ids += ids
-            all_learn += learn
-        return all_ids, all_learn
-
-    def encode_pieces(self, pieces):
-        ids, learn = [], bytearray()
-        for what, learnt in pieces:
-            if isinstance(what, str):
-                try:
-                    what = what.encode()
-                except UnicodeEncodeError as e:
-                    raise BadRecord(f"is not JSON: {e.reason}") from e
-            if isinstance(what, bytes):
-                ids += encode(self.tokenizer, what)
-            elif what is not None:
-                ids.append(what)
-            learn += bytes([learnt]) * (len(ids) - len(learn))
-        return ids, learn
+        """Documents, or a part of one: (ids, a byte per id: whether it is to be
+        learnt)."""
+        self.notes = {}
+        if not is_json:
+            if self.masked:
+                raise BadRecord(f"is text, and the first document is of {self.kind}: "
+                                "one output holds one kind")
+            return [self.framed([(data, 1)], first, last)]
+        try:
+            found = self.record(data)
+        except UnicodeEncodeError as e:
+            raise BadRecord(f"is not JSON: {e.reason}") from e
+        if self.kind != PAIR:
+            return found
+        for text in found:
+            self.fill(*text)
+        (a, learnt), (b, learn) = found
+        return [(a + b, learnt + learn)]

@@ -12,7 +12,7 @@ import struct
 HEADER_BYTES = 1024
 KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token: magic and version
 TYPES = {2: "H", 4: "I"}  # as the module array calls them
-MASK = (int.from_bytes(b"mask", "little"), 1)
+MASK = int.from_bytes(b"mask", "little")  # version 1; 2 of packed samples
 SHARDS_MAX = 1000000
 
 
@@ -45,14 +45,14 @@ class Output:
     """A file under a temporary name until its header has its length: what has the right
     name is complete."""
 
-    def __init__(self, path, kind, text):
-        self.path, self.kind, self.text = path, kind, text
+    def __init__(self, path, kind, *more):
+        self.path, self.kind, self.more = path, kind, more
         self.file = open(path + ".tmp", "wb")
         self.file.write(bytes(HEADER_BYTES))
 
     def finish(self, count):
         self.file.seek(0)
-        self.file.write(struct.pack("<4i", *self.kind, count, self.text))
+        self.file.write(struct.pack("<5i", *self.kind, count, *self.more))
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -62,9 +62,10 @@ class Output:
 class Shards:
     """PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `most` tokens each; with
     `mask` PREFIX_000000.mask too.  Tokens have 16 bits if `vocab` allows it.  text:
-    tokens of each text of pairs, which stay together; 0: no pairs."""
+    tokens of each text of pairs, which stay together; sample: of a packed sample; 0: no
+    such."""
 
-    def __init__(self, prefix, vocab, most, mask, text=0):
+    def __init__(self, prefix, vocab, most, mask, text=0, sample=0):
         if set(prefix) & set("*?[,\\"):
             raise Refused(f"{prefix}: data.path could not name it: no * ? [ , or "
                           "backslash")
@@ -74,14 +75,16 @@ class Shards:
         if there:
             raise Refused(f"{there[0]} is there already: remove it or choose another "
                           "name")
-        if text and most < 2 * text:
-            raise Refused(f"--shard-tokens: {most} has no room for a pair of texts of "
-                          f"{text} tokens")
-        self.prefix, self.text = prefix, text
-        self.most = most // (2 * text) * 2 * text if text else most
+        whole = 2 * text or sample or 1
+        if most < whole:
+            raise Refused(f"--shard-tokens: {most} has no room for " + (
+                f"a pair of texts of {text} tokens" if text else
+                f"a sample of {sample} tokens"))
+        self.prefix, self.more = prefix, (text, sample)
+        self.most = most // whole * whole
         self.width = 4 if vocab > 65536 else 2
         self.endings = [("bin", KINDS[self.width], self.width)]
-        self.endings += [("mask", MASK, 1)] * mask
+        self.endings += [("mask", (MASK, 1 + (sample > 0)), 1)] * mask
         self.open = []  # outputs of the shard that is being written: tokens, mask
         self.here = self.count = 0  # tokens of that shard; complete shards
 
@@ -114,7 +117,7 @@ class Shards:
         if not self.open and self.count == SHARDS_MAX:
             raise Refused(f"{self.prefix}: more than a million shards")
         for ending, kind, _ in self.endings[len(self.open):]:
-            self.open.append(Output(self.name(ending), kind, self.text))
+            self.open.append(Output(self.name(ending), kind, *self.more))
         for output, one, (_, _, size) in zip(self.open, data, self.endings):
             output.file.write(memoryview(one)[at * size:(at + n) * size])
         self.here += n

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers: plain bytes, a tokenizer.json through the package tokenizers, a .model
 through the package sentencepiece.  Each has `vocab`, the largest id + 1; `end`, the id
-of its end of text or None; find(name), the id of a token or None; ids(bytes) and its
-opposite text(ids); and `alone`: the text of tokens is that of each in turn."""
+of its end of text or None, and end_text; `special`, what finds special tokens in a
+text; find(name), the id of a token or None; ids(bytes) and its opposite text(ids);
+chat(text, spans) with special tokens, and a byte for each: whether it is in a span;
+and `alone`: the text of tokens is that of each in turn."""
 import importlib
 import itertools
 import json
@@ -14,12 +16,15 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>
         "<eos>")
 
 
-def package(name):
+NOTHING = re.compile("(?!)")
+
+
+def package(name, what="this tokenizer"):
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise Refused(f"this tokenizer needs the Python package {name}: pip install "
-                      f"{name} ({e})") from e
+        raise Refused(f"{what} needs the Python package {name}: pip install {name} "
+                      f"({e})") from e
 
 
 def open_tokenizer(name, special):
@@ -35,6 +40,7 @@ def open_tokenizer(name, special):
 
 class Bytes:
     vocab, end, alone = 256, 0, True  # no text has the byte 0
+    end_text, special = "\0", NOTHING
 
     def find(self, name):
         byte = name.encode("utf-8", "surrogateescape")
@@ -43,13 +49,21 @@ class Bytes:
     def ids(self, data):
         return list(data)
 
+    def chat(self, text, spans):
+        learn = bytearray(len(text.encode()))
+        for start, end in spans:
+            at = len(text[:start].encode())
+            to = at + len(text[start:end].encode())
+            learn[at:to] = b"\1" * (to - at)
+        return list(text.encode()), learn
+
     def text(self, ids):
         return bytes(list(ids))
 
 
 class Model:
     """Of SentencePiece.  What is not UTF-8 becomes U+FFFD."""
-    alone = False
+    alone, end_text, special = False, None, NOTHING
 
     def __init__(self, name):
         data = bytes(map_file(name))
@@ -67,6 +81,10 @@ class Model:
 
     def ids(self, data):
         return self.model.encode(data, out_type=int)
+
+    def chat(self, text, spans):
+        raise Refused("a chat template needs a tokenizer.json: SentencePiece takes "
+                      "special tokens in a text for text")
 
     def text(self, ids):
         return self.model.decode(list(ids)).encode()
@@ -117,17 +135,23 @@ class Json:
                     {**self.spec, "pre_tokenizer": json.loads(bare)}))
         except Exception as e:
             raise Refused(f"{name}: {e}") from e
+        self.plain = not special
         for one in (self.whole, self.rest):
             one.no_truncation()
             one.no_padding()
-            one.encode_special_tokens = not special
+            one.encode_special_tokens = self.plain
         self.byte_level = self.alone = '"ByteLevel"' in cut + json.dumps(
             self.spec.get("normalizer"))
         self.added = {a["content"]: a["id"]
                       for a in self.spec.get("added_tokens") or ()}
         self.words = self.whole.get_vocab()
         self.vocab = max(self.words.values()) + 1
-        self.end = next((self.added[e] for e in ENDS if e in self.added), None)
+        self.end_text = next((e for e in ENDS if e in self.added), None)
+        self.end = self.added.get(self.end_text)
+        names = [re.escape(a["content"]) for a in self.spec.get("added_tokens") or ()
+                 if a.get("special")]
+        self.special = re.compile("|".join(sorted(names, key=len, reverse=True))
+                                  or "(?!)")
         self.bytes = None
         fault = self.fault()
         if fault:
@@ -173,6 +197,18 @@ class Json:
             elif piece:
                 out += self.valid(self.rest if i else self.whole, piece)
         return out
+
+    def chat(self, text, spans):
+        self.whole.encode_special_tokens = False
+        found = self.whole.encode(text, add_special_tokens=False)
+        self.whole.encode_special_tokens = self.plain
+        learn = bytearray(len(found.ids))
+        for start, end in spans:
+            inside = [i for i, (a, b) in enumerate(found.offsets) if a < end and b > start]
+            if inside:
+                n = inside[-1] + 1 - inside[0]
+                learn[inside[0]:inside[-1] + 1] = b"\1" * n
+        return found.ids, learn
 
     def valid(self, tokenizer, text):
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -12,19 +12,16 @@ import threading
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 
 from tokenizing import records
+from tokenizing.packing import Packer, Stream
 from tokenizing.shards import TYPES, Refused, Shards
 
 BATCH_BYTES = 1 << 18
 BATCH_PARTS = 4096
 
 
-class Counts:
-    """What is done so far; by split: training, validation."""
-
-    def __init__(self, total):
-        self.bytes, self.bytes_total = 0, total
-        self.documents = self.skipped = self.learnt = self.longest = 0
-        self.tokens, self.shards = [0, 0], [0, 0]
+def tell(notes, name, times, where):
+    had = notes.get(name)
+    notes[name] = (had[0] + times, had[1]) if had else (times, where)
 
 
 class Batch:
@@ -33,8 +30,10 @@ class Batch:
     def __init__(self, width):
         self.tokens = [array.array(TYPES[width]) for _ in range(2)]
         self.masks = [bytearray() for _ in range(2)]
+        self.parts = [], []  # tokens, and whether they are a document's last
         self.documents = self.skipped = 0
         self.longest = 0  # text of a pair so far, tokens
+        self.notes = {}
 
 
 # ---- in a process of its own ----
@@ -60,8 +59,7 @@ def encode_batch(parts):
     for p in parts:
         f = corpus.files[p.file]
         try:
-            ids, learn = state["recipe"].encode(f.data[p.start:p.end], f.json, p.first,
-                                                p.last)
+            found = state["recipe"].encode(f.data[p.start:p.end], f.json, p.first, p.last)
         except records.BadRecord as e:
             if not state["skip_bad"]:
                 raise Refused(f"{corpus.where(p)}: {e}") from e
@@ -69,9 +67,13 @@ def encode_batch(parts):
             continue
         except Exception as e:
             raise Refused(f"{corpus.where(p)}: {e}") from e
-        batch.tokens[p.val].extend(ids)
-        batch.masks[p.val] += learn
-        batch.documents += p.first
+        for name, times in state["recipe"].notes.items():
+            tell(batch.notes, name, times, corpus.where(p))
+        for ids, learn in found:
+            batch.tokens[p.val].extend(ids)
+            batch.masks[p.val] += learn
+            batch.parts[p.val].append((len(ids), p.last))
+            batch.documents += p.first
     batch.longest = state["recipe"].longest
     return batch
 
@@ -95,27 +97,29 @@ def batches(corpus, tokenizer):
         yield parts, done
 
 
-def kind_of(corpus, skip_bad):
-    """What the first document is, all are."""
+def form_of(corpus, skip_bad):
+    """What the first document is; all are of its kind."""
     for d in corpus.documents():
         f = corpus.files[d.file]
         try:
-            return records.parse(f.data[d.start:d.end])[1] if f.json else records.TEXT
+            return records.parse(f.data[d.start:d.end])[1] if f.json else records.PROSE
         except records.BadRecord as e:
             if not skip_bad:
                 raise Refused(f"{corpus.where(d)}: {e}") from e
     raise Refused("the input has no document")
 
 
-def write(batch, shards, masked, counts):
-    for split, one in enumerate(shards):
-        tokens, mask = batch.tokens[split], batch.masks[split]
-        one.put(memoryview(tokens).cast("B"), *[mask] * masked)
-        counts.tokens[split] += len(tokens)
-        counts.learnt += mask.count(1)
+def write(batch, sinks, counts):
+    for split, one in enumerate(sinks):
+        one.take(batch.tokens[split], batch.masks[split], batch.parts[split])
+        for part in batch.parts[split]:
+            counts.part(split, *part)
+        counts.tokens[split] = one.tokens
     counts.documents += batch.documents
     counts.skipped += batch.skipped
     counts.longest = max(counts.longest, batch.longest)
+    for name, (times, where) in batch.notes.items():
+        tell(counts.notes, name, times, where)
 
 
 def run_processes(corpus, tokenizer, processes, given, take):
@@ -144,24 +148,27 @@ def run_processes(corpus, tokenizer, processes, given, take):
 
 
 def run(job, corpus, recipe, counts, progress):
-    """job: out, shard_tokens, val_fraction, threads, skip_bad."""
+    """job: out, shard_tokens, val_fraction, threads, skip_bad, pack."""
     tokenizer = recipe.tokenizer
     splits = ("train", "val") if job.val_fraction > 0 else ("train",)
-    shards = [Shards(f"{job.out}_{split}", tokenizer.vocab, job.shard_tokens,
-                     recipe.masked, recipe.text_tokens) for split in splits]
+    masked = recipe.masked or job.pack > 0
+    shards = [Shards(f"{job.out}_{split}", tokenizer.vocab, job.shard_tokens, masked,
+                     recipe.text_tokens, job.pack) for split in splits]
+    counts.sinks = [Packer(s, job.pack, recipe.end or 0) if job.pack else Stream(s, masked)
+                    for s in shards]
     given = {"corpus": corpus, "recipe": recipe, "width": shards[0].width,
              "skip_bad": job.skip_bad}
 
     def take(batch, done):
-        write(batch, shards, recipe.masked, counts)
+        write(batch, counts.sinks, counts)
         counts.bytes = done
         progress(counts)
 
     try:
         run_processes(corpus, tokenizer, job.threads, given, take)
-        for split, one in enumerate(shards):
+        for split, one in enumerate(counts.sinks):
             one.finish()
-            counts.shards[split] = one.count
+            counts.shards[split] = shards[split].count
     finally:
         for one in shards:
             one.drop()

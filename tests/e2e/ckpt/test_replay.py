@@ -23,11 +23,11 @@ ROWS = [(2, {}, "0:6", {"zero_optimization.stage": 3, "run.schedule": "depth_fir
         (2, MUON, "4:6", run.offload(3, "nvme", "cpu", "NVME"))]
 
 
-def replay(place, output, ranks, steps, settings=None):
+def replay(place, output, ranks, steps, settings=None, **more):
     words = [x for key, value in (settings or {}).items()
              for x in ("--set", f"{key}={json.dumps(value)}")]
     return run.call(*place.command(ranks, output, ["--replay", steps, *words]),
-                    output=output)
+                    output=output, **more)
 
 
 def links(output):
@@ -81,14 +81,18 @@ def change(output, step, old, new):
 
 
 def test_a_difference_is_named(place):
-    """Another rate, in the place of a machine that errs; a line that was edited; and
+    """Another library, in the place of a machine that errs; a line that was edited; and
     what there is no answer to."""
     out = place.good(1, ONE).output
-    r = replay(place, out, 1, "4:6", {"optimizer.params.lr": 1e-3})
+    r = replay(place, out, 1, "4:6", env={"OPENBLAS_CORETYPE": "Nehalem"})
+    assert "replay: env.OPENBLAS_CORETYPE: nothing in the run, \"Nehalem\" now" in r.out
     assert r.rc == 1 and re.search(
         r"^differs: step 5: embed/master and \d+ more of \d+ parts; equal up to step 4$",
         r.out, re.M), str(r)
     run.refused(replay(place, out, 1, "7:9"), "no hash of steps 7 to 9")
+    for steps in ("1:2", "4:6"):
+        run.refused(replay(place, out, 1, steps, {"optimizer.params.lr": 1e-3}),
+                    "--replay: optimizer.params.lr: 0.003 in the run, 0.001 now")
     run.refused(replay(place, out, 2, "4:6"), "train_batch_size", "2 ranks")
     run.refused(replay(place, out, 1, "4"), "--replay needs steps A:B", status=2)
     change(out, 5, r'"h.1/m": "....', '"h.1/m": "dead')

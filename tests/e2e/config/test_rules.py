@@ -26,9 +26,10 @@ def start(shared):
             weights(shared, "plain", {**ONE, "optimizer.params.weight_decay": 0.0}))
 
 
-# No bias, no norm decays: two patterns, and the same ones as a whole and an
-# exception.
+# No bias, no norm decays: by one switch, two patterns, and the same ones as a whole
+# and an exception.
 EXCLUDE = (
+    None,
     [{"match": "*.bias", "weight_decay": 0},
      {"match": "*ln_*.weight", "weight_decay": 0}],
     [{"match": "*", "weight_decay": 0},
@@ -39,13 +40,14 @@ EXCLUDE = (
 )
 
 
-@pytest.mark.parametrize("rules", EXCLUDE, ids=("exclude", "include"))
+@pytest.mark.parametrize("rules", EXCLUDE, ids=("switch", "exclude", "include"))
 def test_decay_leaves_out_what_the_rules_say(rules, place, start):
     """One step of AdamW: p (1 - lr decay) - lr u, with the same u."""
     begin, plain = start
+    how = {"parameters": rules} if rules else {"run.decay_matrices_only": True}
     decayed = weights(place, "out", {
-        **ONE, "parameters": rules, "optimizer.params.weight_decay":
-        DECAY if rules is EXCLUDE[0] else 0.0})
+        **ONE, **how, "optimizer.params.weight_decay":
+        0.0 if rules is EXCLUDE[2] else DECAY})
     for name, after in decayed.items():
         if is_vector(name):
             assert after == plain[name], name

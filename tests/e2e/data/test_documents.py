@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents of a sample that do not see each other (data.document_end)."""
+import struct
+
 import pytest
 
 import rows
@@ -58,6 +60,29 @@ def test_documents_have_the_losses_that_they_have_alone(kind, place):
     joined = losses(place, folder, b"".join(texts), SEQ, **STILL,
                     **{"data.document_end": -1})
     assert abs(joined.losses[0] - r.losses[0]) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ("gpt2", "llama"))
+def test_packed_documents_have_the_losses_that_they_have_alone(kind, place):
+    """Without a key: the shard says where they begin, and what is only filled up is not
+    learnt."""
+    folder = weights(place, kind)
+    texts = [bytes(1 + (n * 31 + i * 7) % 255 for i in range(n)) for n in (5, 2, 9, 7, 6)]
+    (place.folder / "t.txt").write_bytes(b"//".join(texts))
+    r = run.call(run.ROOT / "tools/tokenize", "--tokenizer", "bytes", "--end", "none",
+                 "--split-on", "//", "--pack", SEQ, "--out", "p", "t.txt", cwd=place.folder)
+    assert r.rc == 0 and "2 samples of 16, 90.6 % full" in r.out, str(r)
+    c = {"model": {"import": str(folder), "seq": SEQ}, "train_batch_size": 2,
+         "data": {"path": str(place.folder / "p_train_*.bin"), "bytes": False,
+                  "val_fraction": 0}, **STILL}
+    r = place.good(1, c)
+    total = sum(losses(place, folder, t, len(t) - 1, **STILL,
+                       **{"data.document_end": -1}).losses[0] * (len(t) - 1) for t in texts)
+    assert r.losses[0] == pytest.approx(total / sum(len(t) - 1 for t in texts), rel=2e-6)
+    run.refused(place.launch(1, {**c, "model.seq": 8}), "a sample here has 8")
+    run.refused(place.launch(1, {**c, "data.document_end": 0}), "packed and say where")
+    run.refused(place.launch(1, {**c, "run.gpu_attention": "cudnn", "bf16.enabled": True}),
+                "samples of data.path are packed")
 
 
 @pytest.mark.parametrize("kind", ("gpt2", "mistral", "qwen2"))
@@ -127,3 +152,7 @@ def test_models_without_documents_refuse_the_key(name, place):
     rows.use(place, name)
     r = place.launch(1, {"data.document_end": 0, "data.bytes": False})
     assert r.rc and f"data.document_end: 0, but the layers of {name}" in r.err, str(r)
+    head = struct.pack("<256i", 20240520, 1, 8, 0, 8, *[0] * 251)
+    (place.folder / "p.bin").write_bytes(head + bytes(16))
+    r = place.launch(1, {"data.path": str(place.folder / "p.bin"), "data.bytes": False})
+    assert r.rc and f"packed, but the layers of {name} know no documents" in r.err, str(r)

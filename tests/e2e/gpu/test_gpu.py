@@ -254,10 +254,13 @@ def quant_row(form, ranks, comm, stage, optimizer, param):
 
 
 @pytest.mark.parametrize("case", QUANT, ids=lambda case: "-".join(map(str, case)))
-def test_a_quantised_base_has_the_same_bits(case, same):
-    r = same({**quant_row(*case), "batch": 12, "micro": 2}, {
-        "run.save": True, "run.save_interval": 2, "run.eval_batches": 1})
+def test_a_quantised_base_has_the_same_bits(case, same, start, place):
+    """An export's values go up in place of the codes."""
+    row = {**PLACE, **quant_row(*case), "batch": 12, "micro": 2}
+    r = same(row, {"run.save": True, "run.save_interval": 2, "run.eval_batches": 1})
     assert r.saved == [2, 3]
+    r = start(row, {"run.export": str(place.folder / "out")})
+    assert "\nexport: loss" in r.out, str(r)
 
 
 @standin

@@ -52,10 +52,3 @@ def test_steps_on_the_cpu_forget_no_logits(begun, goes_on, go):
     go("out", 1, **{LOGITS: begun}, device="cuda" if begun else "cpu")
     assert chosen(go("out", 2, device="cpu"), LOGITS) == begun
     assert chosen(go("out", 3), LOGITS) == goes_on
-
-
-def test_a_run_whose_checkpoint_does_not_tell_is_not_gone_on_with(go):
-    run.forget(go("out", 1, **{LOGITS: FEW}).output)
-    words = {"gpu_attention": "own", "sum_group": 1}
-    run.refused(go("out", 3, good=False, **words), f"run.{LOGITS}: auto:",
-                "does not tell", "set the bytes of a chunk")

@@ -46,16 +46,19 @@ def test_a_checkpoint_beside_training_is_that_of_one_for_which_it_waits(
     ("fp32", "none", {}), ("bf16", "cpu", {}),
     ("bf16", "cpu", {"update": "muon", "products": "host"})])
 def test_a_checkpoint_does_not_know_the_ratio(dtype, param, more, start, place):
-    """Its files are those of any other ratio, and any other one goes on."""
+    """Its files are those of any other ratio, and any other one goes on; neither does
+    the hash of each step."""
     row = {**ROW, **FAR, "dtype": dtype, "param": param, **more}
-    out = place.folder / "resumed"
-    whole = start({**row, "steps": 5}, SAVE)
+    out, save = place.folder / "resumed", {**SAVE, "run.hash_interval": 1}
+    whole = start({**row, "steps": 5}, save)
     want = start({**row, "steps": 2}, SAVE).files
-    r = start({**row, "ratio": 0.3, "steps": 2}, SAVE, output=out)
+    r = start({**row, "ratio": 0.3, "steps": 2}, save, output=out)
     assert len(want) >= 2 and r.files == want
     for then in ({"ratio": 0.7, "steps": 4}, {"device": "cpu", "steps": 5}):
-        r = start({**row, **then}, SAVE, output=out, options=["--resume"])
+        r = start({**row, **then}, save, output=out, options=["--resume"])
     assert r.bits[-3:] == whole.bits[-3:] and r.hash == whole.hash
+    states = [[x["hash"]["state"] for x in a.lines if "hash" in x] for a in (r, whole)]
+    assert states[0] == states[1] and len(states[0]) == 5
 
 
 # ---- m and v in fewer bytes ----

@@ -111,7 +111,7 @@ def test_host_memory_that_cannot_be_pinned_is_refused(ranks, device, start, plac
     left = run.read_lines(stats)
     assert len(left) == ranks
     assert all(x["leaked_bytes"] == x["leaked_pinned"] == 0 for x in left), left
-    assert {p.name for p in r.output.iterdir()} == {"config.json", "metrics.jsonl"}
+    assert {p.name for p in r.output.iterdir()} == {"metrics.jsonl"}
     assert not r.lines, str(r)
 
 

@@ -474,12 +474,58 @@ def test_what_is_not_read_is_told(kind, change, said, place):
     assert r.rc == 0 and (said in r.out if said else "model.import: " not in r.out), str(r)
 
 
+CHECKED = [  # a folder with changes: what is said of it, and what contradicts
+    ("qwen2", {"logits_scaling": 8.0}, {},
+     ["model_type qwen2, read by llama", "not read: logits_scaling",
+      "model.layers.2.self_attn.k_proj.bias [8] F32  is layers.2.self_attn.qkv_proj.bias,"
+      " columns 24 to 31", "rotary_emb.inv_freq [2] F32  means nothing here",
+      "15360 parameters in 5 units, all finite"], []),
+    ("gpt2", {}, {}, ["h.1.mlp.c_fc.weight [24, 96] F32  is h.1.mlp.c_fc.weight"], []),
+    ("mixtral", {}, {"model.extra": ("F32", (1,), bytes(4)),
+                     "model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)},
+     ["model.extra [1] F32  is unknown"], ["model.extra: is no tensor of this model"]),
+    ("llama", {}, {"model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)}, [],
+     ["model.norm.weight: has a value that is not finite"]),
+    ("llama", {"vocab_size": 255, "hidden_act": "relu"}, {}, [], ['hidden_act is "relu"']),
+    ("mistral", {"model_type": "gemma"}, {}, [], ['model_type "gemma" is read by none'])]
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("kind, change, tensors, said, faults", CHECKED)
+def test_a_foreign_folder_is_checked_without_a_run(kind, change, tensors, said, faults,
+                                                   place):
+    ignored = {"model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (2,), bytes(8))}
+    folder = written(place, kind, config={**config_of(kind), **change}, tensors={
+        **tensors_of(kind), **tensors, **(ignored if kind == "qwen2" else {})})
+    p = ckpt("check", folder, rc=1 if faults else 0)
+    assert all(x in p.out for x in said), str(p)
+    assert all(x in p.err for x in faults) and bool(p.err) == bool(faults), str(p)
+    assert f"{folder} {'cannot' if faults else 'can'} be imported" in p.out
+
+
+def test_one_command_has_the_loss_of_a_text(place):
+    folder, data = written(place, "qwen3"), place.folder / "text"
+    data.write_bytes(place.data.read_bytes()[:16 * 5 + 1])
+    r = run.call(run.built("models/llama"), run.ROOT / "configs/loss.json",
+                 *(x for k, v in {
+                     "model.import": folder, "model.seq": 16, "data.path": data,
+                     "data.val_path": data, "data.bytes": "true",
+                     "run.output": place.folder / "loss"}.items()
+                   for x in ("--set", f"{k}={v}")))
+    loss, = re.findall(r"validation loss (\S+) nats per token \(5 windows, 80 targets", r.out)
+    mean = place.good(1, {**model(folder), **STILL, "train_batch_size": 5,
+                          "data.path": str(data), "data.val_fraction": 0}).losses[0]
+    assert abs(float(loss) - mean) < 1e-4
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 LFS, FAR = "is a Git LFS pointer", "has a vocabulary of 256"
 # A file beside the weights: its bytes (None: a link that leads nowhere), what is said.
 FILES = [
     ("tokenizer.json", POINTER, [LFS]), ("model.safetensors", POINTER, [LFS]),
-    ("config.json", POINTER, [LFS]), ("generation_config.json", None, ["cannot read"]),
+    ("config.json", POINTER, [LFS]),
+    ("config.json", b'{"a": Infinity}', ["line 1, invalid token near 'Infinity'"]),
+    ("generation_config.json", None, ["cannot read"]),
     ("tokenizer.json", b'{"model": {"vocab": {"a": 0, "b\\n": 256}}}', ['"b?" is 256', FAR]),
     ("tokenizer.json", b'{"added_tokens": [{"id": 400, "content": "x"}]}', ['"x" is 400']),
     ("tokenizer.json", json.dumps({"model": {"vocab": [[f"{i}", 0.0] for i in range(

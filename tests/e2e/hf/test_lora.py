@@ -176,9 +176,9 @@ def test_a_run_with_adapters_is_continued(place):
     out = place.folder / "halves"
     place.good(1, {**c, "run.steps": 2}, output=out)
     r = place.launch(1, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
-    run.refused(r, "lora_alpha")
+    run.refused(r, "lora.alpha")
     r = place.launch(1, {"run.steps": 4}, ["--resume"], output=out)
-    run.refused(r, "lora_rank")
+    run.refused(r, "lora.rank")
     r = place.good(1, c, ["--resume"], output=out)
     assert r.numbers == whole.numbers
 

@@ -5,7 +5,7 @@ import json
 import struct
 
 import run
-from run import hf
+from run import ckpt, hf
 
 GROUP, BLOCK = 64 * 256, 64
 GROUP_BYTES = GROUP // 2 + 256 + 4 + 4
@@ -85,6 +85,9 @@ def test_its_bytes_are_taken(place, nvme):
     disk = place.good(1, {**c, **run.offload(3, "none", "nvme", nvme),
                           "run.export": str(place.folder / "merged")})
     assert disk.numbers == r.numbers and disk.files == r.files
+    told = ckpt("check", c["model.import"]).out
+    assert "belongs to model.layers.0.self_attn.k_proj.weight, in 4 bits" in told
+    assert "can be imported" in told
     text = (place.folder / "merged" / "config.json").read_text()
     assert "use_cache" in text and "quantization_config" not in text
     many = [place.good(2, {**c, "zero_optimization.stage": 3, "model.import": str(x)})

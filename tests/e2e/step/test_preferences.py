@@ -297,15 +297,19 @@ def test_a_gpu_is_planned(place, dpo):
 # ---- from records to a run ----
 
 def test_tokenize_writes_what_a_run_reads(place):
+    pytest.importorskip("jinja2")
     records = place.folder / "records.jsonl"
     records.write_text("".join(json.dumps(x) + "\n" for x in (
         {"prompt": "Two and two", "chosen": " are four.", "rejected": " are 5."},
         {"prompt": [{"role": "user", "content": "Hi"}],
          "chosen": [{"role": "assistant", "content": "Hello!"}],
          "rejected": [{"role": "assistant", "content": "What?"}]})))
-    r = run.call(run.ROOT / "tools/tokenize", "--tokenizer", "bytes", "--out",
-                 place.folder / "out", "--preferences", 64, records)
-    assert r.rc == 0 and "the longest text has 29" in r.out, str(r)
+    chat = place.folder / "chat.jinja"
+    chat.write_text("{% for m in messages %}{{ m.role }}:{{ m.content + eos_token }}"
+                    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}")
+    r = run.call(run.ROOT / "tools/tokenize", "--tokenizer", "bytes", "--chat", chat,
+                 "--out", place.folder / "out", "--preferences", 64, records)
+    assert r.rc == 0 and "the longest text has 25" in r.out, str(r)
     path = place.folder / "out_train_000000.bin"
     c = {**on(place, path), **LORA, "data.val_fraction": 0, "train_batch_size": 4,
          "model.seq": 64, "run.steps": 1}

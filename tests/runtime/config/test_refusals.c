@@ -230,7 +230,29 @@ static const char *const refusals[][2] = {
      "steps_per_print: 3, but run.log_interval is 4"},
     {"'run': {'eval_interval': 4}",
      "run.eval_interval: 4, but run.eval_batches is 0"},
+    /* Numbers that are none in what they are for. */
+    {"'fp16': {'loss_scale': 1e-320}", "loss_scale: 1e-320 is nearer to 0"},
+    {"'fp16': {'loss_scale': 1e-9}", "loss_scale: 1e-09 leaves nothing of a"},
+    {"'fp16': {'loss_scale': 9007199254740993}", "loss_scale: expected a num"},
+    {"'run': {'steps': 1e999}", "real number overflow"},
+    {"'run': {'seed': 9007199254740994.0}", "seed: expected an integer"},
+    {"'gradient_clipping': 1e-40", "gradient_clipping: 1e-40 is nearer to 0"},
+    {"'optimizer': {'params': {'eps': 0}}", "eps: 0 is not in 1e-30..1"},
+    {"'optimizer': {'params': {'betas': [0.9, 0.99999999]}}", "betas: 0.99999"},
+    {"'optimizer': {'params': {'betas': [1e-39, 0.9]}}", "1e-39 is nearer to"},
+    {"'optimizer': {'params': {'weight_decay': -0.1}}", "weight_decay: -0.1"},
+    {"'optimizer': {'params': {'lr': 0.1, 'weight_decay': 10}}",
+     "weight_decay: 10 times the rate is 1: a step would take all"},
+    {"'optimizer': {'params': {'lr': 0.1}}, 'parameters': [{'match': '*', "
+     "'lr_scale': 100, 'weight_decay': 0.2}]",
+     "parameters[0].weight_decay: 0.2 times the rate is 2: a step"},
+    {"'scheduler': {'type': 'WarmupLR', 'params': {'warmup_min_lr': 0.1}}",
+     "warmup_min_lr: 0.1, but warmup_max_lr is 0.001: the rate would fall"},
+    {"'lora': {'rank': 1, 'targets': '*', 'dropout': 1}", "dropout: 1 is not"},
     /* A rule must not blame a key for the fault of another. */
+    {"'scheduler': {'type': 'WarmupLR', 'params': {'warmup_min_lr': 0.1, "
+     "'warmup_max_lr': -1}}",
+     "warmup_max_lr: -1 is less than 0"},
     {"'zero_optimization': {'stage': 5, 'offload_param': {'device': 'cpu'}, "
      "'offload_optimizer': {'device': 'cpu'}}",
      "stage: 5 is not in 0..3"},

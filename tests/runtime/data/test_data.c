@@ -5,6 +5,8 @@
 
 #include <sys/stat.h>
 
+#include "runtime/data/shard.h"
+
 static void samples_are_the_tokens_of_each_format(void **state)
 {
     uint16_t tokens16[] = {1, 2, 65535, 4, 5};
@@ -51,7 +53,7 @@ static void documents_begin_behind_a_token(void **state)
             iz_data_sample(d, IZ_TRAIN, i, input, target);
             int at = input[0] == 3 ? 0 : 4;
             assert_memory_equal(target, want + at, (size_t)seq * 4);
-            iz_data_documents(d, 1, input, begins);
+            iz_data_documents(d, IZ_TRAIN, i, 1, input, begins);
             assert_memory_equal(begins, where[seq == 4] + at, (size_t)seq * 4);
         }
         iz_data_close(&d);
@@ -62,6 +64,58 @@ static void documents_begin_behind_a_token(void **state)
     use(shard("e", 20240520, 1, 3, ends, sizeof(ends)), "", 0);
     used.document_end = 9;
     refused(2, 10, false, "document_end leaves nothing to be learnt");
+}
+
+static void use_packed(int sample, const uint16_t *tokens, const uint8_t *mask,
+                       int n, const char *val)
+{
+    sample_tokens = sample;
+    use(shard("k.bin", 20240520, 1, n, tokens, (size_t)n * 2), val, 0.5);
+    sample_tokens = 0;
+    shard("k.mask", IZ_MASK_MAGIC, sample ? 2 : 1, n, mask, (size_t)n);
+    assert_int_equal(iz_data_look(&used, stderr), 0);
+}
+
+/* Two samples of four: of documents of 3 and 1 tokens, and of one and a fill of
+ * 2.  The last token has no target, though the mask has one for it. */
+static void packed_samples_hold_whole_documents(void **state)
+{
+    const uint16_t tokens[] = {1, 2, 3, 4, 5, 6, 0, 0};
+    uint8_t mask[] = {2, 1, 1, 2, 2, 1, 2, 2};
+    int32_t input[4], target[4], begins[4];
+    const int32_t want[2][4] = {{2, 3, -1, -1}, {6, -1, -1, -1}};
+    const int32_t where[2][4] = {{0, 0, 0, 3}, {0, 0, 2, 3}};
+    use_packed(4, tokens, mask, 8, "");
+    assert_true(used.packed && used.apart);
+    struct iz_data *d = opened(4, 3, true);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
+    assert_int_equal(iz_data_windows(d, IZ_VAL), 1);
+    assert_int_equal(iz_data_learnt(d, IZ_TRAIN, 0, 1), 2);
+    assert_int_equal(iz_data_targets(d, 2), 6);
+    for (int s = IZ_TRAIN; s <= IZ_VAL; s++) {
+        iz_data_sample(d, (enum iz_split)s, 0, input, target);
+        assert_int_equal(input[0], 1 + 4 * s);
+        assert_memory_equal(target, want[s], sizeof(target));
+        iz_data_documents(d, (enum iz_split)s, 0, 1, input, begins);
+        assert_memory_equal(begins, where[s], sizeof(begins));
+    }
+    iz_data_close(&d);
+    refused(8, 9, false, "packed samples of 4 tokens, and a sample here has 8");
+    used.document_end = 4;
+    assert_true(HEARD(iz_data_look(&used, stderr)) < 0);
+    assert_said("data.document_end: 4");
+    use_packed(4, tokens, mask, 8, positions("v", 9));
+    refused(4, 9, true, "is not packed, and the first file of data.path is");
+    use_packed(4, tokens, mask, 7, "");
+    refused(4, 9, false, "its last packed sample is not whole");
+    mask[3] = 3;
+    use_packed(4, tokens, mask, 8, "");
+    refused(4, 9, false, "neither 0 nor 1 nor 2");
+    mask[3] = 2;
+    use_packed(0, tokens, mask, 8, "");
+    assert_false(used.packed || used.apart);
+    refused(4, 9, false, "neither 0 nor 1");
+    remove(in_folder("k.mask"));
 }
 
 /* All windows of an epoch lie on one grid, which is shifted by what is left. */
@@ -246,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(samples_are_the_tokens_of_each_format),
         CASE(documents_begin_behind_a_token),
+        CASE(packed_samples_hold_whole_documents),
         CASE(every_window_comes_once_an_epoch),
         CASE(windows_fall_on_every_place_alike),
         CASE(training_and_validation_share_no_target),

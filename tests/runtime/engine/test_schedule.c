@@ -16,6 +16,19 @@ static void assert_near(double got, double want)
 /* Behind the last update of a sequence. */
 #define END (-1)
 
+#define DS(kind_, log, low, high, warmup, total, ratio, min)                   \
+    {                                                                          \
+        .kind = (kind_), .log_warmup = (log), .warmup_min_lr = (low),          \
+        .warmup_max_lr = (high), .warmup_num_steps = (warmup),                 \
+        .total_num_steps = (total), .warmup_min_ratio = (ratio),               \
+        .cos_min_ratio = (min)                                                 \
+    }
+#define HF(kind_, warmup, ...)                                                 \
+    {                                                                          \
+        .kind = IZ_LR_HF_##kind_, .warmup_num_steps = (warmup),                \
+        .total_num_steps = __VA_ARGS__                                         \
+    }
+
 /* A scheduler (by a logarithm or not; lowest and highest rate; steps of the
  * warm-up and all; ratios of the cosine's), the optimizer's rate, and the rates
  * from update 0 on. */
@@ -24,33 +37,51 @@ static const struct {
     double base, want[12];
 } rates[] = {
     /* Without a scheduler it is the optimizer's. */
-    {{IZ_LR_CONST, 0, 0, 7, 0, 0, 0, 0}, 0.25, {0.25, 0.25, 0.25, END}},
+    {DS(IZ_LR_CONST, 0, 0, 7, 0, 0, 0, 0), 0.25, {0.25, 0.25, 0.25, END}},
     /* log(2) / log(4) = 1/2 of the way at iteration 1. */
-    {{IZ_LR_WARMUP, 1, 1, 5, 4, 0, 0, 0},
+    {DS(IZ_LR_WARMUP, 1, 1, 5, 4, 0, 0, 0),
      99,
      {1, 1, 3, 1 + 4 * LOG_3, 5, 5, 5, END}},
-    {{IZ_LR_WARMUP, 0, 1, 5, 4, 0, 0, 0}, 99, {1, 1, 2, 3, 4, 5, 5, END}},
+    {DS(IZ_LR_WARMUP, 0, 1, 5, 4, 0, 0, 0), 99, {1, 1, 2, 3, 4, 5, 5, END}},
     /* One warm-up step counts as two. */
-    {{IZ_LR_WARMUP, 0, 0, 8, 1, 0, 0, 0}, 99, {0, 0, 4, 8, 8, END}},
-    {{IZ_LR_WARMUP, 1, 0, 8, 1, 0, 0, 0}, 99, {0, 0, 8, 8, END}},
+    {DS(IZ_LR_WARMUP, 0, 0, 8, 1, 0, 0, 0), 99, {0, 0, 4, 8, 8, END}},
+    {DS(IZ_LR_WARMUP, 1, 0, 8, 1, 0, 0, 0), 99, {0, 0, 8, 8, END}},
     /* Up in 4, down to 0 at iteration 8, which is update 9. */
-    {{IZ_LR_DECAY, 0, 0, 8, 4, 8, 0, 0},
+    {DS(IZ_LR_DECAY, 0, 0, 8, 4, 8, 0, 0),
      99,
      {0, 0, 2, 4, 6, 8, 6, 4, 2, 0, 0, 0}},
     /* It ends above zero when the minimum does. */
-    {{IZ_LR_DECAY, 0, 1, 5, 2, 4, 0, 0}, 99, {1, 1, 3, 5, 3, 1, 1, END}},
+    {DS(IZ_LR_DECAY, 0, 1, 5, 2, 4, 0, 0), 99, {1, 1, 3, 5, 3, 1, 1, END}},
     /* Shorter than its warm-up: one step of the warm-up's end, then nothing. */
-    {{IZ_LR_DECAY, 0, 0, 4, 4, 2, 0, 0}, 99, {0, 0, 1, 2, 3, 0, 0, END}},
+    {DS(IZ_LR_DECAY, 0, 0, 4, 4, 2, 0, 0), 99, {0, 0, 1, 2, 3, 0, 0, END}},
     /* The quarters of a half cosine: done = 1/4, 1/2, 3/4, 1. */
-    {{IZ_LR_COSINE, 0, 0, 0, 4, 8, 0.25, 0.1},
+    {DS(IZ_LR_COSINE, 0, 0, 0, 4, 8, 0.25, 0.1),
      10,
      {0, 2.5, 4.375, 6.25, 8.125, 1 + 9 * (1 + M_SQRT1_2) / 2, 5.5,
       1 + 9 * (1 - M_SQRT1_2) / 2, 1, 1, 1, END}},
-    {{IZ_LR_COSINE, 1, 0, 0, 4, 4, 0, 0.5},
+    {DS(IZ_LR_COSINE, 1, 0, 0, 4, 4, 0, 0.5),
      10,
      {0, 0, 5, 10 * LOG_3, 10, 5, 5, END}},
     /* Shorter than its warm-up: the rate drops to its minimum at once. */
-    {{IZ_LR_COSINE, 0, 0, 0, 4, 2, 0, 0.5}, 8, {0, 0, 2, 4, 6, 4, 4, 4, END}},
+    {DS(IZ_LR_COSINE, 0, 0, 0, 4, 2, 0, 0.5), 8, {0, 0, 2, 4, 6, 4, 4, 4, END}},
+    /* transformers': the first update of a warm-up has rate 0. */
+    {HF(CONSTANT, 2, 0), 8, {0, 4, 8, 8, END}},
+    {HF(LINEAR, 2, 6), 8, {0, 4, 8, 6, 4, 2, 0, 0, END}},
+    {HF(COSINE, 0, 4, .cycles = 0.5),
+     8,
+     {8, 4 + 4 * M_SQRT1_2, 4, 4 - 4 * M_SQRT1_2, 0, END}},
+    {HF(COSINE_MIN, 1, 5, .cycles = 0.5, .min_ratio = 0.5),
+     8,
+     {0, 8, 6 + 2 * M_SQRT1_2, 6, 6 - 2 * M_SQRT1_2, 4, END}},
+    {HF(POLYNOMIAL, 0, 4, .end_lr = 1, .power = 2),
+     9,
+     {9, 5.5, 3, 1.5, 1, 1, END}},
+    {HF(WSD, 2, 8, .decay_steps = 4, .min_ratio = 0.5),
+     8,
+     {4, 6, 8, 8, 8, 7, 6, 5, 4, 4, END}},
+    {HF(WSD, 0, 6, .decay_steps = 4, .decay_shape = IZ_LR_SHAPE_SQRT),
+     8,
+     {8, 8, 8, 4, 8 - 8 * M_SQRT1_2, END}},
 };
 
 static void rates_are_those_computed_by_hand(void **state)

@@ -332,7 +332,7 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         struct iz_target t = gpu_bf16;
         struct iz_config d = c;
         t.numerics.capability = cases[i].capability;
-        d.data.document_end = cases[i].end;
+        d.data.apart = cases[i].end >= 0;
         d.run.gpu_attention = cases[i].asked;
         choose(&d, 1, &t, l, 1e11);
         assert_int_equal(d.run.gpu_attention, cases[i].forward);

@@ -90,7 +90,7 @@ def test_text_among_conversations_is_named_or_left_out(place):
     out = place.encode("bytes", files, "--skip-bad")
     assert bytes(flat(shards(out))) == b"ab\0"
     run("--tokenizer", "bytes", "--out", out / "new", out / "a.jsonl", out / "b.txt",
-        status=1, words=["b.txt", "conversation"])
+        status=1, words=["b.txt", "conversations"])
 
 
 @pytest.mark.parametrize("damage, word", [
@@ -113,7 +113,7 @@ def test_shards_of_an_earlier_run_are_not_mixed_with_new_ones(place):
     ([], "--tokenizer"), (["--tokenizer", "bytes"], "--out"),
     (["--tokenizer", "bytes", "--out", "x"], "no input"),
     (["--shard-tokens", "0"], "0"), (["--val-fraction", "0.6"], "0.6"),
-    (["--threads", "x"], "x"), (["--chat", "yaml"], "yaml"), (["--tokenizer", "bytes", "--out", "x", "a", "--no"], "--no")])
+    (["--threads", "x"], "x"), (["--tokenizer", "bytes", "--out", "x", "a", "--no"], "--no")])
 def test_a_wrong_command_line_exits_2(args, word):
     run(*args, status=2, words=[word])
 
@@ -121,7 +121,7 @@ def test_a_wrong_command_line_exits_2(args, word):
 @pytest.mark.parametrize("tokenizer, data, options, words", [
     ("/none.json", b"x", (), ["No such file"]), ("none", b"x", (), ["neither"]),
     ("bytes", b"x", ("--end", "<x>"), ["<x>"]), ("bytes", b"", (), ["empty", "{}"]),
-    ("bytes", None, (), ["regular", "{}"])])
+    ("bytes", None, (), ["state.json", "{}"])])
 def test_what_is_missing_or_no_text_is_named(tokenizer, data, options, words, place):
     place.refuse(tokenizer, data, *options, words=words)
 
@@ -148,8 +148,8 @@ def test_batches_are_taken_in_order_and_few_are_on_their_way(place, monkeypatch)
     monkeypatch.setattr(work, "batches", counted)
     monkeypatch.setattr(work, "BATCH_PARTS", 1)
     one = tokens.Bytes()
-    corpus = documents.Corpus([str(path)], None, 0)
-    recipe = records.Recipe(one, None, 10, records.TEXT, "auto", 0)
+    corpus = documents.Corpus([str(path)], None, 0, None)
+    recipe = records.Recipe(one, None, 10, records.TEXT, None, 0, False)
     work.run_processes(corpus, one, 3, {"corpus": corpus, "recipe": recipe, "width": 2,
                                         "skip_bad": False}, take)
     assert text.decode().split() == [str(i) for i in range(500)]

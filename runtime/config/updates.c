@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rules between the keys of optimizers and of schedulers: which type has which
+ * parameter, and what follows from what. */
+#include "runtime/config/keys.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define OPTIMIZER "optimizer.params."
+#define SCHEDULER "scheduler.params."
+
+#define HF_DECAYS                                                              \
+    "linear|cosine|cosine_with_min_lr|polynomial|warmup_stable_decay"
+
+/* Which scheduler has which parameter. */
+static const struct {
+    const char *name, *types;
+} lr_params[] = {
+    {"warmup_min_lr", "WarmupLR|WarmupDecayLR"},
+    {"warmup_max_lr", "WarmupLR|WarmupDecayLR"},
+    {"warmup_num_steps", "WarmupLR|WarmupDecayLR|WarmupCosineLR|"
+                         "constant_with_warmup|" HF_DECAYS},
+    {"warmup_type", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
+    {"total_num_steps", "WarmupDecayLR|WarmupCosineLR|" HF_DECAYS},
+    {"num_cycles", "cosine|cosine_with_min_lr|warmup_stable_decay"},
+    {"min_lr_rate", "cosine_with_min_lr"},
+    {"min_lr_ratio", "warmup_stable_decay"},
+    {"num_decay_steps", "warmup_stable_decay"},
+    {"decay_type", "warmup_stable_decay"},
+    {"lr_end", "polynomial"},
+    {"power", "polynomial"},
+    {"warmup_min_ratio", "WarmupCosineLR"},
+    {"cos_min_ratio", "WarmupCosineLR"},
+};
+
+static const char *const lr_types[] = {"a constant rate",
+                                       "WarmupLR",
+                                       "WarmupDecayLR",
+                                       "WarmupCosineLR",
+                                       "constant_with_warmup",
+                                       "linear",
+                                       "cosine",
+                                       "cosine_with_min_lr",
+                                       "polynomial",
+                                       "warmup_stable_decay"};
+
+static bool is_in(const char *key, const char *section)
+{
+    return strncmp(key, section, strlen(section)) == 0;
+}
+
+bool iz_config_has_param(const struct iz_config *c, const char *key)
+{
+    if (is_in(key, OPTIMIZER))
+        return iz_optimizer_param(iz_optimizer(c->optimizer.type),
+                                  key + strlen(OPTIMIZER)) != NULL;
+    if (!is_in(key, SCHEDULER))
+        return true;
+    for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
+        if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
+            return iz_text_among(lr_types[c->lr.kind], lr_params[i].types);
+    assert(!"a name in the table");
+    return false;
+}
+
+/* Refuses the parameters that the chosen type has not. */
+static void check_params(struct iz_config_file *file, struct iz_faults *f,
+                         const char *section, const char *type)
+{
+    for (int i = 0; iz_config_keys[i].name; i++) {
+        const char *key = iz_config_keys[i].name;
+        bool wanted =
+            file->given[i] == IZ_GIVEN_VALUE || file->given[i] == IZ_GIVEN_AUTO;
+        if (wanted && is_in(key, section) &&
+            !iz_config_has_param(&file->c, key))
+            iz_fault(f, key, "%s has no such parameter", type);
+    }
+}
+
+/* Sets the parameters that are not given and of which the optimizer has its own
+ * default. */
+static void resolve_defaults(struct iz_config_file *file,
+                             const struct iz_optimizer *o)
+{
+    for (const struct iz_optimizer_param *p = o->param; p->key; p++) {
+        char name[IZ_KEY_NAME_MAX];
+        snprintf(name, sizeof(name), OPTIMIZER "%s", p->key);
+        struct iz_key k = *iz_key_find(iz_config_keys, name);
+        if (!p->fallback || *iz_config_given(file, name) != IZ_GIVEN_NOT)
+            continue;
+        k.fallback = p->fallback;
+        iz_key_store_default(file, &k);
+    }
+}
+
+/* muon_lr and adam_lr replace lr; the scheduler's rate is Muon's. */
+static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
+{
+    struct iz_hyper *o = &file->c.optimizer;
+    if (iz_config_bad(file,
+                      OPTIMIZER "lr|" OPTIMIZER "muon_lr|" OPTIMIZER "adam_lr"))
+        return;
+    if (!iz_config_gives(file, OPTIMIZER "adam_lr"))
+        o->adam_lr = o->lr;
+    if (iz_config_gives(file, OPTIMIZER "muon_lr"))
+        o->lr = file->muon_lr;
+    if (o->lr == 0 && o->adam_lr > 0)
+        iz_fault(f, OPTIMIZER "muon_lr",
+                 "0, but adam_lr is %.15g: freeze the matrices by a rule of "
+                 "parameters",
+                 o->adam_lr);
+    o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
+    if (o->adam_lr != o->lr &&
+        (file->c.lr.kind == IZ_LR_WARMUP || file->c.lr.kind == IZ_LR_DECAY))
+        iz_fault(f, OPTIMIZER "adam_lr",
+                 "%.15g, muon_lr is %.15g, and %s has one rate for all: use "
+                 "WarmupCosineLR, or one lr",
+                 o->adam_lr, o->lr,
+                 file->c.lr.kind == IZ_LR_WARMUP ? "WarmupLR"
+                                                 : "WarmupDecayLR");
+}
+
+static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
+{
+    bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
+    if (iz_config_bad(file, "optimizer.type"))
+        return;
+    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
+    check_params(file, f, OPTIMIZER, o->type);
+    resolve_defaults(file, o);
+    file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
+    if (o->matrices)
+        resolve_muon(file, f);
+    if (!o->matrices)
+        for (int i = 0; i < file->c.n_rules; i++)
+            if (file->c.rule[i].given[IZ_RULE_MUON])
+                iz_fault(f, "parameters",
+                         "rule %d has use_muon, and optimizer.type is %s", i,
+                         o->type);
+    if (adamw_type && !file->adam_w_mode)
+        iz_fault(f, "optimizer.params.adam_w_mode",
+                 "false contradicts type AdamW; write type Adam");
+    if (file->torch_adam && file->c.optimizer.adamw &&
+        *iz_config_given(file, "optimizer.params.weight_decay") == IZ_GIVEN_NOT)
+        iz_fault(f, "optimizer.params.torch_adam",
+                 "write optimizer.params.weight_decay too: PyTorch's default "
+                 "is 0.01 and DeepSpeed's 0");
+}
+
+/* What transformers refuses, or would compute something else from. */
+static void check_decay(const struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_lr_config *lr = &file->c.lr;
+    if (lr->kind == IZ_LR_HF_POLYNOMIAL && lr->end_lr >= file->c.optimizer.lr)
+        iz_fault(f, SCHEDULER "lr_end",
+                 "%.15g is not below optimizer.params.lr, %.15g", lr->end_lr,
+                 file->c.optimizer.lr);
+    if (lr->kind != IZ_LR_HF_WSD)
+        return;
+    if (!lr->decay_steps)
+        iz_fault(f, SCHEDULER "num_decay_steps", "missing");
+    else if (lr->warmup_num_steps + lr->decay_steps > lr->total_num_steps)
+        iz_fault(f, SCHEDULER "num_decay_steps",
+                 "%lld and a warm-up of %lld are more than total_num_steps, "
+                 "%lld",
+                 (long long)lr->decay_steps, (long long)lr->warmup_num_steps,
+                 (long long)lr->total_num_steps);
+}
+
+static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
+{
+    struct iz_lr_config *lr = &file->c.lr;
+    enum iz_given total =
+        *iz_config_given(file, "scheduler.params.total_num_steps");
+    if (iz_config_bad(file, "scheduler.type"))
+        return;
+    check_params(file, f, SCHEDULER, lr_types[lr->kind]);
+    lr->log_warmup = file->warmup_type == 0;
+    if (lr->kind == IZ_LR_HF_WSD)
+        lr->min_ratio = file->min_lr_ratio;
+    if (!iz_config_gives(file, "scheduler.params.warmup_max_lr"))
+        lr->warmup_max_lr =
+            lr->kind == IZ_LR_DECAY &&
+                    *iz_config_given(file, "scheduler.params.warmup_max_lr") !=
+                        IZ_GIVEN_AUTO
+                ? 0.001
+                : file->c.optimizer.lr;
+    bool hf = lr->kind >= IZ_LR_HF_CONSTANT;
+    if (*iz_config_given(file, "scheduler.params.warmup_num_steps") ==
+        IZ_GIVEN_NOT)
+        lr->warmup_num_steps = hf ? 0 : 1000;
+    if (*iz_config_given(file, "scheduler.params.warmup_num_steps") ==
+            IZ_GIVEN_AUTO &&
+        hf)
+        lr->warmup_num_steps = 0;
+    if (!iz_config_has_param(&file->c, "scheduler.params.total_num_steps"))
+        return;
+    if (total == IZ_GIVEN_NOT)
+        iz_fault(f, "scheduler.params.total_num_steps",
+                 "missing; \"auto\" takes run.steps");
+    if (total == IZ_GIVEN_AUTO)
+        lr->total_num_steps = file->c.run.steps > 0 ? file->c.run.steps : 1;
+    check_decay(file, f);
+}
+
+void iz_config_resolve_updates(struct iz_config_file *file, struct iz_faults *f)
+{
+    resolve_optimizer(file, f);
+    resolve_scheduler(file, f);
+}

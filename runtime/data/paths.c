@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files that data.path names; see paths.h. */
+#define _DEFAULT_SOURCE /* strsep */
+
+#include "runtime/data/paths.h"
+
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/text.h"
+#include "runtime/config/config.h"
+
+static int paths_add(struct iz_paths *p, const char *path)
+{
+    if (!path[0])
+        return iz_text_refuse(stderr,
+                              "data.path or data.val_path: a name in its "
+                              "list is empty");
+    for (int i = 0; i < p->count; i++)
+        if (strcmp(p->path[i], path) == 0)
+            return iz_text_refuse(stderr, "data: %s is named twice", path);
+    char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
+    if (!grown)
+        return -ENOMEM;
+    p->path = grown;
+    p->path[p->count] = strdup(path);
+    if (!p->path[p->count])
+        return -ENOMEM;
+    p->count++;
+    return 0;
+}
+
+static int paths_add_pattern(struct iz_paths *p, const char *pattern)
+{
+    glob_t g = {0};
+    int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
+    if (rc != 0) {
+        iz_text_refuse(stderr, "data: %s: %s", pattern,
+                       rc == GLOB_NOMATCH ? "no file matches"
+                                          : "a folder cannot be read");
+        err = -ENOENT;
+    }
+    for (size_t i = 0; !err && i < g.gl_pathc; i++)
+        err = paths_add(p, g.gl_pathv[i]);
+    globfree(&g);
+    return err;
+}
+
+int iz_paths_open(struct iz_paths *p, const char *list)
+{
+    *p = (struct iz_paths){0};
+    if (access(list, F_OK) == 0) /* a file's name may have a comma */
+        return paths_add(p, list);
+    char *copy = strdup(list), *rest = copy, *entry;
+    int err = copy ? 0 : -ENOMEM;
+    while (!err && (entry = strsep(&rest, ",")))
+        err = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
+                  ? paths_add_pattern(p, entry)
+                  : paths_add(p, entry);
+    free(copy);
+    return err;
+}
+
+void iz_paths_close(struct iz_paths *p)
+{
+    for (int i = 0; i < p->count; i++)
+        free(p->path[i]);
+    free(p->path);
+    *p = (struct iz_paths){0};
+}
+
+bool iz_paths_first(char *out, size_t size, const char *list)
+{
+    char entry[IZ_PATH_MAX];
+    glob_t g = {0};
+    bool whole = access(list, F_OK) == 0;
+    snprintf(entry, sizeof(entry), "%.*s",
+             (int)(whole ? strlen(list) : strcspn(list, ",")), list);
+    if (access(entry, F_OK) == 0)
+        snprintf(out, size, "%s", entry);
+    else if (glob(entry, 0, NULL, &g) == 0)
+        snprintf(out, size, "%s", g.gl_pathv[0]);
+    else
+        entry[0] = '\0';
+    globfree(&g);
+    return entry[0] != '\0';
+}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells of its config.  Keys that are told to have no effect have none: neither on numbers nor on memory
+and tasks.  Those that have one are not told."""
+import re
+
+import pytest
+
+ZERO, STATES, PARAMS = ("zero_optimization", "zero_optimization.offload_optimizer",
+                        "zero_optimization.offload_param")
+PLAIN = {
+    "communication_data_type": "fp32", "optimizer.params.torch_adam": True,
+    "fp16.loss_scale": 8, "fp16.hysteresis": 5, "data_types.grad_accum_dtype": "fp32",
+    f"{ZERO}.overlap_comm": False, f"{ZERO}.stage3_prefetch_bucket_size": 3,
+    f"{ZERO}.stage3_max_live_parameters": 4, f"{ZERO}.stage3_max_reuse_distance": 0,
+    f"{STATES}.nvme_path": "/", f"{STATES}.buffer_count": 2, f"{STATES}.pin_memory": False,
+    f"{PARAMS}.nvme_path": "/", f"{PARAMS}.buffer_count": 2, f"{PARAMS}.pin_memory": False,
+    "lora.alpha": 3,
+    "data.val_fraction": 0.3, "run.keep_last": 4, "run.save_mode": "async",
+    "run.save_buffers": 3, "run.eval_interval": 0, "run.sample_prompt": "a",
+    "run.sample_temperature": 0.1, "run.ring": 3, "run.comm": "mpi",
+    "run.host_comm": "messages", "run.gpu_attention": "own", "run.gpu_logits_bytes": 7,
+    "run.tf32": True, "run.muon_products": "host", "run.device_memory_limit_bytes": 9,
+    "run.schedule": "breadth_first", "run.parallel_micro_batches": 2,
+    "run.sum_order": "local_first", "run.sum_group": 1, "run.nvme_checksum": True,
+    "run.inject_seed": 4, "run.export_dtype": "fp16", "run.export_shard_bytes": 5,
+    "run.empty_steps": "skip", "optimizer.params.adam_w_mode": True}
+FP16 = {"fp16.enabled": True, "gradient_accumulation_steps": 2}
+WARM = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}}}
+CASES = [
+    (1, {"optimizer.params.weight_decay": 0}, PLAIN, {}),
+    (2, {**FP16, **WARM, "fp16.loss_scale": 64, "run.save_interval": 2, "run.save_mode": "sync",
+         f"{ZERO}.stage": 3, "run.ring": 2, "data_types.grad_accum_dtype": "fp16"},
+     {"fp16.hysteresis": 5, "fp16.loss_scale_window": 1, "fp16.initial_scale_power": 3,
+      "fp16.min_loss_scale": 2, "fp16.consecutive_hysteresis": True,
+      "optimizer.params.lr": 3, f"{ZERO}.stage3_prefetch_bucket_size": 3,
+      f"{ZERO}.stage3_max_live_parameters": 4,
+      "run.save_buffers": 3},
+     {f"{ZERO}.overlap_comm": True, "optimizer.params.adam_w_mode": True,
+      "run.keep_last": 1}),
+    (1, {**FP16, "run.schedule": "breadth_first", "fp16.hysteresis": 1,
+         "optimizer": {"type": "Muon", "params": {"momentum": 0}}},
+     {"optimizer.params.nesterov": False, "optimizer.params.lr": 7,
+      "run.parallel_micro_batches": 1, "fp16.consecutive_hysteresis": True},
+     {"optimizer.params.muon_lr": 0.01, "optimizer.params.adam_lr": 0.01,
+      "fp16.loss_scale_window": 500})]
+
+
+WARMUP = {"type": "WarmupLR"}
+DECAY = {"type": "WarmupDecayLR"}
+
+
+@pytest.mark.parametrize("scheduler, params, said", [
+    (WARMUP, {"warmup_num_steps": 4}, ["warmup_num_steps is 4 and run.steps 3: the rate "
+                                       "is still rising at the end"]),
+    (WARMUP, {"warmup_num_steps": 3}, []),
+    (DECAY, {"warmup_num_steps": 1, "total_num_steps": 2}, [
+        "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
+    ({"type": "WarmupCosineLR"}, {"warmup_num_steps": 2, "total_num_steps": 2}, [
+        "warmup_num_steps is 2 and total_num_steps 2: the rate rises to the end",
+        "total_num_steps is 2 and run.steps 3: the rate stays at its least"]),
+    (DECAY, {"warmup_num_steps": 2, "total_num_steps": "auto"}, [])], ids=str)
+def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
+    r = place.launch(1, {"scheduler": {**scheduler, "params": params}}, ["--plan"])
+    lines = re.findall(r"^config: scheduler.params.(.*)$", r.out, re.M)
+    assert r.rc == 0 and len(lines) == len(said), str(r)
+    assert all(words in line for words, line in zip(said, lines)), str(r)
+
+
+@pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon"))
+def test_what_has_no_effect_is_told(ranks, base, idle, used, place):
+    base = {**base, "data.val_path": str(place.data)}
+    plain = place.good(ranks, {**base, **used})
+    r = place.good(ranks, {**base, **used, **idle})
+    said, = re.findall(r"^config: without effect here: (.*)$", r.out, re.M)
+    said = set(re.findall(r"[\w.]+\.\w+|communication_data_type", said))
+    assert set(idle) - said - {"run.eval_interval"} == set() == said & set(used)
+    assert r.numbers == plain.numbers and r.memory == plain.memory
+    assert r.summary["tasks"] == plain.summary["tasks"]
+    if ranks == 1:  # its own config gives all keys
+        again = place.as_it_is({**r.config, "run": {**r.config["run"], "output": str(
+            place.folder / "again")}})
+        assert again.hash == r.hash and "without effect" not in again.out

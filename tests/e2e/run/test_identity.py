@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run is one run: on all its ranks, and after every resume.  What differs is
+refused before anything is written, or told with both values."""
+import shutil
+
+import pytest
+
+import run
+from inputs import MASK, TOKENS, shard
+
+CONFIG = {"train_batch_size": 2, "run.save": True, "run.steps": 2,
+          "run.cpu_kernels": "auto", "run.comm_timeout_s": 30}
+SEED = ["--set", "run.seed=2"]
+
+
+# ---- ranks ----
+
+def of_two(place, second, before=(), program=None, config=None, output="two"):
+    """A rank as it should be, and another one."""
+    own = place.config(CONFIG, place.folder / output)
+    r = run.call(*run.apart([run.PROGRAM, own],
+                            [*before, program or run.PROGRAM, config or own, *second]),
+                 output=place.folder / output)
+    assert "waited" not in r.err, str(r)
+    return r
+
+
+def settings(*keys):
+    return [x for key in keys for x in ("--set", key)]
+
+
+@pytest.mark.parametrize("second, words", [
+    # what trains in silence, and what never ends: of another number of tasks, in
+    # another order, to another end
+    (settings("optimizer.params.lr=1"), ("optimizer.params.lr: 0.003 on", ", 1.0 on")),
+    (SEED, ("run.seed: 1 on", ", 2 on")),
+    (settings("zero_optimization.stage=3"), ("zero_optimization.stage: 0 on", ", 3 on")),
+    (settings("bf16.enabled=true"), ("bf16.enabled: false on", ", true on")),
+    (settings("run.schedule=breadth_first"), ("run.schedule: ", '"breadth_first" on')),
+    (settings("run.save=false"), ("run.save: true on", ", false on")),
+    (settings("model.layers=3"), ("model.layers: 5 on", ", 3 on")),
+    (settings("scheduler.type=WarmupLR"),
+     ("scheduler.params.warmup_num_steps: nothing on", ", 1000 on")),
+    (settings('parameters=[{"match": "*", "weight_decay": 0}]'),
+     ("parameters: [] on", '"weight_decay": 0.0')),
+    (["--resume"], ("--resume: false on", ", true on")),
+    (["--plan"], ("--plan: false on", ", true on"))], ids=lambda x: x[-1])
+def test_ranks_with_other_settings_are_refused(second, words, place):
+    r = of_two(place, second)
+    run.refused(r, *words, "rank 0", "rank 1: all ranks of a run need the same")
+    assert not r.output.exists()
+
+
+@pytest.mark.parametrize("variable, words", [
+    ("IZ_SIMD=portable", ('env.IZ_SIMD: nothing on', ', "portable" on')),
+    ("OPENBLAS_CORETYPE=Prescott", ("env.OPENBLAS_CORETYPE: nothing on",))])
+def test_ranks_with_other_kernels_are_refused(variable, words, place):
+    run.refused(of_two(place, [], ["env", variable]), *words)
+
+
+def test_ranks_of_other_programs_are_refused(place):
+    r = of_two(place, settings("model.preset=tiny"), program=run.built("models/llama"))
+    run.refused(r, "program: gpt2 on rank 0, llama on rank 1")
+
+
+def test_a_rank_that_cannot_read_its_config_says_why(place):
+    """And the others say whose fault it is."""
+    r = of_two(place, [], config=place.folder / "none.json")
+    run.refused(r, "none.json: cannot be read: No such file")
+    run.refused(r, "the other ranks end with rank 1, which says why")
+    r = of_two(place, settings("run.stepz=1", "run.seed=-1"))
+    run.refused(r, "run.stepz: unknown key")
+    run.refused(r, "run.seed: -1 is less than 0")
+
+
+def test_ranks_with_other_data_are_refused(place):
+    """Files of one name and length, as on hosts with copies of their own."""
+    for name, step in ("a", 1), ("b", 3):
+        (place.folder / name).mkdir()
+        shard(place.folder / name / "x.bin", TOKENS[::step][:1000])
+    c = place.config({**CONFIG, "data": {"path": "x.bin", "bytes": False}})
+    r = run.call(*run.apart(*(["env", "-C", place.folder / x, run.PROGRAM, c]
+                              for x in "ab")))
+    run.refused(r, "data.train.00000: 3024 bytes, hash", "on rank 0", "on rank 1")
+    assert not (place.folder / f"out{place.count}").exists()
+
+
+def test_what_is_a_ranks_own_may_differ(place):
+    r = of_two(place, settings("run.workers=1", "run.memory_limit_bytes=10000000000"))
+    assert r.rc == 0 and r.saved == [2], str(r)
+
+
+# ---- a resumed run ----
+
+@pytest.fixture(scope="module")
+def half(shared):
+    """Two steps of four, and the settings of the run."""
+    data = shard(shared.folder / "a.bin", TOKENS)
+    shard(shared.folder / "same.bin", TOKENS)
+    shard(shared.folder / "other.bin", TOKENS[::-1])
+    shard(shared.folder / "longer.bin", [*TOKENS, *TOKENS[:40]])
+    shard(shared.folder / "masked.bin", TOKENS)
+    head = b"".join(x.to_bytes(4, "little") for x in (*MASK, len(TOKENS)))
+    (shared.folder / "masked.mask").write_bytes(
+        head + bytes(1024 - len(head)) + bytes([1, 1] * (len(TOKENS) // 2)))
+    c = {**CONFIG, "data": {"path": str(data), "bytes": False}}
+    return c, shared.good(1, c, output=shared.folder / "half").output
+
+
+def state(folder):
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns)
+            for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"run.seed": 2}, ("run.seed: 1 in", ", 2 now")),
+    ({"data.path": "other.bin"}, ("data.train.00000: 11024 bytes, hash", ", 11024 bytes")),
+    ({"data.path": "longer.bin"}, ("data.train.00000: 11024 bytes", ", 11104 bytes")),
+    ({"data.path": "masked.bin"}, ("data.train.00000.mask: nothing in", ", 6024 bytes")),
+    ({"data.path": "a.bin,same.bin"}, ("data.train.00001: nothing in", ", 11024 bytes")),
+    ({"data.val_fraction": 0.5}, ("data.train.windows: 296 in", ", 156 now")),
+    ({"data.document_end": 7}, ("data.document_end: -1 in", ", 7 now")),
+    ({"train_batch_size": 4}, ("train_batch_size: 2 in", ", 4 now")),
+    ({"optimizer.type": "Lion"}, ("optimizer.type: \"AdamW\" in", ", \"Lion\" now")),
+    ({"model.seq": 8, "run.slices": 2}, ("model.seq: 16 in", ", 8 now"))], ids=str)
+def test_another_run_is_no_resumed_one(change, words, half, shared):
+    """And leaves all as it is."""
+    c, out = half
+    change = {k: ",".join(str(shared.folder / x) for x in v.split(","))
+              if k == "data.path" else v for k, v in change.items()}
+    before = state(out)
+    r = shared.launch(1, {**c, **change}, ["--resume"], output=out)
+    run.refused(r, "--resume: ", *words, "would be another run")
+    assert state(out) == before
+
+
+def resume(place, half, changes, ranks=1):
+    """In a copy."""
+    c, out = half
+    copy = place.folder / f"copy{place.count}"
+    shutil.copytree(out, copy)
+    r = place.good(ranks, {**c, "run.steps": 4, **changes}, ["--resume"], output=copy)
+    assert r.last("resumed")["from"] == 2
+    return r, r.last("resumed")["changed"]
+
+
+def test_what_may_change_is_told(half, place):
+    schedule = {"type": "WarmupCosineLR",
+                "params": {"warmup_num_steps": 2, "total_num_steps": "auto"}}
+    r, changed = resume(place, half, {
+        "data.path": str(shard(place.folder / "b.bin", TOKENS)), "scheduler": schedule,
+        "optimizer.params.lr": 0.1, "zero_optimization.stage": 2}, 2)
+    assert "resume: optimizer.params.lr: 0.003 until step 2, from now on 0.1\n" in r.out
+    assert "resume: ranks: 1 until step 2, from now on 2\n" in r.out
+    assert "resume: without effect on results: data.path " in r.out
+    assert changed.items() >= {"optimizer.params.lr": ["0.003", "0.1"],
+                               "ranks": ["1", "2"], "run.steps": ["2", "4"],
+                               "zero_optimization.stage": ["0", "2"]}.items()
+    assert changed["scheduler.params.total_num_steps"] == [None, "4"]
+    # and the next one is compared with this
+    r = place.good(2, {**half[0], "scheduler": schedule, "data.path": str(
+        place.folder / "b.bin"), "run.steps": 5, "zero_optimization.stage": 2},
+        ["--resume"], output=r.output)
+    assert r.lines[-1] and [x["resumed"] for x in r.lines if "resumed" in x][-1] == {
+        "from": 4, "changed": {"optimizer.params.lr": ["0.1", "0.003"],
+                               "run.steps": ["4", "5"],
+                               "scheduler.params.total_num_steps": ["4", "5"]}}
+
+
+@pytest.mark.parametrize("first, second, scale", [
+    ({}, {"fp16.initial_scale_power": 12}, 4096),
+    ({"fp16.enabled": True, "fp16.loss_scale": 256.0}, {"fp16.loss_scale": 64.0}, 64),
+    ({"fp16.enabled": True, "fp16.loss_scale": 256.0}, {"fp16.initial_scale_power": 7}, 128),
+    ({"fp16.enabled": True, "fp16.initial_scale_power": 9}, {}, 512)], ids=str)
+def test_a_loss_scale_is_what_was_asked_for(first, second, scale, place):
+    """One without a history begins; one that was dynamic goes on."""
+    c = {"run.save": True, "run.steps": 1}
+    r = place.halves(1, {**c, **first},
+                     {**c, "run.steps": 2, "fp16.enabled": True, **second})
+    assert r.steps[-1]["loss_scale"] == scale, str(r)
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(half, place):
+    c, out = half
+    shutil.copytree(out, place.folder / "own")
+    other = place.good(1, {**c, "run.steps": 3}).output
+    for step in "00000003", "00000001":
+        to = place.folder / f"own/checkpoints/step-{step}"
+        shutil.copytree(other / "checkpoints/step-00000003", to)
+        before = state(place.folder / "own")
+        r = place.launch(1, {**c, "run.steps": 4}, ["--resume"],
+                         output=place.folder / "own")
+        run.refused(r, "holds checkpoints of two runs: step ", "step 2", "move those")
+        assert state(place.folder / "own") == before
+        shutil.rmtree(to)
+    # in a folder of its own it goes on
+    shutil.copytree(other, place.folder / "branch")
+    place.good(1, {**c, "run.steps": 4}, ["--resume"], output=place.folder / "branch")
+
+
+def test_a_checkpoint_without_an_identity_goes_on(half, place):
+    """Written by a program of before: what is left open is chosen anew, and told."""
+    c, out = half
+    shutil.copytree(out, place.folder / "old")
+    run.forget(place.folder / "old")
+    r = place.good(1, {**c, "run.steps": 3}, ["--resume"], output=place.folder / "old")
+    assert "step 2 does not tell of what run it is" in r.out and r.saved == [2, 3]
