@@ -417,7 +417,7 @@ CONFIGS = [
     ("qwen2", {"use_sliding_window": True}, {}, [["use_sliding_window"]]),
     ("mistral", {"sliding_window": None}, {}, None),
     ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
-               "model_type": "gemma"}, {},
+               "model_type": "rwkv"}, {},
      [["attention_bias"], ["mlp_bias"], ["hidden_act"], ["model_type"]]),
     ("llama", {"hidden_size": None}, {}, [["in/config.json: hidden_size"]]),
     *(("llama", {SCALING: theirs}, {}, words) for theirs, words in (
@@ -487,7 +487,7 @@ CHECKED = [  # a folder with changes: what is said of it, and what contradicts
     ("llama", {}, {"model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)}, [],
      ["model.norm.weight: has a value that is not finite"]),
     ("llama", {"vocab_size": 255, "hidden_act": "relu"}, {}, [], ['hidden_act is "relu"']),
-    ("mistral", {"model_type": "gemma"}, {}, [], ['model_type "gemma" is read by none'])]
+    ("mistral", {"model_type": "rwkv"}, {}, [], ['model_type "rwkv" is read by none'])]
 
 
 @pytest.mark.sanitized
