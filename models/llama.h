@@ -28,7 +28,8 @@ struct iz_llama_config {
     char no_rope_layers[2048];  /* of each block 0 where it is not turned */
     int no_rope_layer_interval; /* ... or every which; 0: none */
     double partial_rotary_factor, rope_local_base_freq;
-    double attention_multiplier, query_pre_attn_scalar;     /* 0: by head_dim */
+    double attention_multiplier; /* 0: by the next one */
+    int query_pre_attn_scalar;   /* 0: head_dim */
     double attn_logit_softcapping, final_logit_softcapping; /* 0: none */
     double embedding_multiplier, residual_multiplier;
     double logits_scaling, logit_scale;

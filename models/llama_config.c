@@ -32,12 +32,15 @@ static bool has_foreign(const struct iz_llama_config *c, const char **name)
         const char *name;
         size_t offset;
         double none;
-    } options[] = {
-        OPTION(partial_rotary_factor, 1),  OPTION(rope_local_base_freq, 0),
-        OPTION(attention_multiplier, 0),   OPTION(query_pre_attn_scalar, 0),
-        OPTION(attn_logit_softcapping, 0), OPTION(final_logit_softcapping, 0),
-        OPTION(embedding_multiplier, 1),   OPTION(residual_multiplier, 1),
-        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1)};
+    } options[] = {OPTION(partial_rotary_factor, 1),
+                   OPTION(rope_local_base_freq, 0),
+                   OPTION(attention_multiplier, 0),
+                   OPTION(attn_logit_softcapping, 0),
+                   OPTION(final_logit_softcapping, 0),
+                   OPTION(embedding_multiplier, 1),
+                   OPTION(residual_multiplier, 1),
+                   OPTION(logits_scaling, 1),
+                   OPTION(logit_scale, 1)};
     const char *type = iz_llama_hf.type(c);
     for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
         double v;
@@ -46,7 +49,8 @@ static bool has_foreign(const struct iz_llama_config *c, const char **name)
         if (v != options[i].none && type && !iz_llama_knows(type, *name))
             return true;
     }
-    return false;
+    *name = "query_pre_attn_scalar";
+    return c->query_pre_attn_scalar && type && !iz_llama_knows(type, *name);
 }
 
 #undef OPTION
@@ -115,6 +119,8 @@ static int llama_config_check(const char *model,
         why = "too many blocks of several sorts";
     else if (has_foreign(c, &name))
         why = "the family has no such factor";
+    else
+        name = "";
     if (why)
         fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)
@@ -147,6 +153,16 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
         c->family = c->qkv_bias  ? IZ_FAMILY_QWEN2
                     : c->qk_norm ? IZ_FAMILY_QWEN3
                                  : IZ_FAMILY_LLAMA;
+    const char *type = iz_llama_hf.type(c);
+    if (type && !c->query_pre_attn_scalar && c->head_dim &&
+        iz_llama_knows(type, "query_pre_attn_scalar"))
+        c->query_pre_attn_scalar = c->head_dim;
+    if (type && c->attention_multiplier == 0 && c->head_dim &&
+        iz_llama_knows(type, "attention_multiplier"))
+        c->attention_multiplier = 1 / sqrt(c->head_dim);
+    if (type && c->rope_local_base_freq == 0 &&
+        iz_llama_knows(type, "rope_local_base_freq"))
+        c->rope_local_base_freq = c->rope_theta;
     return llama_config_check(model, c);
 }
 
@@ -193,7 +209,7 @@ static float factor(double v)
 struct iz_block iz_llama_block(const struct iz_llama_config *c)
 {
     const struct iz_family *f = iz_family_of(c->family);
-    double scalar = c->query_pre_attn_scalar;
+    int scalar = c->query_pre_attn_scalar;
     struct iz_block b = {.layers = c->layers,
                          .heads = c->heads,
                          .kv_heads = c->kv_heads,
@@ -215,7 +231,7 @@ struct iz_block iz_llama_block(const struct iz_llama_config *c)
                          .logit_cap = (float)c->final_logit_softcapping};
     if (c->attention_multiplier != 0)
         b.score_scale = (float)c->attention_multiplier;
-    else if (scalar != 0 && scalar != c->head_dim)
+    else if (scalar && scalar != c->head_dim)
         b.score_scale = (float)(1 / sqrt(scalar));
     if (c->rope_local_base_freq != 0) {
         b.rope[1].theta = c->rope_local_base_freq;

@@ -49,7 +49,7 @@
      "rope_theta."},
     {KEY(attention_multiplier, DOUBLE, 0, 1e6, NULL), "0",
      "Factor of scores; 0: by query_pre_attn_scalar."},
-    {KEY(query_pre_attn_scalar, DOUBLE, 0, 1e6, NULL), "0",
+    {KEY(query_pre_attn_scalar, INT, 0, MOST, NULL), "0",
      "Scores are divided by its root; 0: head_dim."},
     {KEY(attn_logit_softcapping, DOUBLE, 0, 1e6, NULL), "0",
      "Cap of scores, through tanh; 0: none."},

@@ -353,6 +353,24 @@ const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
     return NULL;
 }
 
+/* As the files have it: several words are an array. */
+static void print_value(FILE *out, const struct iz_key *k, const void *self)
+{
+    const char *list = (const char *)self + k->offset;
+    if (k->type != IZ_KEY_LIST) {
+        iz_key_print(out, k, self);
+        return;
+    }
+    fputc('[', out);
+    while (*list) {
+        int n = (int)strcspn(list, ",");
+        bool more = list[n];
+        fprintf(out, "\"%.*s\"%s", n, list, more ? ", " : "");
+        list += n + more;
+    }
+    fputc(']', out);
+}
+
 static void put_key(FILE *out, const struct iz_hf_key *k,
                     const struct iz_key *keys, const void *self)
 {
@@ -363,13 +381,14 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
     const struct iz_key *ours = iz_key_find(keys, k->key);
     assert(ours);
     const void *at = (const char *)self + ours->offset;
-    bool zero = ours->type == IZ_KEY_DOUBLE ? *(const double *)at == 0
-                : ours->type == IZ_KEY_INT  ? *(const int *)at == 0
-                                            : false;
+    bool zero = ours->type == IZ_KEY_LIST     ? !*(const char *)at
+                : ours->type == IZ_KEY_DOUBLE ? *(const double *)at == 0
+                : ours->type == IZ_KEY_INT    ? *(const int *)at == 0
+                                              : false;
     if (k->null_is_zero && zero)
         fputs("null", out);
     else
-        iz_key_print(out, ours, self);
+        print_value(out, ours, self);
 }
 
 /* Whether a row without key is: it has a value that means something. */
@@ -464,7 +483,7 @@ static json_t *own_keys(const struct iz_section *model, const void *self)
     FILE *out = iz_text_open(&text);
     for (const struct iz_key *k = model->keys; out && k->name; k++) {
         fprintf(out, "%s\"%s\": ", k == model->keys ? "{" : ", ", k->name);
-        iz_key_print(out, k, self);
+        print_value(out, k, self);
     }
     if (out)
         fputc('}', out);

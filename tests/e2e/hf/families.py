@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""usage: families.py [--write] [FAMILY...]
+"""usage: families.py [--write | --in=FOLDER] [FAMILY...]
 
 A small model of each family of models/families.c, its weights by a seed, and what
 transformers computes with it: families.json has the config.json that it saves, the
 shapes of its tensors, and the losses of SAMPLE before each of ten steps of AdamW and
-after them.  With --write the losses are computed again and written, else compared.
+after them.  With --write the losses are computed again and written, else compared:
+those of the seeded weights, or of the folders FOLDER/FAMILY.
 What tests read needs no transformers."""
 import array
 import json
@@ -106,12 +107,14 @@ def shapes_of(family, path):
 def main():
     names = [a for a in sys.argv[1:] if a[0] != "-"] or list(FAMILIES)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    given = [pathlib.Path(a[5:]) for a in sys.argv[1:] if a.startswith("--in=")]
     for name in names:
         with tempfile.TemporaryDirectory() as temporary:
             path = pathlib.Path(temporary)
             if "--write" in sys.argv:
                 golden[name] = shapes_of(name, path / "saved")
-            now = losses(write(name, golden, path / "seeded"))
+            now = losses(given[0] / name if given else
+                         write(name, golden, path / "seeded"))
         was = golden[name].setdefault("losses", now)
         assert max(abs(a - b) for a, b in zip(was, now)) < 1e-5, (name, was, now)
         print(name, now[0], now[-1], flush=True)

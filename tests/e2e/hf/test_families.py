@@ -40,6 +40,15 @@ def test_a_family_has_its_losses(family, place):
 
 
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
-def test_transformers_has_these_losses():
-    r = run.call(PYTHON, families.__file__, timeout_s=1200)
+def test_transformers_has_these_losses_of_what_is_written(place):
+    place.use(rows.program_of("llama"))
+    sample = place.folder / "sample"
+    sample.write_bytes(families.SAMPLE)
+    for family in GOLDEN:
+        folder = families.write(family, GOLDEN, place.folder / "in" / family)
+        place.good(1, config(folder, sample, **{
+            "run.steps": 1, "optimizer.params.lr": 0.0,
+            "run.export": str(place.folder / "out" / family)}))
+    r = run.call(PYTHON, families.__file__, f"--in={place.folder / 'out'}",
+                 timeout_s=1200)
     assert r.rc == 0, str(r)
