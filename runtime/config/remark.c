@@ -301,8 +301,8 @@ static const struct {
     {"STARPU_SCHED is set", other_scheduler, "run.scheduler"},
 };
 
-/* A schedule that ends elsewhere than the run. */
-static void remark_schedule(const struct iz_config *c, FILE *out)
+/* A schedule that ends elsewhere than the run, and a rate of nothing. */
+static void remark_rate(const struct iz_config *c, FILE *out)
 {
     static const char line[] =
         "config: scheduler.params.%s is %lld and %s %lld: %s\n";
@@ -310,6 +310,10 @@ static void remark_schedule(const struct iz_config *c, FILE *out)
     long long steps = c->run.steps, warm = lr->warmup_num_steps;
     long long total = lr->total_num_steps;
     bool ends = lr->kind == IZ_LR_DECAY || lr->kind == IZ_LR_COSINE;
+    bool own = lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
+    if ((own ? lr->warmup_max_lr : c->optimizer.lr) == 0 && steps)
+        fprintf(out, "config: %s is 0: no step moves a weight\n",
+                own ? "scheduler.params.warmup_max_lr" : "optimizer.params.lr");
     if (lr->kind != IZ_LR_CONST && steps && warm > steps)
         fprintf(out, line, "warmup_num_steps", warm, "run.steps", steps,
                 "the rate is still rising at the end");
@@ -321,6 +325,16 @@ static void remark_schedule(const struct iz_config *c, FILE *out)
                 lr->kind == IZ_LR_DECAY
                     ? "the rate is 0 from there on"
                     : "the rate stays at its least from there on");
+}
+
+static void remark_samples(const struct iz_config *c, int64_t samples,
+                           FILE *out)
+{
+    if (samples && c->train_batch_size > samples)
+        fprintf(out,
+                "config: train_batch_size is %lld and there are %lld samples: "
+                "a step has some of them several times\n",
+                (long long)c->train_batch_size, (long long)samples);
 }
 
 static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
@@ -354,6 +368,7 @@ static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
 void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
                       FILE *out)
 {
-    remark_schedule(c, out);
+    remark_rate(c, out);
+    remark_samples(c, run->samples, out);
     remark_idle(c, run, out);
 }

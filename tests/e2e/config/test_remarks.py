@@ -66,6 +66,14 @@ def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
     assert all(words in line for words, line in zip(said, lines)), str(r)
 
 
+def test_a_step_that_learns_nothing_new_is_told(place):
+    r = place.good(1, {"optimizer.params.lr": 0.0, "data.val_fraction": 0.9,
+                       "train_batch_size": 2000, "run.steps": 1})
+    assert "config: optimizer.params.lr is 0: no step moves a weight\n" in r.out
+    assert re.search(r"train_batch_size is 2000 and there are \d+ samples: a step has "
+                     "some", r.out)
+
+
 @pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon"))
 def test_what_has_no_effect_is_told(ranks, base, idle, used, place):
     base = {**base, "data.val_path": str(place.data)}
