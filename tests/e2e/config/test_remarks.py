@@ -57,7 +57,10 @@ DECAY = {"type": "WarmupDecayLR"}
         "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
     ({"type": "WarmupCosineLR"}, {"warmup_num_steps": 2, "total_num_steps": 2}, [
         "warmup_num_steps is 2 and total_num_steps 2: the rate rises to the end",
-        "total_num_steps is 2 and run.steps 3: the rate stays at its least"]),
+        "total_num_steps is 2 and run.steps 3: the schedule is over before the run"]),
+    ({"type": "linear"}, {"total_num_steps": 2}, [
+        "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
+    ({"type": "cosine"}, {"total_num_steps": "auto"}, []),
     (DECAY, {"warmup_num_steps": 2, "total_num_steps": "auto"}, [])], ids=str)
 def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
     r = place.launch(1, {"scheduler": {**scheduler, "params": params}}, ["--plan"])
