@@ -78,17 +78,20 @@ static void tell_tensors(const struct run *r, const json_t *link,
     printf("\n");
 }
 
-void iz_replay_compare(struct run *r, const json_t *link,
-                       const struct iz_state_hash *h)
+void iz_replay_compare(struct run *r)
 {
     struct run_replay *p = &r->replay;
-    p->differs = strtoull(iz_json_text_of(link, "state"), NULL, 16) != h->all;
+    const json_t *link = iz_chain_find(r, r->e->step, false);
+    struct iz_state_hash h;
+    iz_state_hash_open(&h, r->e, &r->of);
+    p->differs = strtoull(iz_json_text_of(link, "state"), NULL, 16) != h.all;
     if (p->differs && iz_run_first(r))
-        tell_tensors(r, link, h);
-    if (p->differs)
-        return;
-    p->first = p->hashes++ ? p->first : r->e->step;
-    p->equal = r->e->step;
+        tell_tensors(r, link, &h);
+    if (!p->differs) {
+        p->first = p->hashes++ ? p->first : r->e->step;
+        p->equal = r->e->step;
+    }
+    iz_state_hash_close(&h);
 }
 
 int iz_replay_end(struct run *r)
