@@ -16,6 +16,7 @@ enum { PIECE = 1 << 16 }; /* elements; a worker's are in its caches */
 struct sums {
     struct iz_engine *e;
     const struct iz_state_hash *h;
+    bool states;          /* not parameters alone */
     _Atomic int64_t next; /* piece, counted over all chunks */
 };
 
@@ -135,7 +136,8 @@ static void hash_pieces(void *arg, int worker, struct iz_exec *x)
     while (next_piece(s, &p))
         for (int i = 0; i < s->h->parts.k.n_parts; i++) {
             enum iz_array a = s->h->parts.arg[i].array;
-            if (s->h->parts.arg[i].unit == p.unit && iz_array_part(a) == p.part)
+            if (s->h->parts.arg[i].unit == p.unit &&
+                iz_array_part(a) == p.part && (a < IZ_STATE || s->states))
                 hash_part(s, i, iz_engine_array(s->e, p.unit, a, p.from),
                           iz_engine_array(s->e, p.unit, a, p.from + p.n), buf);
         }
@@ -176,29 +178,49 @@ static uint64_t hash_scalars(const struct iz_ckpt *k)
     return h;
 }
 
-void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
-                        const struct iz_ckpt_of *of)
+/* What this rank has. */
+static void open_own(struct iz_state_hash *h, struct iz_engine *e,
+                     const struct iz_ckpt_of *of, bool states)
 {
     *h = (struct iz_state_hash){0};
     iz_graph_wait(e->graph);
     if (iz_parts_open(&h->parts, e, of, false))
         iz_die("no memory for a hash");
     list_tensors(h, e);
-    struct sums s = {.e = e, .h = h};
+    struct sums s = {.e = e, .h = h, .states = states};
     iz_access_hold(e, true);
     if (all_in_memory(&e->plan.zero, e->plan.target.gpu))
         iz_graph_on_workers(e->graph, hash_pieces, &s);
     else
         hash_pieces(&s, 0, NULL);
     iz_access_hold(e, false);
+}
+
+void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
+                        const struct iz_ckpt_of *of)
+{
+    open_own(h, e, of, true);
     add_ranks(h, e->coll);
     h->all = hash_scalars(&h->parts.k);
-    for (int i = 0; i < h->parts.k.n_parts; i++)
-        for (int t = h->first[i]; t < h->first[i + 1]; t++) {
-            bool weight = h->parts.arg[i].array < IZ_STATE;
-            h->weights += weight ? h->tensor[t].hash : 0;
-            h->all = iz_mix(h->all + h->tensor[t].hash);
-        }
+    for (int t = 0; t < h->first[h->parts.k.n_parts]; t++)
+        h->all = iz_mix(h->all + h->tensor[t].hash);
+}
+
+uint64_t iz_state_hash_weights(struct iz_engine *e, const struct iz_ckpt_of *of)
+{
+    struct iz_state_hash h;
+    uint64_t sum = 0;
+    open_own(&h, e, of, false);
+    for (int t = 0; t < h.first[h.parts.k.n_parts]; t++)
+        sum += h.tensor[t].hash;
+    iz_state_hash_close(&h);
+    int64_t mine = (int64_t)sum;
+    int64_t *all = iz_agree_numbers(e->coll, &mine, 1, "hash");
+    sum = 0;
+    for (int r = 0; r < e->coll->size; r++)
+        sum += (uint64_t)all[r];
+    free(all);
+    return sum;
 }
 
 void iz_state_hash_close(struct iz_state_hash *h)

@@ -18,12 +18,14 @@ struct iz_state_hash {
     /* Those of part i are [first[i], first[i + 1]). */
     struct iz_state_tensor *tensor;
     int *first;
-    uint64_t weights; /* of those that are parameters */
-    uint64_t all;     /* of all tensors and the scalars */
+    uint64_t all; /* of all tensors and the scalars */
 };
 
 /* All ranks; waits for what was submitted.  What is on a GPU or a disk goes
  * through the main thread, else all workers share the work. */
 void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
                         const struct iz_ckpt_of *of);
+/* The hash of the parameters alone. */
+uint64_t iz_state_hash_weights(struct iz_engine *e,
+                               const struct iz_ckpt_of *of);
 void iz_state_hash_close(struct iz_state_hash *h);
