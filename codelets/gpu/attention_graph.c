@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <float.h>
-#include <math.h>
 
 /* The tensors by their numbers.  Those from S on exist in the kernels alone:
  * _T is transposed, and *_ALL has a part for each head of queries. */
@@ -323,7 +322,7 @@ void iz_attention_pack(struct iz_attention_pack *to,
     int64_t row = sample * k->seq, n = k->heads * k->seq;
     int64_t at = row * a->o.cols * iz_dtype_bytes(a->o.dtype);
     to->n = 0;
-    to->scale = 1 / sqrtf((float)k->d);
+    to->scale = iz_attention_scale(a);
     to->lowest = -FLT_MAX;
     to->one = 1;
     pack_heads(to, k, a->qkv, row, (int[]){Q, K, V});

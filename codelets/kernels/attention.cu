@@ -72,25 +72,78 @@ static bool on_tensor_cores(const struct iz_exec *x, enum iz_dtype t)
     return t != IZ_F32 && x->numerics.capability >= 80;
 }
 
+/* The first keys of n rows, by documents (NULL: none) and window. */
 static __global__ void __launch_bounds__(256)
-    copy_begins(int32_t *to, const int32_t *from, int64_t n)
+    first_keys(int32_t *to, const int32_t *begins, int64_t n, int seq,
+               int window)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i < n)
-        to[i] = from[i];
+    if (i >= n)
+        return;
+    int first = (int)(i % seq) + 1 - window;
+    to[i] = max(first, begins ? begins[i] : 0);
 }
 
-/* Every block reads them, some several times: from pinned memory once. */
-static const int32_t *begins_of(const struct iz_attention *a, void *room,
-                                void *stream)
+template <class T>
+static __global__ void __launch_bounds__(256)
+    widen_sinks(float *to, const T *from, int n)
 {
-    int64_t n = iz_view_len(a->begins);
-    int32_t *to = (int32_t *)room;
-    if (!n)
-        return NULL;
-    IZ_LAUNCH(copy_begins, (int)((n + 255) / 256), 256, 0, stream, to,
-              (const int32_t *)a->begins.p, n);
-    return to;
+    for (int i = (int)threadIdx.x; i < n; i += 256)
+        to[i] = iz_load(from + i);
+}
+
+/* What blocks read several times, with room for it: first keys, from pinned
+ * memory once, and sinks. */
+static void aside_bring(struct iz_heads *h, const struct iz_attention *a,
+                        float *room, void *stream)
+{
+    int64_t n = iz_attention_hides(a) ? a->o.rows : 0;
+    int32_t *first = (int32_t *)room;
+    if (n) {
+        IZ_LAUNCH(first_keys, (int)((n + 255) / 256), 256, 0, stream, first,
+                  (const int32_t *)a->begins.p, n, h->seq,
+                  a->window ? a->window : h->seq);
+        h->begins = first;
+    }
+    if (a->sinks.rows) {
+        h->sinks = room + n;
+        iz_by_type(a->sinks.dtype, [&](auto zero) {
+            void (*k)(float *, const decltype(zero) *, int) =
+                widen_sinks<decltype(zero)>;
+            IZ_LAUNCH(k, 1, 256, 0, stream, room + n,
+                      (const decltype(zero) *)a->sinks.p, h->heads);
+        });
+    }
+}
+
+/* A block has a head, of all samples.  A sink's value is 0, so is the gradient
+ * of its probability; what it has of a row is above 1 only where lse was
+ * rounded. */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    sink_grads(T *dsinks, struct iz_heads a)
+{
+    int head = (int)blockIdx.x;
+    int64_t rows = (int64_t)a.all / a.heads * a.seq;
+    float sum = 0, sink = a.sinks[head];
+    for (int64_t i = threadIdx.x; i < rows; i += 256) {
+        int64_t at = (i / a.seq * a.heads + head) * a.seq + i % a.seq;
+        float x = sink - a.lse[at];
+        sum += expf(x > 0 ? 0 : x) * a.delta[at];
+    }
+    sum = iz_block_sum(sum);
+    if (threadIdx.x == 0)
+        iz_store(dsinks + head, -sum);
+}
+
+static void dsinks_of(const struct iz_heads *h, struct iz_view dsinks,
+                      void *stream)
+{
+    iz_by_type(dsinks.dtype, [&](auto zero) {
+        void (*k)(decltype(zero) *, struct iz_heads) =
+            sink_grads<decltype(zero)>;
+        IZ_LAUNCH(k, h->heads, 256, 0, stream, (decltype(zero) *)dsinks.p, *h);
+    });
 }
 
 static struct iz_heads heads_of(const struct iz_attention *a)
@@ -112,7 +165,8 @@ static struct iz_heads heads_of(const struct iz_attention *a)
     h.all = (int)(a->o.rows / a->seq * a->heads);
     h.chunk = chunk_of(&h, a->o.dtype);
     h.full = a->full;
-    h.scale = 1 / sqrtf((float)h.d);
+    h.scale = iz_attention_scale(a);
+    h.cap = a->cap;
     return h;
 }
 
@@ -120,7 +174,7 @@ void iz_attention_fwd_cuda(struct iz_exec *x, const struct iz_attention *a,
                            struct iz_view scratch)
 {
     struct iz_heads h = heads_of(a);
-    h.begins = begins_of(a, scratch.p, x->stream);
+    aside_bring(&h, a, (float *)scratch.p, x->stream);
     if (on_tensor_cores(x, a->o.dtype))
         iz_attention_fwd_16(&h, a->o.dtype, x->stream);
     else
@@ -136,10 +190,12 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
     h.dy = dy.p;
     h.dqkv = dqkv.p;
     h.delta = (float *)scratch.p;
-    h.begins = begins_of(a, h.delta + iz_view_len(a->lse), x->stream);
+    aside_bring(&h, a, h.delta + iz_view_len(a->lse), x->stream);
     iz_by_type(a->o.dtype, [&](auto zero) {
         delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
     });
+    if (a->sinks.rows && a->dsinks.p)
+        dsinks_of(&h, a->dsinks, x->stream);
     if (on_tensor_cores(x, a->o.dtype))
         iz_attention_bwd_16(&h, a->o.dtype, x->numerics.capability, x->stream);
     else

@@ -3,6 +3,7 @@
  * entry per family of kernels. */
 #pragma once
 
+#include <float.h>
 #include <stdint.h>
 
 #include "codelets/kernels/launch.cuh"
@@ -17,15 +18,28 @@ struct iz_heads {
     int64_t kv;           /* = kv_heads d, from keys to values */
     int64_t ld;           /* = c + 2 kv */
     int seq, heads, kv_heads, d;
-    int group; /* = heads / kv_heads */
-    int all;   /* heads of all samples; head i has the keys i / group */
-    int chunk; /* heads that blocks take at a time: whole groups */
-    bool full; /* not causal */
-    float scale;
-    /* [all / heads, seq], in device memory, or NULL: as in ops.h.  It ascends
-     * within a sample. */
+    int group;   /* = heads / kv_heads */
+    int all;     /* heads of all samples; head i has the keys i / group */
+    int chunk;   /* heads that blocks take at a time: whole groups */
+    bool full;   /* not causal */
+    float scale; /* of q.k */
+    float cap;   /* 0: none; else scores are cap tanh(scale / cap q.k) */
+    /* [all / heads, seq], in device memory, or NULL: the first key that a row
+     * sees, by its document and its window.  It ascends within a sample. */
     const int32_t *begins;
+    const float *sinks; /* [heads], in device memory, or NULL: as in ops.h */
 };
+
+/* The compiler keeps up to 128 bytes of an argument in registers, and copies
+ * larger ones to where all kernels of this file are slower. */
+static_assert(sizeof(struct iz_heads) <= 128, "a kernel's argument");
+
+/* What a score that a tile has is still to be multiplied by. */
+template <bool CAP>
+static __device__ __forceinline__ float iz_head_unit(const struct iz_heads &a)
+{
+    return CAP ? a.cap : a.scale;
+}
 
 /* The first key that row i of a sample sees; of rows behind the last, what that
  * one sees. */
@@ -50,6 +64,16 @@ static __device__ __forceinline__ int iz_head_ends(const struct iz_heads &a,
         n = sees ? n - half - 1 : half;
     }
     return from;
+}
+
+/* The largest score of a row before its first key, over `unit`: that of a sink,
+ * or so low that it can be told from -infinity when both are multiplied. */
+static __device__ __forceinline__ float iz_head_top(const struct iz_heads &a,
+                                                    int head, float unit)
+{
+    float low = -FLT_MAX / fmaxf(1, 2 * unit);
+    float top = a.sinks ? a.sinks[head % a.heads] / unit : low;
+    return top < low ? low : top;
 }
 
 /* First element of a head: its queries in a [M,ld], its output in a [M,C]. */
@@ -117,6 +141,16 @@ template <class F> static inline void iz_by_width(int d, const F &f)
         f(std::integral_constant<int, 128>());
     else
         f(std::integral_constant<int, 256>());
+}
+
+/* f(integral_constant): whether scores are capped. */
+template <class F>
+static inline void iz_by_cap(const struct iz_heads *a, const F &f)
+{
+    if (a->cap != 0)
+        f(std::true_type());
+    else
+        f(std::false_type());
 }
 
 /* Forward, and dqkv once delta is there: 16-bit types on tensor cores, from

@@ -182,6 +182,17 @@ store_rows(uint16_t *to, int64_t ld, int left, int d, uint16_t *own,
     }
 }
 
+/* Scores of queries and keys become tanh(by s). */
+template <int MT, int N>
+static __device__ __forceinline__ void squash(float (&s)[MT][N][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        float *p = &s[i / (4 * N)][i / 4 % N][i % 4];
+        *p = tanhf(*p * by);
+    }
+}
+
 /* Sets the elements of keys after the query; row and col are those of the
  * tile's first element, and a row is a key where `by_key`. */
 template <bool by_key, int MT, int N>
@@ -197,7 +208,7 @@ static __device__ __forceinline__ void mask(float (&s)[MT][N][4], int row,
     }
 }
 
-/* Sets the elements of keys before the query's document; row and col as
+/* Sets the elements of keys before the query's first; row and col as
  * above, in a sample. */
 template <bool by_key, int MT, int N>
 static __device__ __forceinline__ void
@@ -230,15 +241,18 @@ template <int DP> static int bytes_of(int rows)
     return rows * pitch<DP> * (int)sizeof(uint16_t);
 }
 
-/* f(type, width) for these heads, both as integral_constant. */
+/* f(type, width, capped) for these heads, all as integral_constant. */
 template <class F>
-static void by_type_and_width(const struct iz_heads *a, enum iz_dtype t,
-                              const F &f)
+static void by_kind(const struct iz_heads *a, enum iz_dtype t, const F &f)
 {
     iz_by_width(a->d, [&](auto width) {
-        if (t == IZ_BF16)
-            f(std::integral_constant<enum iz_dtype, IZ_BF16>(), width);
-        else
-            f(std::integral_constant<enum iz_dtype, IZ_F16>(), width);
+        iz_by_cap(a, [&](auto capped) {
+            if (t == IZ_BF16)
+                f(std::integral_constant<enum iz_dtype, IZ_BF16>(), width,
+                  capped);
+            else
+                f(std::integral_constant<enum iz_dtype, IZ_F16>(), width,
+                  capped);
+        });
     });
 }

@@ -3,8 +3,6 @@
  * the logarithms of its sums of exponentials, which gradients start from. */
 #include "codelets/kernels/attention_16.cuh"
 
-#include <float.h>
-
 /* Over the four lanes that share a row. */
 static __device__ __forceinline__ float attention_16_forward_row_sum(float v)
 {
@@ -62,7 +60,7 @@ finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
  * time.  The values of a tile arrive while its scores are formed, the next
  * keys while the values are summed.  Late tiles have most keys: they go first.
  */
-template <enum iz_dtype T, int DP, int MT, int NW, int BN>
+template <enum iz_dtype T, int DP, int MT, int NW, int BN, bool CAP>
 static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
 {
     constexpr int BM = 16 * MT * NW, P = pitch<DP>;
@@ -84,8 +82,8 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     uint32_t kept[KEPT][MT][4];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        top[i / 2][i % 2] = -FLT_MAX; /* finite: differences are numbers */
-        sum[i / 2][i % 2] = 0;
+        top[i / 2][i % 2] = iz_head_top(a, head, iz_head_unit<CAP>(a));
+        sum[i / 2][i % 2] = a.sinks && threadIdx.x % 4 == 0;
     }
     load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
     load_rows<DP, BN, NW>(ks, k + start * ld, ld, a.seq - start, a.d);
@@ -103,6 +101,8 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
         iz_copy_group();
         if (live) {
             rows_by_rows<T, DP>(s, kept, qs + own * P, ks);
+            if (CAP)
+                squash(s, a.scale / a.cap);
             if (a.full)
                 mask_end(s, a.seq - j0, -INFINITY);
             else if (j0 + BN > i0 + own + 1)
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
 #pragma unroll
             for (int i = 0; i < 2 * MT; i++)
                 soften(s[i / 2], acc[i / 2], i % 2, &top[i / 2][i % 2],
-                       &sum[i / 2][i % 2], a.scale * LOG2E);
+                       &sum[i / 2][i % 2], iz_head_unit<CAP>(a) * LOG2E);
         }
         iz_copy_wait<0>();
         __syncthreads(); /* values are there, keys are used up */
@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
             add_product<T, DP>(acc, s, vs);
     }
     finish(acc, top, sum, a.lse + (int64_t)head * a.seq + i0 + own,
-           a.seq - i0 - own, a.scale);
+           a.seq - i0 - own, iz_head_unit<CAP>(a));
     store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (i0 + own) * a.c,
                       a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
 }
@@ -133,12 +133,12 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
 void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
                          void *stream)
 {
-    by_type_and_width(a, t, [&](auto type, auto width) {
+    by_kind(a, t, [&](auto type, auto width, auto capped) {
         constexpr int DP = decltype(width)::value, NW = 4;
         constexpr int MT = DP <= 128 ? 2 : 1, BN = DP <= 96 ? 64 : 32;
         constexpr int BM = 16 * MT * NW;
-        void (*k)(struct iz_heads) =
-            attend_16<decltype(type)::value, DP, MT, NW, BN>;
+        void (*k)(struct iz_heads) = attend_16<decltype(type)::value, DP, MT,
+                                               NW, BN, decltype(capped)::value>;
         IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
                   bytes_of<DP>(BM + 2 * BN), stream, *a);
     });

@@ -41,6 +41,28 @@ load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
     }
 }
 
+/* The derivatives of scores that are tanh(..). */
+template <int MT, int N>
+static __device__ __forceinline__ void slopes(float (&slope)[MT][N][4],
+                                              const float (&s)[MT][N][4])
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        float t = s[i / (4 * N)][i / 4 % N][i % 4];
+        slope[i / (4 * N)][i / 4 % N][i % 4] = 1 - t * t;
+    }
+}
+
+/* a *= b, element by element. */
+template <int MT, int N>
+static __device__ __forceinline__ void multiply(float (&a)[MT][N][4],
+                                                const float (&b)[MT][N][4])
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++)
+        a[i / (4 * N)][i / 4 % N][i % 4] *= b[i / (4 * N)][i / 4 % N][i % 4];
+}
+
 /* Scores, a row per key, become probabilities. */
 template <int MT, int N>
 static __device__ __forceinline__ void
@@ -87,8 +109,8 @@ static __device__ __forceinline__ void grad_by_key(float (&ds)[MT][N][4],
 }
 
 /* Scores, a row per query, and the gradients of their probabilities become
- * probabilities and the gradients of the scores, before `scale`. */
-template <int MT, int N>
+ * probabilities and the gradients of the scores, before cap and `scale`. */
+template <bool CAP, int MT, int N>
 static __device__ __forceinline__ void
 grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
               const float (&lse2)[MT][2], const float (&delta)[MT][2],
@@ -97,8 +119,11 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
 #pragma unroll
     for (int i = 0; i < MT * N * 4; i++) {
         int m = i / (4 * N), j = i / 4 % N, e = i % 4, h = e / 2;
-        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse2[m][h]);
+        float t = s[m][j][e];
+        s[m][j][e] = iz_exp2(t * scale2 - lse2[m][h]);
         ds[m][j][e] = s[m][j][e] * (ds[m][j][e] - delta[m][h]);
+        if (CAP)
+            ds[m][j][e] *= 1 - t * t;
     }
 }
 
@@ -111,7 +136,7 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
  * queries then still serves two products.  The tile's columns may be shared out
  * over blockIdx.y, 8 C each, so that a sum fits into registers; the scores are
  * then formed by each.  Early tiles have most queries: they go first. */
-template <enum iz_dtype T, int DP, int ROLES, int NW, int BQ, int C>
+template <enum iz_dtype T, int DP, int ROLES, int NW, int BQ, int C, bool CAP>
 static __global__ void __launch_bounds__(32 * NW, 2)
     key_grads(struct iz_heads a)
 {
@@ -131,6 +156,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     uint16_t *mine = ks + (first * BK + own) * P; /* keys, or values */
     float *handed = (float *)(tiles + 2 * TILE) + own * BQ;
     float s[ROLES][MT][BQ / 8][4], acc[ROLES][MT][C][4] = {};
+    float slope[MT][BQ / 8][4]; /* with a cap: times probabilities, at last */
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
@@ -151,21 +177,27 @@ static __global__ void __launch_bounds__(32 * NW, 2)
                 rows_by_rows<T, DP>(s[r], mine + r * BK * P,
                                     tile + (first + r) * BQ * P);
             if (first == 0) {
-                probabilities(s[0], stats, a.scale * LOG2E);
+                if (CAP) {
+                    squash(s[0], a.scale / a.cap);
+                    slopes(slope, s[0]);
+                }
+                probabilities(s[0], stats, iz_head_unit<CAP>(a) * LOG2E);
                 if (!a.full && i0 < k0 + own + 16 * MT - 1)
                     mask<true>(s[0], k0 + own, i0, 0);
                 if (k0 + own < iz_head_begins(a, sample, i0 + BQ - 1))
                     mask_documents<true>(s[0], a, sample, k0 + own, i0, 0);
+                if (CAP)
+                    multiply(slope, s[0]);
             }
         }
         if (ROLES == 1) {
             if (live && first == 0)
-                hand_over(handed, s[0]);
+                hand_over(handed, CAP ? slope : s[0]);
             __syncthreads(); /* probabilities are there */
         }
         if (live) {
             if (ROLES == 2) {
-                grad_by_key(s[ROLES - 1], s[0], stats + BQ);
+                grad_by_key(s[ROLES - 1], CAP ? slope : s[0], stats + BQ);
             } else if (first == 1) {
                 float p[MT][BQ / 8][4];
                 take_over(p, handed);
@@ -193,7 +225,7 @@ static __global__ void __launch_bounds__(32 * NW, 2)
 /* dq of one tile of BM queries of one head, over all keys that it sees, BN at a
  * time; the next keys arrive meanwhile.  Registers keep K pieces of 16 columns
  * of queries and gradients: all, or one. */
-template <enum iz_dtype T, int DP, int MT, int NW, int BN, int K>
+template <enum iz_dtype T, int DP, int MT, int NW, int BN, int K, bool CAP>
 static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 {
     constexpr int BM = 16 * MT * NW, P = pitch<DP>, TILE = 2 * BN * P;
@@ -244,7 +276,10 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         if (a.full || j0 < i0 + own + 16 * MT) {
             rows_by_rows<T, DP>(s, q_kept, qs + own * P, ks);
             rows_by_rows<T, DP>(ds, y_kept, ys + own * P, vs);
-            grad_by_query(s, ds, lse2, delta, a.scale * LOG2E);
+            if (CAP)
+                squash(s, a.scale / a.cap);
+            grad_by_query<CAP>(s, ds, lse2, delta,
+                               iz_head_unit<CAP>(a) * LOG2E);
             if (a.full)
                 mask_end(ds, a.seq - j0, 0);
             else if (j0 + BN > i0 + own + 1)
@@ -262,14 +297,14 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 /* Tiles are as large as registers allow without spills.  More than 128 columns
  * take up to 141 KiB of shared memory, which not every GPU has: attention.c
  * refuses it there. */
-template <enum iz_dtype T, int DP, int MQ, int KQ>
+template <enum iz_dtype T, int DP, int MQ, int KQ, bool CAP>
 static void run_gradients(const struct iz_heads *a, void *stream)
 {
     constexpr int NW = 4, BQ = 32, BN = 32, C = DP <= 128 ? DP / 8 : 16;
     constexpr int ROLES = DP <= 64 ? 2 : 1, BK = key_rows<ROLES, NW>;
     constexpr int BM = 16 * MQ * NW;
-    void (*keys)(struct iz_heads) = key_grads<T, DP, ROLES, NW, BQ, C>;
-    void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN, KQ>;
+    void (*keys)(struct iz_heads) = key_grads<T, DP, ROLES, NW, BQ, C, CAP>;
+    void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN, KQ, CAP>;
     dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
               DP / (8 * C));
     int bytes = bytes_of<DP>(2 * BK) +
@@ -285,15 +320,16 @@ static void run_gradients(const struct iz_heads *a, void *stream)
 void iz_attention_bwd_16(const struct iz_heads *a, enum iz_dtype t,
                          int capability, void *stream)
 {
-    by_type_and_width(a, t, [&](auto type, auto width) {
+    by_kind(a, t, [&](auto type, auto width, auto capped) {
         constexpr enum iz_dtype T = decltype(type)::value;
+        constexpr bool CAP = decltype(capped)::value;
         constexpr int DP = decltype(width)::value;
         if constexpr (DP != 128)
-            run_gradients<T, DP, DP <= 96 ? 2 : 1, DP <= 64 ? DP / 16 : 1>(
+            run_gradients<T, DP, DP <= 96 ? 2 : 1, DP <= 64 ? DP / 16 : 1, CAP>(
                 a, stream);
         else if (capability >= 90 && capability < 120)
-            run_gradients<T, DP, 2, 1>(a, stream);
+            run_gradients<T, DP, 2, 1, CAP>(a, stream);
         else
-            run_gradients<T, DP, 1, DP / 16>(a, stream);
+            run_gradients<T, DP, 1, DP / 16, CAP>(a, stream);
     });
 }

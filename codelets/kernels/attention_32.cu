@@ -13,8 +13,6 @@
 #include "codelets/kernels/attention.cuh"
 #include "codelets/kernels/launch.cuh"
 
-#include <float.h>
-
 enum { THREADS = 256, SIDE = 16 };
 
 /* Elements from one row in shared memory to the next. */
@@ -117,19 +115,27 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
     }
 }
 
+/* The score of a product of a query and a key: tanh(..) with a cap.  Both are
+ * still to be multiplied by `unit`. */
+template <bool CAP>
+static __device__ __forceinline__ float score(const struct iz_heads &a, float s)
+{
+    return CAP ? tanhf(s * a.scale / a.cap) : s;
+}
+
 /* One more tile of scores of one row: turns them into exponentials relative to
  * the largest score so far, and what was summed before as well.  The keys from
  * `first` to `live` are seen.  sum is this thread's part. */
-template <int R, int N>
-static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
-                                              float *top, float *sum, int first,
-                                              int live, float scale)
+template <bool CAP, int R, int N>
+static __device__ __forceinline__ void
+soften(float (&s)[R], float (&acc)[N], float *top, float *sum, int first,
+       int live, const struct iz_heads &a)
 {
     float high = *top, keep;
 #pragma unroll
     for (int j = 0; j < R; j++) {
         bool seen = thread_col(j) >= first && thread_col(j) < live;
-        s[j] = seen ? s[j] * scale : -INFINITY;
+        s[j] = seen ? score<CAP>(a, s[j]) * iz_head_unit<CAP>(a) : -INFINITY;
         high = fmaxf(high, s[j]);
     }
     high = iz_lanes_max<SIDE>(high); /* that share a row */
@@ -148,7 +154,7 @@ static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
 
 /* One tile of queries of one head against all keys that it sees; keys and
  * values take turns in shared memory. */
-template <class T, int DP, int B>
+template <class T, int DP, int B, bool CAP>
 static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
@@ -164,8 +170,8 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
     int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
-        top[i] = -FLT_MAX; /* finite: differences are numbers */
-        sum[i] = 0;
+        top[i] = iz_head_top(a, head, 1);
+        sum[i] = a.sinks && thread_col(0) == 0;
         first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
@@ -175,8 +181,8 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
         __syncthreads();
         rows_by_rows<DP>(s, qs, ks);
         for (int i = 0; i < R; i++)
-            soften(s[i], acc[i], &top[i], &sum[i], first[i] - j0,
-                   a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a.scale);
+            soften<CAP>(s[i], acc[i], &top[i], &sum[i], first[i] - j0,
+                        a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a);
         attention_32_put(w, s);
         __syncthreads();
         load_rows<DP, B>(ks, v + j0 * ld, ld, a.seq - j0, a.d);
@@ -193,19 +199,24 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
                    acc, inv);
 }
 
-/* Probability of a score, and the gradient of the score from that of the
- * probability, before `scale`; zeros for keys that the query does not see. */
+/* Probability of a score, and the gradient of the score before cap and `scale`
+ * from that of the probability; zeros for keys that the query does not see. */
+template <bool CAP>
 static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
-                                            float delta, bool dead, float scale)
+                                            float delta, bool dead,
+                                            const struct iz_heads &a)
 {
-    float p = dead ? 0 : expf(*s * scale - lse);
+    float t = score<CAP>(a, *s),
+          p = dead ? 0 : expf(t * iz_head_unit<CAP>(a) - lse);
     *s = p;
     *ds = dead ? 0 : p * (*ds - delta);
+    if (CAP)
+        *ds *= 1 - t * t;
 }
 
 /* dk and dv of one tile of keys of a group of heads, over all queries of these
  * that see its first key, head by head. */
-template <class T, int DP, int B>
+template <class T, int DP, int B, bool CAP>
 static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
@@ -238,8 +249,8 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
             int key = k0 + thread_row(i / R);
             bool dead = t >= a.seq || (!a.full && key > t) ||
                         key < iz_head_begins(a, sample, t);
-            grad(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
-                 dead ? 0 : delta[t], dead, a.scale);
+            grad<CAP>(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
+                      dead ? 0 : delta[t], dead, a);
         }
         attention_32_put(w, s);
         __syncthreads();
@@ -264,7 +275,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
 }
 
 /* dq of one tile of queries of one head, over all keys that it sees. */
-template <class T, int DP, int B>
+template <class T, int DP, int B, bool CAP>
 static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
 {
     constexpr int R = B / SIDE;
@@ -298,8 +309,8 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
         for (int i = 0; i < R * R; i++) {
             int seen = a.full ? a.seq - 1 : i0 + thread_row(i / R);
             int key = j0 + thread_col(i % R);
-            grad(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R], delta[i / R],
-                 key > seen || key < first[i / R], a.scale);
+            grad<CAP>(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R],
+                      delta[i / R], key > seen || key < first[i / R], a);
         }
         attention_32_put(w, ds);
         __syncthreads();
@@ -315,11 +326,11 @@ template <int DP, int B> static int bytes_of(int tiles)
     return (tiles * B * pitch<DP> + B * pitch<B>)*(int)sizeof(float);
 }
 
-template <class T, int DP, int B>
+template <class T, int DP, int B, bool CAP>
 static void run_backward(const struct iz_heads *a, void *stream)
 {
-    void (*keys)(struct iz_heads) = key_grads<T, DP, B>;
-    void (*queries)(struct iz_heads) = query_grads<T, DP, B>;
+    void (*keys)(struct iz_heads) = key_grads<T, DP, B, CAP>;
+    void (*queries)(struct iz_heads) = query_grads<T, DP, B, CAP>;
     int bytes = bytes_of<DP, B>(4);
     IZ_LAUNCH(keys, iz_attention_blocks(a, B, a->all / a->group), THREADS,
               bytes, stream, *a);
@@ -327,31 +338,33 @@ static void run_backward(const struct iz_heads *a, void *stream)
               stream, *a);
 }
 
-/* f(zero of the type, width): fp32 or fp16, and columns of 64, 128 or 256. */
+/* f(zero of the type, width, capped): fp32 or fp16, and columns of 64, 128 or
+ * 256. */
 template <class F>
-static void by_type_and_width(const struct iz_heads *a, enum iz_dtype t,
-                              const F &f)
+static void by_kind(const struct iz_heads *a, enum iz_dtype t, const F &f)
 {
     iz_by_width(a->d <= 64    ? 64
                 : a->d <= 128 ? 128
                               : 256,
                 [&](auto width) {
                     constexpr int DP = decltype(width)::value;
-                    if constexpr (DP % 64 == 0) {
-                        if (t == IZ_F16)
-                            f(iz_f16(), width);
-                        else
-                            f(0.0f, width);
-                    }
+                    if constexpr (DP % 64 == 0)
+                        iz_by_cap(a, [&](auto capped) {
+                            if (t == IZ_F16)
+                                f(iz_f16(), width, capped);
+                            else
+                                f(0.0f, width, capped);
+                        });
                 });
 }
 
 void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
                          void *stream)
 {
-    by_type_and_width(a, t, [&](auto zero, auto width) {
+    by_kind(a, t, [&](auto zero, auto width, auto capped) {
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
-        void (*k)(struct iz_heads) = attend_32<decltype(zero), DP, B>;
+        void (*k)(struct iz_heads) =
+            attend_32<decltype(zero), DP, B, decltype(capped)::value>;
         IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
                   (bytes_of<DP, B>(2)), stream, *a);
     });
@@ -364,11 +377,13 @@ void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
 void iz_attention_bwd_32(const struct iz_heads *a, enum iz_dtype t,
                          int capability, void *stream)
 {
-    by_type_and_width(a, t, [&](auto zero, auto width) {
+    by_kind(a, t, [&](auto zero, auto width, auto capped) {
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
+        constexpr bool CAP = decltype(capped)::value;
+        constexpr int HALF = DP < 256 ? B / 2 : B;
         if (DP < 256 && capability == 75)
-            run_backward < decltype(zero), DP, DP<256 ? B / 2 : B>(a, stream);
+            run_backward<decltype(zero), DP, HALF, CAP>(a, stream);
         else
-            run_backward<decltype(zero), DP, B>(a, stream);
+            run_backward<decltype(zero), DP, B, CAP>(a, stream);
     });
 }

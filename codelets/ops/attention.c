@@ -66,7 +66,18 @@ static double flops(const struct iz_attention *a)
     return (double)a->o.rows * (double)a->o.cols * twice;
 }
 
-static void attention_check(const struct iz_attention *a)
+/* What the graph that cuDNN is given cannot say; NULL: it can say all. */
+static const char *why_own(const struct iz_attention *a)
+{
+    return a->begins.rows ? "cuDNN's attention does not keep documents "
+                            "apart, as data.document_end asks"
+           : window_of(a) < a->seq ? "cuDNN's attention has no window"
+           : a->cap != 0           ? "cuDNN's attention caps no scores"
+           : a->sinks.rows         ? "cuDNN's attention has no sinks"
+                                   : NULL;
+}
+
+static void attention_begin(struct iz_exec *x, const struct iz_attention *a)
 {
     int keys = iz_attention_keys(a);
     assert(a->o.rows % a->seq == 0 && a->o.cols % a->heads == 0);
@@ -77,6 +88,8 @@ static void attention_check(const struct iz_attention *a)
            (!a->full && iz_view_len(a->begins) == a->o.rows));
     assert(a->window >= 0 && !(a->window && a->full));
     assert(!a->sinks.rows || iz_view_len(a->sinks) == a->heads);
+    x->attends = true;
+    x->why_own = x->why_own ? x->why_own : why_own(a);
 }
 
 static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
@@ -131,9 +144,6 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t d = a->o.cols / a->heads;
     assert(x->numerics.capability >= (x->act == IZ_BF16 ? 80 : 70));
-    if (window_of(a) < a->seq || a->scale != 0 || a->cap != 0 || a->sinks.rows)
-        iz_die("attention with a window, a scale, a cap or sinks is not "
-               "possible on a GPU yet");
     if (d > columns_most(x) || (x->act != IZ_F32 && d % 8))
         iz_die("attention in %s on a GPU of compute capability %d.%d: heads of "
                "%lld columns; possible are %s up to %d",
@@ -146,10 +156,9 @@ static void check_cuda(const struct iz_exec *x, const struct iz_attention *a)
 static void cudnn_ask(struct iz_exec *x, const struct iz_attention *a,
                       bool back, struct iz_view scratch)
 {
-    if (x->ask && !x->ask->why[0] && a->begins.rows)
-        snprintf(x->ask->why, sizeof(x->ask->why),
-                 "cuDNN's attention does not keep documents apart, as "
-                 "data.document_end asks");
+    const char *own = why_own(a);
+    if (x->ask && !x->ask->why[0] && own)
+        snprintf(x->ask->why, sizeof(x->ask->why), "%s", own);
     else if (x->ask && !x->ask->why[0])
         iz_attention_ask_cudnn(x, a, back, iz_view_bytes(scratch));
 }
@@ -162,16 +171,21 @@ static void cudnn_fwd(struct iz_exec *x, const struct iz_attention *a)
         iz_attention_fwd_cudnn(x, a, scratch);
 }
 
+/* Of the first keys of rows and of sinks. */
+static int64_t scratch_floats(const struct iz_attention *a)
+{
+    return (iz_attention_hides(a) ? a->o.rows : 0) + iz_view_len(a->sinks);
+}
+
 static void cuda_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     check_cuda(x, a);
     if (x->numerics.cudnn)
         cudnn_fwd(x, a);
     else {
-        struct iz_view begins =
-            iz_exec_work(x, IZ_I32, a->begins.rows, a->begins.cols);
+        struct iz_view scratch = iz_exec_work(x, IZ_F32, 1, scratch_floats(a));
         if (iz_exec_runs(x, IZ_CUDA))
-            iz_attention_fwd_cuda(x, a, begins);
+            iz_attention_fwd_cuda(x, a, scratch);
     }
 }
 
@@ -195,8 +209,7 @@ static void cudnn_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         iz_attention_bwd_cudnn(x, dqkv, dy, a, delta, scratch);
 }
 
-/* The scratch has the dy . o of every row of every head, then the documents'
- * beginnings. */
+/* The scratch begins with the dy . o of every row of every head. */
 static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                      const struct iz_attention *a)
 {
@@ -205,8 +218,8 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
         cudnn_bwd(x, dqkv, dy, a);
         return;
     }
-    struct iz_view delta = iz_exec_work(
-        x, IZ_F32, 1, iz_view_len(a->lse) + iz_view_len(a->begins));
+    struct iz_view delta =
+        iz_exec_work(x, IZ_F32, 1, iz_view_len(a->lse) + scratch_floats(a));
     if (iz_exec_runs(x, IZ_CUDA))
         iz_attention_bwd_cuda(x, dqkv, dy, a, delta);
 }
@@ -214,8 +227,7 @@ static void cuda_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_exec_mark(x);
-    attention_check(a);
-    x->attends = true;
+    attention_begin(x, a);
     iz_exec_count_attention(
         x, x->numerics.cudnn, false, 2 * flops(a),
         (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
@@ -232,8 +244,7 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a)
 {
     int64_t mark = iz_exec_mark(x);
-    attention_check(a);
-    x->attends = true;
+    attention_begin(x, a);
     iz_exec_count_attention(x, x->numerics.cudnn_bwd, true, 4 * flops(a),
                             (double)(iz_view_bytes(a->qkv) +
                                      iz_view_bytes(a->o) + iz_view_bytes(dqkv) +

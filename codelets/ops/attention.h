@@ -21,7 +21,8 @@ struct iz_head {
      * row before, never after the row. */
     const int32_t *begins;
     int64_t window;    /* keys that a row sees, itself included, at most */
-    float scale, cap;  /* as in ops.h */
+    float scale;       /* 0: 1 / sqrt(d) */
+    float cap;         /* as in ops.h */
     const float *sink; /* of this head, or NULL */
     float *dsink;      /* backward adds to it */
     float *work; /* [iz_attention_head_floats], 64-byte aligned, kept within a

@@ -97,6 +97,7 @@ struct iz_exec {
         widens; /* widened activations are not kept: see iz_exec_save_widened */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
     bool attends;        /* attention was among the ops */
+    const char *why_own; /* ... which cuDNN cannot compute; NULL: it may */
     /* In a dry run with rates: seconds of all ops, one after the other. */
     struct iz_rate rate;
     double seconds;

@@ -14,6 +14,7 @@
  * NULL outside a dry run is not computed. */
 #pragma once
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -274,6 +275,19 @@ struct iz_attention {
 static inline int iz_attention_keys(const struct iz_attention *a)
 {
     return a->kv_heads ? a->kv_heads : a->heads;
+}
+
+/* Whether documents or a window hide keys from rows after them. */
+static inline bool iz_attention_hides(const struct iz_attention *a)
+{
+    return a->begins.rows || (a->window && a->window < a->seq);
+}
+
+/* Of q k^T, as the fields say. */
+static inline float iz_attention_scale(const struct iz_attention *a)
+{
+    float d = (float)(a->o.cols / a->heads);
+    return a->scale != 0 ? a->scale : 1 / sqrtf(d);
 }
 
 /* o = softmax(scale q k^T, causal unless `full`) v. */

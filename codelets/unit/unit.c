@@ -384,6 +384,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     c.backward_bytes = x.bytes;
     c.backward_s = x.seconds;
     c.attends = x.attends;
+    c.why_own = x.why_own;
     if (u->forward)
         forward_cost(&c, m, unit, samples, rows, param_type, like);
     for (int call = IZ_CALL_EVALUATE; call <= IZ_CALL_GENERATE; call++) {

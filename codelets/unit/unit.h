@@ -79,7 +79,8 @@ struct iz_unit_cost {
     double forward_s, backward_s; /* at the given rates; 0 without */
     double repeat_flops[IZ_REPEATS], repeat_bytes[IZ_REPEATS];
     double repeat_s[IZ_REPEATS];
-    bool attends; /* attention is among its ops */
+    bool attends;        /* attention is among its ops */
+    const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
 };
 /* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:
  * side, type of activations and rates of the exec that will run it. */

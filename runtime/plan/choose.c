@@ -124,8 +124,23 @@ static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
     *bytes = agreed(f, ok) ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
 }
 
-/* cuDNN's where it can be and has room. */
-static void choose_attention(struct iz_config *c, const struct iz_plan_for *f)
+/* Why attention is ours, whatever the config says; NULL: it may be cuDNN's. */
+static const char *why_own(const struct iz_config *c,
+                           const struct iz_plan_for *f)
+{
+    const char *why = iz_plan_not_cudnn(c, f->target->numerics.capability);
+    struct iz_plan p;
+    if (why || !f->target->gpu ||
+        iz_plan_make(&p, c, f->model, f->ranks, f->rank, f->target))
+        return why;
+    why = p.why_own;
+    iz_plan_clear(&p);
+    return why;
+}
+
+/* cuDNN's where it can be and has room; own: why it cannot be, or NULL. */
+static void choose_attention(struct iz_config *c, const struct iz_plan_for *f,
+                             const char *own)
 {
     enum iz_attention_by *by[] = {&c->run.gpu_attention,
                                   &c->run.gpu_attention_backward};
@@ -134,18 +149,19 @@ static void choose_attention(struct iz_config *c, const struct iz_plan_for *f)
         if (*by[back] != IZ_ATTENTION_AUTO)
             continue;
         *by[back] = IZ_ATTENTION_OWN;
-        if ((*why = iz_plan_not_cudnn(c, f->target->numerics.capability)))
+        if ((*why = own))
             continue;
-        struct tried own = try_config(c, f);
+        struct tried ours = try_config(c, f);
         *by[back] = IZ_ATTENTION_CUDNN;
         struct tried its = try_config(c, f);
         if (agreed(f, its.attends && isfinite(its.step_s) &&
-                          its.near == own.near &&
-                          its.repeats <= own.repeats + REPEATS_MORE))
+                          its.near == ours.near &&
+                          its.repeats <= ours.repeats + REPEATS_MORE))
             continue;
         *by[back] = IZ_ATTENTION_OWN;
-        *why = isfinite(own.step_s) ? "the plan has no room for cuDNN's scratch"
-                                    : NULL;
+        *why = isfinite(ours.step_s)
+                   ? "the plan has no room for cuDNN's scratch"
+                   : NULL;
     }
 }
 
@@ -156,16 +172,15 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
     enum iz_attention_by *by[] = {&c->run.gpu_attention,
                                   &c->run.gpu_attention_backward};
     enum iz_attention_by asked[] = {*by[0], *by[1]};
-    bool may =
-        f->target->gpu && !iz_plan_not_cudnn(c, f->target->numerics.capability);
+    const char *own = why_own(c, f);
     for (int i = 0; i < 2; i++)
-        if (may && asked[i] == IZ_ATTENTION_AUTO)
+        if (f->target->gpu && !own && asked[i] == IZ_ATTENTION_AUTO)
             *by[i] = IZ_ATTENTION_CUDNN;
     choose_cut(c, f);
     choose_logits(c, f);
     for (int i = 0; i < 2; i++)
         *by[i] = asked[i];
-    choose_attention(c, f);
+    choose_attention(c, f, own);
 }
 
 static int make_plan(struct iz_plan *p, const struct iz_config *c,

@@ -10,6 +10,7 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/base/units.h"
+#include "runtime/base/text.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
@@ -339,6 +340,10 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err)
 {
+    const struct iz_numerics *n = &p->target.numerics;
+    if (p->why_own && (n->cudnn || n->cudnn_bwd))
+        return iz_text_refuse(err, "run.gpu_attention%s: cudnn: %s; use own",
+                              n->cudnn ? "" : "_backward", p->why_own);
     if (c->run.recompute == IZ_RECOMPUTE_AUTO)
         keep_most(p, c, m, limit);
     if (fits_either_way(p, c, m, limit)) {

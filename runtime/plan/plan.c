@@ -287,6 +287,7 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         bool trained = u >= p->first_trained;
         p->attends |= p->cost[u].attends;
+        p->why_own = p->why_own ? p->why_own : p->cost[u].why_own;
         p->step_flops += tasks * (p->cost[u].forward_flops *
                                       (m->preference && trained ? 2 : 1) +
                                   (trained ? p->cost[u].backward_flops : 0));

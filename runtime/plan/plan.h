@@ -246,7 +246,8 @@ struct iz_plan {
     struct iz_plan_comm comm;
     struct iz_plan_touched touched;
     struct iz_plan_matrices matrices;
-    bool attends; /* units have attention */
+    bool attends;        /* units have attention */
+    const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
     struct iz_places places;
     struct iz_bytes bytes; /* of all places */
     double step_flops;     /* of one rank and step, without what is repeated */
@@ -261,7 +262,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
 /* Why attention on such a GPU is ours where the config leaves that open
- * (attention.c), whatever the library says; NULL: it may be cuDNN's. */
+ * (attention.c), whatever model and library say; NULL: it may be cuDNN's. */
 const char *iz_plan_not_cudnn(const struct iz_config *c, int capability);
 /* A line, if units attend on a GPU. */
 void iz_plan_print_attention(const struct iz_plan *p, FILE *out);

@@ -318,8 +318,6 @@ static double flops_of(const struct asked *a)
 
 static void what_is_asked_agrees_with_double(void **state)
 {
-    if (backend.x.backend != IZ_CPU)
-        skip();
     for (int k = 0; k < 2 * COUNT(asked); k += scene_step()) {
         const struct asked *a = &asked[k / 2];
         enum iz_dtype act = scene_type(k);
@@ -343,8 +341,6 @@ static void what_is_asked_agrees_with_double(void **state)
 /* A sink that takes all, and one that takes nothing. */
 static void attention_survives_huge_sinks(void **state)
 {
-    if (backend.x.backend != IZ_CPU)
-        skip();
     for (int k = 0; k < 6; k++) {
         enum iz_dtype act = fixture_types[k / 2];
         if (!acts(act))
@@ -438,8 +434,7 @@ static void what_is_hidden_is_skipped(void **state)
         enum iz_dtype act = scene_type(k);
         if (!backend_acts(act))
             continue;
-        for (int apart = 0; apart < (backend.x.backend == IZ_CPU ? 3 : 2);
-             apart++) {
+        for (int apart = 0; apart < 3; apart++) {
             struct attention t =
                 attention_new(act, (struct shape){1, T, 1, C, 1}, 1);
             int64_t from = k / 2 * 128, sees = TILES - k / 2;

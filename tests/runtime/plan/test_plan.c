@@ -301,6 +301,16 @@ static int64_t attended(struct iz_config c, enum iz_attention_by forward,
     return iz_plan_device_bytes(&p);
 }
 
+static const char ours[] = "a window";
+static void (*block_backward)(struct iz_exec *x, const struct iz_layer *a);
+
+/* As if a block had what cuDNN's attention has not. */
+static void backward_of_ours(struct iz_exec *x, const struct iz_layer *a)
+{
+    x->why_own = ours;
+    block_backward(x, a);
+}
+
 static void attention_is_cudnns_where_the_plan_has_room(void **state)
 {
     const enum iz_attention_by AUTO = IZ_ATTENTION_AUTO, OWN = IZ_ATTENTION_OWN,
@@ -326,7 +336,9 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         {all, 89, -1, AUTO, OWN, OWN, "capability 9.0"},
         {all, 90, 5, AUTO, OWN, OWN, "documents"},
         {all, 90, -1, OWN, OWN, ITS, NULL},
+        {all, 90, -1, AUTO, OWN, OWN, ours},
         {all, 80, -1, ITS, ITS, OWN, "capability 9.0"}};
+    block_backward = model->unit[1].backward;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
         struct iz_target t = gpu_bf16;
@@ -334,6 +346,9 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         t.numerics.capability = cases[i].capability;
         d.data.apart = cases[i].end >= 0;
         d.run.gpu_attention = cases[i].asked;
+        for (int u = 1; u < model->n_units - 1; u++)
+            model->unit[u].backward =
+                cases[i].why == ours ? backward_of_ours : block_backward;
         choose(&d, 1, &t, l, 1e11);
         assert_int_equal(d.run.gpu_attention, cases[i].forward);
         assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
@@ -341,6 +356,11 @@ static void attention_is_cudnns_where_the_plan_has_room(void **state)
         assert_int_equal(!why, !cases[i].why);
         assert_true(!why || strstr(why, cases[i].why));
     }
+    model->unit[1].backward = backward_of_ours;
+    c.run.gpu_attention_backward = ITS;
+    make(&p, &c, 1, &gpu_bf16);
+    assert_int_equal(fit(&p, &c, (struct iz_limits){0}), -EINVAL);
+    assert_said("run.gpu_attention_backward: cudnn: a window; use own");
     iz_model_close(&model);
     model = was;
 }
