@@ -9,63 +9,54 @@
 #include "models/parts.h"
 #include "models/passed.h"
 
-/* Whether the unit ends with the router of its block. */
-static bool routes_only(const struct iz_layer *a)
-{
-    return a->kind == KIND_ROUTER;
-}
-
-/* The first behind all parts of a unit with llama. */
-static int parts_of(const struct iz_layer *a)
-{
-    return routes_only(a) ? FC : PARTS;
-}
-
-/* The part with this number. */
-static struct iz_linear linear(const struct iz_layer *a, int part)
-{
-    const struct iz_block *c = a->self;
-    struct iz_linear l = {.out_in = true};
-    if (!c->llama)
-        return affine(a, 2 * part);
-    l.w = a->w[part];
-    l.dw = gradient(a, part);
-    if (part == QKV && c->qkv_bias) {
-        l.b = a->w[parts_of(a)];
-        l.db = gradient(a, parts_of(a));
-    }
-    return l;
-}
-
 /* ---- norms ---- */
 
-typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
-                               int64_t cols);
-
-/* The part with this number; its statistics, of m rows and of each of `heads`,
- * are taken by iz_exec_save or iz_exec_work. */
-static struct iz_norm_layer norm(struct iz_exec *x, const struct iz_layer *a,
-                                 int part, take_fn *take, int64_t m, int heads)
+/* What is behind a norm, in scratch; where there is none, what is before it.
+ * again: by saved statistics. */
+static struct iz_view normed(struct iz_exec *x, struct iz_view in,
+                             const struct iz_norm_layer *n, bool again)
 {
-    const struct iz_block *c = a->self;
-    struct iz_linear l = linear(a, part);
-    struct iz_norm_layer n = {
-        .w = l.w, .b = l.b, .dw = l.dw, .db = l.db, .eps = c->norm_eps};
-    if (!c->llama)
-        n.mean = take(x, IZ_F32, m, 1);
-    n.rstd = take(x, IZ_F32, m, heads);
-    return n;
+    if (!n->rstd.rows)
+        return in;
+    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
+    iz_norm_layer_fwd(x, h, in, n, again);
+    return h;
+}
+
+/* Where the gradient of h = normed(in) may go. */
+static struct iz_view gradient_of(struct iz_exec *x, struct iz_view h,
+                                  const struct iz_norm_layer *n)
+{
+    return n->rstd.rows ? h : iz_exec_work(x, x->act, h.rows, h.cols);
+}
+
+/* dx = r + the gradient of `in`, from that of normed(in), dh, which may be
+ * lost. dx may be r; r may be absent. */
+static void norm_backward(struct iz_exec *x, struct iz_view dx,
+                          struct iz_view r, struct iz_view dh,
+                          struct iz_view in, const struct iz_norm_layer *n)
+{
+    if (n->rstd.rows) {
+        iz_norm_layer_bwd(x, dx, r, dh, in, n);
+        return;
+    }
+    if (r.rows)
+        iz_op_add(x, dh, r);
+    iz_op_copy(x, dx, dh);
 }
 
 /* ---- the block ---- */
 
-/* What a block keeps for its backward; outputs of the norms and of the MLP's
- * nonlinearity are computed again.  Backward overwrites u. */
+/* What a block keeps for its backward; outputs of the norms before its parts
+ * and of the MLP's nonlinearity are computed again.  Backward overwrites u.  A
+ * norm that it has not has no statistics. */
 struct kept {
     struct iz_attention attn; /* with normalised and turned queries and keys */
     struct iz_norm_layer norm_1, norm_2, norm_q, norm_k; /* q, k: of heads */
-    struct iz_view q, k; /* [M,HD], [M,KD] before their norms */
-    struct iz_view x2;   /* [M,C] after attention */
+    struct iz_norm_layer behind[2];                      /* attention and MLP */
+    struct iz_view made[2]; /* [M,C] what these normalise */
+    struct iz_view q, k;    /* [M,HD], [M,KD] before their norms */
+    struct iz_view x2;      /* [M,C] after attention */
     /* Widened, before the nonlinearity: [M,F], or gate, up [M,2F]. */
     struct iz_view u;
     struct iz_routes routes; /* with experts, whose u is by expert [kM,2F] */
@@ -73,24 +64,38 @@ struct kept {
 
 static bool has_experts(const struct iz_layer *a)
 {
-    return a->kind == KIND_EXPERTS;
+    return kind_of(a) == KIND_EXPERTS;
 }
 
-static struct iz_linear router_of(const struct iz_layer *a)
+/* Whether the unit ends with the router of its block. */
+static bool routes_only(const struct iz_layer *a)
 {
-    const struct iz_block *c = a->self;
-    return linear(a, parts_of(a) + c->qkv_bias + 2 * c->qk_norm);
+    return kind_of(a) == KIND_ROUTER;
 }
 
 static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
                             struct kept *b, int64_t m)
 {
     const struct iz_block *c = a->self;
-    int first = parts_of(a) + c->qkv_bias;
-    b->norm_q = norm(x, a, first, iz_exec_save, m, c->heads);
-    b->norm_k = norm(x, a, first + 1, iz_exec_save, m, c->kv_heads);
+    bool whole = has(a, IZ_HAS_QK_WHOLE);
+    b->norm_q = norm(x, a, Q_NORM, iz_exec_save, m, whole ? 1 : c->heads);
+    b->norm_k = norm(x, a, K_NORM, iz_exec_save, m, whole ? 1 : c->kv_heads);
     b->q = iz_exec_save(x, x->act, m, (int64_t)c->heads * c->head_dim);
     b->k = iz_exec_save(x, x->act, m, (int64_t)c->kv_heads * c->head_dim);
+}
+
+static struct iz_attention attention_of(const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    return (struct iz_attention){
+        .seq = c->seq,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .full = c->full,
+        .begins = a->begins,
+        .window = sort_of(a) & IZ_SORT_WINDOW ? c->window : 0,
+        .scale = c->score_scale,
+        .cap = c->score_cap};
 }
 
 static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
@@ -98,28 +103,41 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     int64_t m = (int64_t)a->samples * c->seq, d = c->head_dim;
     int64_t heads = (int64_t)a->samples * c->heads;
-    struct kept b = {.attn = {.seq = c->seq,
-                              .heads = c->heads,
-                              .kv_heads = c->kv_heads,
-                              .full = c->full}};
-    b.attn.begins = a->begins;
-    b.norm_1 = norm(x, a, NORM_1, iz_exec_save, m, 1);
+    bool before = has(a, IZ_HAS_BEFORE);
+    struct kept b = {.attn = attention_of(a)};
+    if (before)
+        b.norm_1 = norm(x, a, NORM_1, iz_exec_save, m, 1);
     b.attn.qkv = iz_exec_save(x, x->act, m, (c->heads + 2 * c->kv_heads) * d);
     b.attn.o = iz_exec_save(x, x->act, m, c->heads * d);
     b.attn.lse = iz_exec_save(x, IZ_F32, heads, c->seq);
-    if (c->qk_norm)
+    if (has(a, IZ_HAS_QK_NORM))
         head_norm_saves(x, a, &b, m);
-    b.x2 = iz_exec_save(x, x->act, m, c->width);
-    b.norm_2 = norm(x, a, NORM_2, iz_exec_save, m, 1);
+    for (int i = 0; has(a, IZ_HAS_BEHIND) && i < 2; i++) {
+        b.behind[i] = norm(x, a, BEHIND_1 + i, iz_exec_save, m, 1);
+        b.made[i] = iz_exec_save(x, x->act, m, c->width);
+    }
+    if (!has(a, IZ_HAS_PARALLEL))
+        b.x2 = iz_exec_save(x, x->act, m, c->width);
+    if (has(a, IZ_HAS_ONE_NORM))
+        b.norm_2 = b.norm_1;
+    else if (before)
+        b.norm_2 = norm(x, a, NORM_2, iz_exec_save, m, 1);
     if (has_experts(a) || routes_only(a))
         b.routes = iz_routes_saves(x, &c->experts, m);
     if (has_experts(a))
         b.u = iz_exec_save_widened(x, x->act, m * c->experts.per_token,
                                    2 * (int64_t)c->experts.hidden);
     else if (!routes_only(a))
-        b.u = iz_exec_save_widened(x, x->act, m,
-                                   (c->llama ? 2 : 1) * (int64_t)c->hidden);
+        b.u = iz_exec_save_widened(
+            x, x->act, m, (has(a, IZ_HAS_GATE) ? 2 : 1) * (int64_t)c->hidden);
     return b;
+}
+
+/* What the MLP's norm reads. */
+static struct iz_view mlp_input(const struct iz_layer *a, const struct kept *b)
+{
+    const struct iz_block *c = a->self;
+    return has(a, IZ_HAS_PARALLEL) ? tokens(a->x, c->width) : b->x2;
 }
 
 /* Chooses experts for the rows of h. */
@@ -127,21 +145,21 @@ static void route_forward(struct iz_exec *x, const struct iz_layer *a,
                           const struct kept *b, struct iz_view h)
 {
     const struct iz_block *c = a->self;
-    struct iz_linear router = router_of(a);
+    struct iz_linear router = linear(a, ROUTER);
     iz_experts_route(x, &c->experts, &b->routes, h, &router,
                      a->again ? NULL : a->aux);
 }
 
-/* u from x2; again: with norm_2's saved statistics, and experts have been
- * chosen. */
+/* u from what the MLP reads; again: with norm_2's saved statistics, and experts
+ * have been chosen. */
 static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
                           const struct kept *b, bool again)
 {
     struct iz_linear fc = linear(a, FC);
     int64_t mark = iz_exec_mark(x);
+    bool known = again || has(a, IZ_HAS_ONE_NORM);
     struct iz_view h =
-        iz_exec_work(x, x->act, b->x2.rows, b->x2.cols); /* [M,C] */
-    iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, again);
+        normed(x, mlp_input(a, b), &b->norm_2, known); /* [M,C] */
     if (has_experts(a) && !again)
         route_forward(x, a, b, h);
     if (has_experts(a))
@@ -151,42 +169,102 @@ static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
     iz_exec_release(x, mark);
 }
 
-/* Queries and keys as attention takes them. */
-static void positions_forward(struct iz_exec *x, const struct iz_block *c,
-                              const struct kept *b)
+/* Where a block's queries and keys turn. */
+static const struct iz_rope *rope_of(const struct iz_layer *a)
 {
-    if (c->qk_norm) {
-        iz_norm_head_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
-        iz_norm_head_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
-    }
-    if (c->llama)
-        iz_rope(x, b->attn.qkv, b->attn.begins, &c->rope, false);
+    const struct iz_block *c = a->self;
+    bool window = sort_of(a) & IZ_SORT_WINDOW;
+    bool turned = has(a, IZ_HAS_ROPE) && !(sort_of(a) & IZ_SORT_UNTURNED);
+    return turned ? &c->rope[window] : NULL;
 }
 
-static void positions_backward(struct iz_exec *x, const struct iz_block *c,
+static void head_norms_forward(struct iz_exec *x, const struct kept *b)
+{
+    iz_norm_head_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
+    iz_norm_head_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
+}
+
+static void head_norms_backward(struct iz_exec *x, const struct kept *b,
+                                struct iz_view dqkv)
+{
+    iz_norm_head_bwd(x, dqkv, b->q, &b->norm_q, 0);
+    iz_norm_head_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+}
+
+/* Queries and keys as attention takes them. */
+static void positions_forward(struct iz_exec *x, const struct iz_layer *a,
+                              const struct kept *b)
+{
+    const struct iz_rope *rope = rope_of(a);
+    bool late = has(a, IZ_HAS_QK_LATE);
+    if (b->q.rows && !late)
+        head_norms_forward(x, b);
+    if (rope)
+        iz_rope(x, b->attn.qkv, b->attn.begins, rope, false);
+    if (b->q.rows && late)
+        head_norms_forward(x, b);
+}
+
+static void positions_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dqkv)
 {
-    if (c->llama)
-        iz_rope(x, dqkv, b->attn.begins, &c->rope, true);
-    if (c->qk_norm) {
-        iz_norm_head_bwd(x, dqkv, b->q, &b->norm_q, 0);
-        iz_norm_head_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+    const struct iz_rope *rope = rope_of(a);
+    bool late = has(a, IZ_HAS_QK_LATE);
+    if (b->q.rows && late)
+        head_norms_backward(x, b, dqkv);
+    if (rope)
+        iz_rope(x, dqkv, b->attn.begins, rope, true);
+    if (b->q.rows && !late)
+        head_norms_backward(x, b, dqkv);
+}
+
+/* y = r + what `proj` makes of g, behind the norm of attention (i = 0) or of
+ * the MLP (1). */
+static void added_forward(struct iz_exec *x, const struct iz_layer *a,
+                          const struct kept *b, int i, struct iz_view y,
+                          struct iz_view r, struct iz_view g)
+{
+    const struct iz_block *c = a->self;
+    struct iz_linear proj = linear(a, i ? MLP_PROJ : ATTN_PROJ);
+    if (!b->made[i].rows && c->residual == 0) {
+        iz_matmul_fwd(x, y, r, g, &proj);
+        return;
     }
+    proj.scale = c->residual;
+    iz_matmul_fwd(x, b->made[i].rows ? b->made[i] : y, IZ_NONE, g, &proj);
+    if (b->made[i].rows)
+        iz_norm_layer_fwd(x, y, b->made[i], &b->behind[i], false);
+    iz_op_add(x, y, r);
+}
+
+/* The gradient of what `proj` made from dy, that of y: in scratch, or dy. */
+static struct iz_view added_backward(struct iz_exec *x,
+                                     const struct iz_layer *a,
+                                     const struct kept *b, int i,
+                                     struct iz_view dy)
+{
+    const struct iz_block *c = a->self;
+    if (!b->made[i].rows && c->residual == 0)
+        return dy;
+    struct iz_view d = iz_exec_work(x, x->act, dy.rows, dy.cols);
+    if (b->made[i].rows)
+        iz_norm_layer_bwd(x, d, IZ_NONE, dy, b->made[i], &b->behind[i]);
+    else
+        iz_op_scale(x, d, dy, c->residual, 0);
+    return d;
 }
 
 /* x2 = in + what attention makes of it. */
 static void attention_forward(struct iz_exec *x, const struct iz_layer *a,
                               const struct kept *b, struct iz_view in)
 {
-    const struct iz_block *c = a->self;
-    struct iz_linear qkv = linear(a, QKV), proj = linear(a, ATTN_PROJ);
+    struct iz_linear qkv = linear(a, QKV);
     int64_t mark = iz_exec_mark(x);
-    struct iz_view h = iz_exec_work(x, x->act, in.rows, c->width); /* [M,C] */
-    iz_norm_layer_fwd(x, h, in, &b->norm_1, false);
-    iz_matmul_fwd(x, b->attn.qkv, IZ_NONE, h, &qkv); /* [M,(H+2K)D] */
-    positions_forward(x, c, b);
-    iz_attention_fwd(x, &b->attn);                 /* [M,HD] */
-    iz_matmul_fwd(x, b->x2, in, b->attn.o, &proj); /* [M,C] */
+    struct iz_view h = normed(x, in, &b->norm_1, false); /* [M,C] */
+    iz_matmul_fwd(x, b->attn.qkv, IZ_NONE, h, &qkv);     /* [M,(H+2K)D] */
+    positions_forward(x, a, b);
+    iz_attention_fwd(x, &b->attn);                   /* [M,HD] */
+    added_forward(x, a, b, 0, b->x2, in, b->attn.o); /* [M,C] */
     iz_exec_release(x, mark);
 }
 
@@ -196,50 +274,55 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
     struct kept b = block_saves(x, a);
     struct iz_linear mlp = linear(a, MLP_PROJ);
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
+    int64_t mark = iz_exec_mark(x);
+    if (has(a, IZ_HAS_PARALLEL))
+        b.x2 = iz_exec_work(x, x->act, in.rows, in.cols);
     attention_forward(x, a, &b, in);
     widen_forward(x, a, &b, false);
-    if (a->again)
+    if (a->again && !b.made[1].rows) {
+        iz_exec_release(x, mark);
         return;
+    }
     if (has_experts(a)) {
         iz_experts_narrow(x, &b.routes, b.u, out, b.x2, &mlp);
         return;
     }
-    int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
-    if (c->llama)
-        iz_swiglu_fwd(x, g, b.u);
-    else
-        iz_gelu_fwd(x, g, b.u);
-    iz_matmul_fwd(x, out, b.x2, g, &mlp); /* [M,C] */
+    iz_activation_fwd(x, g, b.u, c->act);
+    added_forward(x, a, &b, 1, out, b.x2, g); /* [M,C] */
     iz_exec_release(x, mark);
 }
 
-/* dx2 = dy + the gradient through norm_2 and the MLP, into `dx`. */
+/* dx = r + the gradient through the MLP and the norm before it, from dy. */
 static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dx,
-                               struct iz_view dy)
+                               struct iz_view r, struct iz_view dy)
 {
     const struct iz_block *c = a->self;
     struct iz_linear fc = linear(a, FC), proj = linear(a, MLP_PROJ);
+    bool gated = has(a, IZ_HAS_GATE), shared = has(a, IZ_HAS_ONE_NORM);
+    int64_t begin = iz_exec_mark(x);
+    dy = added_backward(x, a, b, 1, dy);
     int64_t mark = iz_exec_mark(x);
     struct iz_view g =
         iz_exec_work(x, x->act, b->u.rows, c->hidden); /* [M,F] */
-    struct iz_view in = c->llama ? g : b->u; /* becomes proj's input again */
-    struct iz_view du = c->llama ? b->u : g; /* becomes the gradient of u */
+    struct iz_view in = gated ? g : b->u; /* becomes proj's input again */
+    struct iz_view du = gated ? b->u : g; /* becomes the gradient of u */
     iz_matmul_da(x, g, dy, &proj);
-    if (c->llama)
-        iz_swiglu_bwd(x, du, in, g, b->u);
-    else
-        iz_gelu_bwd(x, du, in, g, b->u);
+    iz_activation_bwd(x, du, in, g, b->u, c->act);
     iz_matmul_dw(x, dy, in, &proj);
-    if (c->llama)
+    if (gated)
         iz_exec_release(x, mark);
-    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
+    struct iz_view read = mlp_input(a, b);
+    struct iz_view h = normed(x, read, &b->norm_2, true); /* [M,C] */
+    struct iz_view dh = gradient_of(x, h, &b->norm_2);
     iz_matmul_dw(x, du, h, &fc);
-    iz_matmul_da(x, h, du, &fc); /* h becomes its own gradient */
-    iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
-    iz_exec_release(x, mark);
+    iz_matmul_da(x, dh, du, &fc);
+    if (shared)
+        iz_op_copy(x, dx, dh);
+    else
+        norm_backward(x, dx, r, dh, read, &b->norm_2);
+    iz_exec_release(x, begin);
 }
 
 /* From the gradients of the chosen weights and of what the experts did with h:
@@ -249,7 +332,7 @@ static void route_backward(struct iz_exec *x, const struct iz_layer *a,
                            struct iz_view h, struct iz_view dh)
 {
     const struct iz_block *c = a->self;
-    struct iz_linear router = router_of(a);
+    struct iz_linear router = linear(a, ROUTER);
     iz_experts_route_bwd(x, &c->experts, &b->routes, dweight, h, dh, &router,
                          a->loss_scale);
 }
@@ -284,43 +367,68 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
 {
     struct iz_linear proj = linear(a, ATTN_PROJ);
     int64_t mark = iz_exec_mark(x);
+    dx2 = added_backward(x, a, b, 0, dx2);
     struct iz_view d = iz_exec_work(x, x->act, dx2.rows, b->attn.o.cols);
     iz_matmul_dw(x, dx2, b->attn.o, &proj);
     iz_matmul_da(x, d, dx2, &proj);
     iz_attention_bwd(x, dqkv, d, &b->attn);
-    positions_backward(x, a->self, b, dqkv);
+    positions_backward(x, a, b, dqkv);
     iz_exec_release(x, mark);
 }
 
-/* dx = dx2 + the gradient through norm_1 and attention, dx2 being in `dx`. */
+/* dx = r + the gradient through attention and norm_1, from dx2; where the MLP
+ * reads the same h, dh is what it says of it. */
 static void attention_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dx,
-                               struct iz_view in)
+                               struct iz_view r, struct iz_view dx2,
+                               struct iz_view of_mlp)
 {
+    const struct iz_block *c = a->self;
     struct iz_linear qkv = linear(a, QKV);
+    struct iz_view in = tokens(a->x, c->width);
     int64_t mark = iz_exec_mark(x);
     struct iz_view dqkv = iz_exec_work(x, x->act, dx.rows, b->attn.qkv.cols);
-    scores_backward(x, a, b, dqkv, dx);
-    struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
-    iz_norm_layer_fwd(x, h, in, &b->norm_1, true);
+    scores_backward(x, a, b, dqkv, dx2);
+    struct iz_view h = normed(x, in, &b->norm_1, true); /* [M,C] */
+    struct iz_view dh = gradient_of(x, h, &b->norm_1);
     iz_matmul_dw(x, dqkv, h, &qkv);
-    iz_matmul_da(x, h, dqkv, &qkv);
-    iz_norm_layer_bwd(x, dx, dx, h, in, &b->norm_1);
+    iz_matmul_da(x, dh, dqkv, &qkv);
+    if (of_mlp.rows)
+        iz_op_add(x, dh, of_mlp);
+    norm_backward(x, dx, r, dh, in, &b->norm_1);
     iz_exec_release(x, mark);
+}
+
+/* Both parts read the block's input: dy is read to the end. */
+static void parallel_backward(struct iz_exec *x, const struct iz_layer *a,
+                              const struct kept *b, struct iz_view dx,
+                              struct iz_view dy)
+{
+    bool shared = has(a, IZ_HAS_ONE_NORM);
+    struct iz_view sum = iz_exec_work(x, x->act, dx.rows, dx.cols);
+    block_mlp_backward(x, a, b, sum, dy, dy);
+    attention_backward(x, a, b, dx, shared ? dy : sum, dy,
+                       shared ? sum : IZ_NONE);
 }
 
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
-    struct iz_view dx = tokens(a->dx, c->width);
+    struct iz_view dx = tokens(a->dx, c->width), dy = tokens(a->dy, c->width);
+    int64_t mark = iz_exec_mark(x);
     if (x->widens)
         widen_forward(x, a, &b, true);
+    if (has(a, IZ_HAS_PARALLEL)) {
+        parallel_backward(x, a, &b, dx, dy);
+        iz_exec_release(x, mark);
+        return;
+    }
     if (has_experts(a))
-        block_experts_backward(x, a, &b, dx, tokens(a->dy, c->width));
+        block_experts_backward(x, a, &b, dx, dy);
     else
-        block_mlp_backward(x, a, &b, dx, tokens(a->dy, c->width));
-    attention_backward(x, a, &b, dx, tokens(a->x, c->width));
+        block_mlp_backward(x, a, &b, dx, dy, dy);
+    attention_backward(x, a, &b, dx, dx, dx, IZ_NONE);
 }
 
 /* ---- a block up to its router ---- */
@@ -351,121 +459,5 @@ void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a)
     route_backward(x, a, &b, d.r.weight, h, d.h);
     iz_norm_layer_bwd(x, dx, d.c, h, b.x2, &b.norm_2);
     iz_exec_release(x, mark);
-    attention_backward(x, a, &b, dx, tokens(a->x, c->width));
-}
-
-/* ---- the ends ---- */
-
-/* Of tokens and, but with llama, of their positions. */
-static struct iz_table embedding(const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    struct iz_table t = {.w = a->w[0],
-                         .dw = gradient(a, 0),
-                         .row = a->input,
-                         .vocabulary = true,
-                         .begins = a->begins};
-    if (c->llama)
-        return t;
-    t.wpe = a->w[1];
-    t.dwpe = gradient(a, 1);
-    return t;
-}
-
-void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    struct iz_table t = embedding(a);
-    iz_table_fwd(x, tokens(a->y, c->width), IZ_NONE, &t);
-}
-
-void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    struct iz_table t = embedding(a);
-    iz_table_bwd(x, tokens(a->dy, c->width), &t);
-}
-
-/* Which parameter of the head is the matrix. */
-int iz_block_head_matrix(const struct iz_block *b)
-{
-    return b->llama ? 1 : 2;
-}
-
-/* h = norm(in) in scratch; n gets the statistics. */
-static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
-                                struct iz_norm_layer *n, struct iz_view in)
-{
-    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
-    *n = norm(x, a, 0, iz_exec_work, in.rows, 1);
-    iz_norm_layer_fwd(x, h, in, n, false);
-    return h;
-}
-
-/* The loss of the head's rows: of the targets, or of pairs of samples. */
-static void head_loss(struct iz_exec *x, const struct iz_layer *a,
-                      struct iz_classifier k)
-{
-    const struct iz_block *c = a->self;
-    if (!a->preference) {
-        iz_classifier(x, &k);
-        return;
-    }
-    struct iz_norm_layer n;
-    struct iz_layer reference = *a;
-    reference.w = a->reference_w;
-    k.samples = a->samples;
-    iz_preference(
-        x, &k,
-        &(struct iz_pairs){
-            .loss = a->preference,
-            .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
-            .w = a->reference_w[iz_block_head_matrix(c)],
-            .weight = a->weight,
-            .aux = a->aux});
-}
-
-void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    int64_t mark = iz_exec_mark(x);
-    struct iz_view in = tokens(a->x, c->width);
-    struct iz_norm_layer n;
-    struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
-    struct iz_classifier k = {.a = h,
-                              .w = a->w[iz_block_head_matrix(c)],
-                              .target = a->target,
-                              .da = h,
-                              .dw = a->dw[iz_block_head_matrix(c)],
-                              .loss_scale = a->loss_scale,
-                              .loss = a->loss};
-    head_loss(x, a, k);
-    iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
-    iz_exec_release(x, mark);
-}
-
-void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    int64_t mark = iz_exec_mark(x);
-    struct iz_norm_layer n;
-    struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
-                              .w = a->w[iz_block_head_matrix(c)],
-                              .target = a->target,
-                              .loss = a->loss};
-    head_loss(x, a, k);
-    iz_exec_release(x, mark);
-}
-
-void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a)
-{
-    const struct iz_block *c = a->self;
-    int64_t mark = iz_exec_mark(x);
-    struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
-    struct iz_linear l = {.w = a->w[iz_block_head_matrix(c)], .out_in = true};
-    struct iz_view logits = {
-        .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
-    struct iz_norm_layer n;
-    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
-    iz_exec_release(x, mark);
+    attention_backward(x, a, &b, dx, dx, dx, IZ_NONE);
 }

@@ -4,10 +4,12 @@
 #pragma once
 
 #include "models/block.h"
+#include "models/parts.h"
 
-/* Every unit has a kind of its own, but blocks are alike: with an MLP, with
- * experts, or up to their router with experts in other units, of which the last
- * is another kind. */
+/* Every unit has a kind of its own, but blocks of a sort are alike: with an
+ * MLP, with experts, or up to their router with experts in other units, of
+ * which the last is another kind.  A block's kind is this and KINDS times its
+ * sort. */
 enum iz_block_kind {
     KIND_EMBED,
     KIND_BLOCK,
@@ -15,14 +17,106 @@ enum iz_block_kind {
     KIND_ROUTER,
     KIND_PART,
     KIND_PART_LAST,
-    KIND_HEAD
+    KIND_HEAD,
+    KINDS
 };
 
-/* What a block has, in the order of its list; with a bias behind each, or where
- * there are some with llama, behind all of them: the bias of QKV, the norms of
- * queries and keys, the router. */
-enum { NORM_1, QKV, ATTN_PROJ, NORM_2, FC, MLP_PROJ, PARTS };
+/* Parts of a block, each with a weight and perhaps a bias; the head has the
+ * first. */
+enum iz_block_part {
+    NORM_1,
+    QKV,
+    ATTN_PROJ,
+    NORM_2,
+    FC,
+    MLP_PROJ,
+    Q_NORM,
+    K_NORM,
+    ROUTER,
+    BEHIND_1,
+    BEHIND_2,
+    PARTS
+};
+
+/* What may stand at a place of a unit's list of parameters. */
+struct iz_block_place {
+    enum iz_block_part part;
+    bool bias;
+};
 enum { BLOCK_MOST = 2 * PARTS };
+
+/* The parameters of a unit of this kind in their order; returns how many. */
+int iz_block_list(struct iz_block_place list[BLOCK_MOST],
+                  const struct iz_block *b, int kind);
+
+/* ---- a unit's parameters ---- */
+
+static inline int kind_of(const struct iz_layer *a)
+{
+    return a->kind % KINDS;
+}
+
+static inline int sort_of(const struct iz_layer *a)
+{
+    return a->kind / KINDS;
+}
+
+static inline bool has(const struct iz_layer *a, unsigned what)
+{
+    return ((const struct iz_block *)a->self)->has & what;
+}
+
+/* The place of a part's weight or bias in the list of the unit; -1: it has
+ * none. */
+static inline int place_of(const struct iz_layer *a, int part, bool bias)
+{
+    struct iz_block_place list[BLOCK_MOST];
+    int n = iz_block_list(list, a->self, kind_of(a));
+    for (int i = 0; i < n; i++)
+        if ((int)list[i].part == part && list[i].bias == bias)
+            return i;
+    return -1;
+}
+
+static inline struct iz_linear linear(const struct iz_layer *a, int part)
+{
+    int w = place_of(a, part, false), b = place_of(a, part, true);
+    struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT)};
+    if (w >= 0) {
+        l.w = a->w[w];
+        l.dw = gradient(a, w);
+    }
+    if (b >= 0) {
+        l.b = a->w[b];
+        l.db = gradient(a, b);
+    }
+    return l;
+}
+
+typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
+                               int64_t cols);
+
+/* The part with this number; its statistics, of m rows and of each of `heads`,
+ * are taken by iz_exec_save or iz_exec_work. */
+static inline struct iz_norm_layer norm(struct iz_exec *x,
+                                        const struct iz_layer *a, int part,
+                                        take_fn *take, int64_t m, int heads)
+{
+    const struct iz_block *c = a->self;
+    struct iz_linear l = linear(a, part);
+    struct iz_norm_layer n = {.w = l.w,
+                              .b = l.b,
+                              .dw = l.dw,
+                              .db = l.db,
+                              .eps = c->norm_eps,
+                              .plus_one = has(a, IZ_HAS_PLUS_ONE)};
+    if (has(a, IZ_HAS_MEAN) && part != Q_NORM && part != K_NORM)
+        n.mean = take(x, IZ_F32, m, 1);
+    n.rstd = take(x, IZ_F32, m, heads);
+    return n;
+}
+
+/* ---- layers ---- */
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);

@@ -44,25 +44,85 @@ struct part {
     int64_t times;
 };
 
-/* Writes the weight and, where the block has one, the bias; returns the next
- * place. */
-static int add_part(struct iz_param *list, int n, const struct iz_block *b,
-                    const struct part *p)
+/* The weight of a part, or its bias. */
+static struct iz_param param_of(const struct iz_block *b, const struct part *p,
+                                bool bias)
 {
-    int64_t rows = b->llama ? p->out : p->in, cols = b->llama ? p->in : p->out;
+    bool in_out = b->has & IZ_HAS_IN_OUT;
     char full[64];
-    snprintf(full, sizeof(full), "%s.weight", p->name);
-    list[n] = p->in ? weight(full, rows, cols, p->std)
-                    : vector(full, p->out, IZ_INIT_ONE);
+    snprintf(full, sizeof(full), "%s.%s", p->name, bias ? "bias" : "weight");
+    if (bias || !p->in) {
+        bool ones = !bias && !(b->has & IZ_HAS_PLUS_ONE);
+        struct iz_param v =
+            vector(full, p->out, ones ? IZ_INIT_ONE : IZ_INIT_ZERO);
+        v.out_rows = !bias && !in_out;
+        return v;
+    }
+    struct iz_param w =
+        weight(full, in_out ? p->in : p->out, in_out ? p->out : p->in, p->std);
     if (p->stacked[0] >= 0)
-        memcpy(list[n].outputs, p->stacked, sizeof(p->stacked));
-    if (p->in && !p->stacked[0])
-        list[n].outputs[0] = p->out;
-    list[n].times = p->times;
-    list[n++].out_rows = b->llama;
-    snprintf(full, sizeof(full), "%s.bias", p->name);
-    if (!b->llama)
-        list[n++] = vector(full, p->out, IZ_INIT_ZERO);
+        memcpy(w.outputs, p->stacked, sizeof(p->stacked));
+    if (!p->stacked[0])
+        w.outputs[0] = p->out;
+    w.times = p->times;
+    w.out_rows = !in_out;
+    return w;
+}
+
+/* What the weight of a part, or its bias, needs. */
+static bool has_place(const struct iz_block *b, int kind,
+                      struct iz_block_place p)
+{
+    static const unsigned needs[PARTS][2] = {
+        [NORM_1] = {IZ_HAS_BEFORE, IZ_HAS_BEFORE | IZ_HAS_NORM_BIAS},
+        [QKV] = {0, IZ_HAS_QKV_BIAS},
+        [ATTN_PROJ] = {0, IZ_HAS_PROJ_BIAS},
+        [NORM_2] = {IZ_HAS_BEFORE, IZ_HAS_BEFORE | IZ_HAS_NORM_BIAS},
+        [FC] = {0, IZ_HAS_MLP_BIAS},
+        [MLP_PROJ] = {0, IZ_HAS_MLP_BIAS},
+        [Q_NORM] = {IZ_HAS_QK_NORM},
+        [K_NORM] = {IZ_HAS_QK_NORM},
+        [BEHIND_1] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS},
+        [BEHIND_2] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS}};
+    bool norm = p.part == NORM_1 || p.part == NORM_2 || p.part >= BEHIND_1;
+    unsigned need = needs[p.part][p.bias];
+    if (kind == KIND_HEAD)
+        return p.part == NORM_1 && !(b->has & IZ_HAS_BARE) &&
+               (!p.bias || b->has & IZ_HAS_NORM_BIAS);
+    if (p.part == ROUTER)
+        return kind != KIND_BLOCK && !p.bias;
+    if (p.bias && (p.part == Q_NORM || p.part == K_NORM))
+        return false;
+    if (kind == KIND_ROUTER && (p.part == FC || p.part == MLP_PROJ))
+        return false;
+    if ((norm && b->has & IZ_HAS_BARE) ||
+        (p.part == NORM_2 && b->has & IZ_HAS_ONE_NORM))
+        return false;
+    return (b->has & need) == need;
+}
+
+int iz_block_list(struct iz_block_place list[BLOCK_MOST],
+                  const struct iz_block *b, int kind)
+{
+    /* With biases behind their weights, or behind all weights. */
+    static const struct iz_block_place orders[2][BLOCK_MOST] = {
+        {{NORM_1, 0},   {QKV, 0},      {ATTN_PROJ, 0}, {NORM_2, 0},
+         {FC, 0},       {MLP_PROJ, 0}, {QKV, 1},       {Q_NORM, 0},
+         {K_NORM, 0},   {ROUTER, 0},   {NORM_1, 1},    {ATTN_PROJ, 1},
+         {NORM_2, 1},   {FC, 1},       {MLP_PROJ, 1},  {BEHIND_1, 0},
+         {BEHIND_2, 0}, {BEHIND_1, 1}, {BEHIND_2, 1},  {Q_NORM, 1},
+         {K_NORM, 1},   {ROUTER, 1}},
+        {{NORM_1, 0},    {NORM_1, 1},    {QKV, 0},      {QKV, 1},
+         {ATTN_PROJ, 0}, {ATTN_PROJ, 1}, {NORM_2, 0},   {NORM_2, 1},
+         {FC, 0},        {FC, 1},        {MLP_PROJ, 0}, {MLP_PROJ, 1},
+         {Q_NORM, 0},    {Q_NORM, 1},    {K_NORM, 0},   {K_NORM, 1},
+         {ROUTER, 0},    {ROUTER, 1},    {BEHIND_1, 0}, {BEHIND_1, 1},
+         {BEHIND_2, 0},  {BEHIND_2, 1}}};
+    const struct iz_block_place *order = orders[b->has & IZ_HAS_IN_OUT];
+    int n = 0;
+    for (int i = 0; i < BLOCK_MOST; i++)
+        if (has_place(b, kind, order[i]))
+            list[n++] = order[i];
     return n;
 }
 
@@ -71,55 +131,53 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
 {
     int64_t w = b->width, f = b->hidden, d = b->head_dim, o = b->heads * d;
     int64_t kv = b->kv_heads * d, qkv = o + 2 * kv;
+    bool gate = b->has & IZ_HAS_GATE, whole_qk = b->has & IZ_HAS_QK_WHOLE;
     float residual = iz_block_residual(b);
-    const struct part part[PARTS] = {
-        [NORM_1] = {name->norm_1, 0, w, 0, {0}},
-        [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD, {o, kv, kv}},
-        [ATTN_PROJ] = {name->attn_proj, o, w, residual, {0}},
-        [NORM_2] = {name->norm_2, 0, w, 0, {0}},
-        [FC] = {name->fc,
-                w,
-                b->llama ? 2 * f : f,
-                IZ_BLOCK_STD,
-                {f, b->llama ? f : 0}},
-        [MLP_PROJ] = {name->mlp_proj, f, w, residual, {0}}};
-    const struct part of_heads[] = {{name->q_norm, 0, d, 0, {0}, 0},
-                                    {name->k_norm, 0, d, 0, {0}, 0}};
     const struct iz_experts *e = &b->experts;
+    bool has = iz_experts_at(e, i), whole = !has || !e->per_unit;
     char fc[64], proj[64];
     snprintf(fc, sizeof(fc), "%s.%s", name->experts, name->expert_fc);
     snprintf(proj, sizeof(proj), "%s.%s", name->experts, name->expert_proj);
-    const struct part experts[PARTS] = {
-        [FC] = {fc,
-                w,
-                2 * (int64_t)e->n * e->hidden,
-                IZ_BLOCK_STD,
-                {e->hidden, e->hidden},
-                e->n},
-        [MLP_PROJ] = {proj, e->hidden, e->n * w, residual, {w}, e->n}};
-    const struct part router = {name->router, w, e->n, IZ_BLOCK_STD, {-1}, 0};
-    bool has = iz_experts_at(e, i), whole = !has || !e->per_unit;
-    struct iz_param list[BLOCK_MOST];
-    char prefix[32], bias[64];
-    int n = 0;
-    for (int k = 0; k < (whole ? PARTS : FC); k++)
-        n = add_part(list, n, b, has && k >= FC ? &experts[k] : &part[k]);
-    snprintf(bias, sizeof(bias), "%s.bias", name->qkv);
-    if (b->qkv_bias)
-        list[n++] = vector(bias, qkv, IZ_INIT_ZERO);
-    for (int k = 0; b->qk_norm && k < 2; k++)
-        n = add_part(list, n, b, &of_heads[k]);
-    if (has)
-        n = add_part(list, n, b, &router);
+    const struct part mlp = {name->fc,          w,
+                             gate ? 2 * f : f,  IZ_BLOCK_STD,
+                             {f, gate ? f : 0}, 0},
+                      mlp_proj = {name->mlp_proj, f, w, residual, {0}, 0},
+                      experts = {fc,
+                                 w,
+                                 2 * (int64_t)e->n * e->hidden,
+                                 IZ_BLOCK_STD,
+                                 {e->hidden, e->hidden},
+                                 e->n},
+                      experts_proj = {proj,     e->hidden, e->n * w,
+                                      residual, {w},       e->n};
+    const struct part part[PARTS] = {
+        [NORM_1] = {name->norm_1, 0, w, 0, {0}, 0},
+        [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD, {o, kv, kv}, 0},
+        [ATTN_PROJ] = {name->attn_proj, o, w, residual, {0}, 0},
+        [NORM_2] = {name->norm_2, 0, w, 0, {0}, 0},
+        [FC] = has ? experts : mlp,
+        [MLP_PROJ] = has ? experts_proj : mlp_proj,
+        [Q_NORM] = {name->q_norm, 0, whole_qk ? o : d, 0, {0}, 0},
+        [K_NORM] = {name->k_norm, 0, whole_qk ? kv : d, 0, {0}, 0},
+        [ROUTER] = {name->router, w, e->n, IZ_BLOCK_STD, {-1}, 0},
+        [BEHIND_1] = {name->behind_1, 0, w, 0, {0}, 0},
+        [BEHIND_2] = {name->behind_2, 0, w, 0, {0}, 0}};
+    struct iz_block_place list[BLOCK_MOST];
+    struct iz_param param[BLOCK_MOST];
+    char prefix[32];
+    int kind = !has ? KIND_BLOCK : whole ? KIND_EXPERTS : KIND_ROUTER;
+    int n = iz_block_list(list, b, kind);
+    for (int k = 0; k < n; k++)
+        param[k] = param_of(b, &part[list[k].part], list[k].bias);
     snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
     snprintf(prefix, sizeof(prefix), "%s.%d.", name->block, i);
-    u->kind = !has ? KIND_BLOCK : whole ? KIND_EXPERTS : KIND_ROUTER;
+    u->kind = kind + KINDS * (i < IZ_LAYERS_MOST ? b->sort[i] : 0);
     u->own_loss = has;
     u->self = b;
     u->out_elems = whole ? b->seq * w : iz_passed_len(b);
     u->forward = whole ? iz_block_forward : iz_block_router_forward;
     u->backward = whole ? iz_block_backward : iz_block_router_backward;
-    return iz_unit_params(u, list, n, prefix);
+    return iz_unit_params(u, param, n, prefix);
 }
 
 int iz_block_units(const struct iz_block *b)

@@ -75,7 +75,8 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
                                .width = c->width,
                                .hidden = 4 * c->width,
                                .seq = c->seq,
-                               .norm_eps = 1e-5f}};
+                               .norm_eps = 1e-5f,
+                               .has = IZ_HAS_GPT2}};
     return model_open(out, "gpt2", c->layers + 2, &s, sizeof(s),
                       gpt2_open_units);
 }

@@ -1,25 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Llama family: rotary positions, RMSNorm before attention and MLP, groups
- * of heads that share keys, and a gated MLP; with the options that make it
- * Llama 3, Mistral, Qwen 2.5 or Qwen 3.  Parameters have the layouts of the
- * published checkpoints, where those that one product uses are stacked. */
+/* Llama and its relatives: the families of families.h.  Parameters have the
+ * layouts of the published checkpoints, where those that one product uses are
+ * stacked. */
 #pragma once
 
 #include <stdbool.h>
 
 #include "codelets/unit/layer.h"
-#include "models/block.h"
+#include "models/families.h"
 #include "runtime/run/run.h"
-
-/* config.family: which published models have this shape. */
-#define IZ_LLAMA_FAMILIES "auto|llama|mistral|qwen2|qwen3"
-enum {
-    IZ_LLAMA_AUTO,
-    IZ_LLAMA_LLAMA,
-    IZ_LLAMA_MISTRAL,
-    IZ_LLAMA_QWEN2,
-    IZ_LLAMA_QWEN3
-};
 
 struct iz_llama_config {
     int layers, heads, width, ffn, seq, vocab;
@@ -35,11 +24,22 @@ struct iz_llama_config {
     int family;  /* as which it is published; 0: by the two above */
     int context; /* longest sequence it is made for; 0: seq */
     int window;  /* tokens that attention looks back at most; 0: all */
+    char layer_types[8192];     /* of each block, with commas; "": by family */
+    char no_rope_layers[2048];  /* of each block 0 where it is not turned */
+    int no_rope_layer_interval; /* ... or every which; 0: none */
+    double partial_rotary_factor, rope_local_base_freq;
+    double attention_multiplier, query_pre_attn_scalar;     /* 0: by head_dim */
+    double attn_logit_softcapping, final_logit_softcapping; /* 0: none */
+    double embedding_multiplier, residual_multiplier;
+    double logits_scaling, logit_scale;
 };
 
 /* Of `model` in a config, each list with an end of zeros. */
 extern const struct iz_key iz_llama_keys[];
 extern const struct iz_preset iz_llama_presets[];
+
+/* Whether config.json of this type has a word for a key of `model`. */
+bool iz_llama_knows(const char *type, const char *key);
 
 /* Puts what they stand for in place of zeros.  -EINVAL with the reason printed
  * if that is no model; `model` is whose it is. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a config may say of a model of the Llama family: its keys, published
  * sizes as presets, what zeros stand for, and what is refused. */
+#include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "models/keys.h"
 #include "models/llama.h"
@@ -11,46 +13,115 @@
 
 const struct iz_key iz_llama_keys[] = {
 #include "models/llama_keys.h"
-    {KEY(family, ENUM, 0, 0, IZ_LLAMA_FAMILIES), "\"auto\"",
-     "As which model weights are exported; auto: the first that has this "
-     "shape."},
+    {KEY(family, ENUM, 0, 0, IZ_FAMILIES), "\"auto\"",
+     "Which published models it is one of; auto: llama, qwen2 or qwen3, "
+     "whichever has this shape."},
     {0},
 };
+
+#define OPTION(key, none)                                                      \
+    {                                                                          \
+#key, offsetof(CONFIG, key), none                                      \
+    }
+
+/* Whether the family has no word for a factor that is set, whose name goes to
+ * *name. */
+static bool has_foreign(const struct iz_llama_config *c, const char **name)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+        double none;
+    } options[] = {
+        OPTION(partial_rotary_factor, 1),  OPTION(rope_local_base_freq, 0),
+        OPTION(attention_multiplier, 0),   OPTION(query_pre_attn_scalar, 0),
+        OPTION(attn_logit_softcapping, 0), OPTION(final_logit_softcapping, 0),
+        OPTION(embedding_multiplier, 1),   OPTION(residual_multiplier, 1),
+        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1)};
+    const char *type = iz_llama_hf.type(c);
+    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
+        double v;
+        memcpy(&v, (const char *)c + options[i].offset, sizeof(v));
+        *name = options[i].name;
+        if (v != options[i].none && type && !iz_llama_knows(type, *name))
+            return true;
+    }
+    return false;
+}
+
+#undef OPTION
+
+/* Words or numbers in a list with commas. */
+static int list_length(const char *list)
+{
+    int n = *list != 0;
+    for (; *list; list++)
+        n += *list == ',';
+    return n;
+}
+
+static const char *list_at(const char *list, int i)
+{
+    while (i-- && list)
+        list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL;
+    return list ? list + strspn(list, " ") : "";
+}
+
+static bool lists_sorts(const char *list, int layers)
+{
+    for (int i = 0; *list && i < layers; i++)
+        if (strncmp(list_at(list, i), "full_attention", 14) != 0 &&
+            strncmp(list_at(list, i), "sliding_attention", 17) != 0)
+            return false;
+    return !*list || list_length(list) == layers;
+}
+
+static int turned_columns(const struct iz_llama_config *c)
+{
+    return (int)(c->head_dim * c->partial_rotary_factor);
+}
 
 static int llama_config_check(const char *model,
                               const struct iz_llama_config *c)
 {
-    const char *why = NULL;
+    const struct iz_family *f = iz_family_of(c->family);
+    unsigned keyed =
+        (c->qkv_bias ? IZ_HAS_QKV_BIAS : 0) | (c->qk_norm ? IZ_HAS_QK_NORM : 0);
+    unsigned fixed = f->has & (IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM) & ~f->may;
+    const char *why = NULL, *name = "";
     if (c->head_dim == 0 && c->heads > 0)
         why = "width is not divisible by heads, and there is no head_dim";
     else if (check_keys(model, iz_llama_keys, c))
         return -EINVAL;
     else if (c->heads % c->kv_heads)
         why = "heads is not divisible by kv_heads";
-    else if (c->head_dim % 2)
-        why = "head_dim is odd, but columns turn in pairs";
+    else if (c->head_dim % 2 || turned_columns(c) % 2)
+        why = "head_dim, or what turns of it, is odd, but columns turn in "
+              "pairs";
     else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
         why = "rope_theta and rope_scaling_factor must be positive";
     else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
                                               c->rope_scaling_low_freq_factor))
         why = "rope_scaling_high_freq_factor must be above "
               "rope_scaling_low_freq_factor";
-    else if (c->family != IZ_LLAMA_AUTO &&
-             (c->qkv_bias != (c->family == IZ_LLAMA_QWEN2) ||
-              c->qk_norm != (c->family == IZ_LLAMA_QWEN3)))
+    else if ((keyed & ~f->may) != fixed)
         why = "family contradicts qkv_bias or qk_norm";
+    else if (!lists_sorts(c->layer_types, c->layers))
+        why = "layer_types must be full_attention or sliding_attention for "
+              "each block";
+    else if (*c->no_rope_layers && list_length(c->no_rope_layers) != c->layers)
+        why = "no_rope_layers must have a number for each block";
+    else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
+        why = "too many blocks of several sorts";
+    else if (has_foreign(c, &name))
+        why = "the family has no such factor";
     if (why)
-        fprintf(stderr, "%s: %s\n", model, why);
+        fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)
         fprintf(stderr,
                 "%s: model.seq: %d is above model.context, %d, the longest "
                 "that the model is made for\n",
                 model, c->seq, c->context);
-    else if (c->window && c->window < c->seq)
-        fprintf(stderr,
-                "%s: model.seq: %d is above model.window, %d, but attention "
-                "here has no window\n",
-                model, c->seq, c->window);
     else
         return 0;
     return -EINVAL;
@@ -66,35 +137,92 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
         c->context = c->seq;
     if (c->rope_scaling_original_seq == 0)
         c->rope_scaling_original_seq = c->context;
-    if (c->family == IZ_LLAMA_AUTO && !(c->qkv_bias && c->qk_norm))
-        c->family = c->qkv_bias  ? IZ_LLAMA_QWEN2
-                    : c->qk_norm ? IZ_LLAMA_QWEN3
-                                 : IZ_LLAMA_LLAMA;
+    double *const factors[] = {
+        &c->partial_rotary_factor, &c->embedding_multiplier,
+        &c->residual_multiplier, &c->logits_scaling, &c->logit_scale};
+    for (size_t i = 0; i < sizeof(factors) / sizeof(*factors); i++)
+        if (*factors[i] == 0)
+            *factors[i] = 1;
+    if (c->family == IZ_FAMILY_AUTO && !(c->qkv_bias && c->qk_norm))
+        c->family = c->qkv_bias  ? IZ_FAMILY_QWEN2
+                    : c->qk_norm ? IZ_FAMILY_QWEN3
+                                 : IZ_FAMILY_LLAMA;
     return llama_config_check(model, c);
+}
+
+static struct iz_rope rope_of(const struct iz_llama_config *c)
+{
+    int turned = turned_columns(c);
+    return (struct iz_rope){
+        .seq = c->seq,
+        .heads = c->heads + c->kv_heads,
+        .d = c->head_dim,
+        .turned = turned < c->head_dim ? turned : 0,
+        .pairs = iz_family_of(c->family)->has & IZ_HAS_ROPE_PAIRS,
+        .theta = c->rope_theta,
+        .factor = c->rope_scaling_factor,
+        .low_freq_factor = c->rope_scaling_low_freq_factor,
+        .high_freq_factor = c->rope_scaling_high_freq_factor,
+        .original_seq = c->rope_scaling_original_seq};
+}
+
+/* A window that no row of a sample reaches the end of is none. */
+static void set_sorts(struct iz_block *b, const struct iz_llama_config *c)
+{
+    int every = iz_family_of(c->family)->every, gap = c->no_rope_layer_interval;
+    bool turns_in_window = b->has & IZ_HAS_ROPE_IN_WINDOW && c->window;
+    b->window = c->window < c->seq ? c->window : 0;
+    for (int i = 0; i < c->layers && i < IZ_LAYERS_MOST; i++) {
+        bool slides = *c->layer_types ? *list_at(c->layer_types, i) == 's'
+                                      : !every || (i + 1) % every;
+        bool turns = *c->no_rope_layers ? *list_at(c->no_rope_layers, i) != '0'
+                                        : !gap || (i + 1) % gap;
+        bool local = slides && (b->window || c->rope_local_base_freq != 0);
+        b->sort[i] =
+            (local ? IZ_SORT_WINDOW : 0) |
+            (turns && (slides || !turns_in_window) ? 0 : IZ_SORT_UNTURNED);
+    }
+}
+
+/* A factor of 1 is none. */
+static float factor(double v)
+{
+    return v == 1 ? 0 : (float)v;
 }
 
 struct iz_block iz_llama_block(const struct iz_llama_config *c)
 {
-    return (struct iz_block){
-        .layers = c->layers,
-        .heads = c->heads,
-        .kv_heads = c->kv_heads,
-        .head_dim = c->head_dim,
-        .width = c->width,
-        .hidden = c->ffn,
-        .seq = c->seq,
-        .llama = true,
-        .qkv_bias = c->qkv_bias,
-        .qk_norm = c->qk_norm,
-        .norm_eps = (float)c->norm_eps,
-        .rope = {.seq = c->seq,
-                 .heads = c->heads + c->kv_heads,
-                 .d = c->head_dim,
-                 .theta = c->rope_theta,
-                 .factor = c->rope_scaling_factor,
-                 .low_freq_factor = c->rope_scaling_low_freq_factor,
-                 .high_freq_factor = c->rope_scaling_high_freq_factor,
-                 .original_seq = c->rope_scaling_original_seq}};
+    const struct iz_family *f = iz_family_of(c->family);
+    double scalar = c->query_pre_attn_scalar;
+    struct iz_block b = {.layers = c->layers,
+                         .heads = c->heads,
+                         .kv_heads = c->kv_heads,
+                         .head_dim = c->head_dim,
+                         .width = c->width,
+                         .hidden = c->ffn,
+                         .seq = c->seq,
+                         .norm_eps = (float)c->norm_eps,
+                         .has = f->has | (c->qkv_bias ? IZ_HAS_QKV_BIAS : 0) |
+                                (c->qk_norm ? IZ_HAS_QK_NORM : 0),
+                         .act = f->act,
+                         .rope = {rope_of(c), rope_of(c)},
+                         .score_cap = (float)c->attn_logit_softcapping,
+                         .residual = factor(c->residual_multiplier),
+                         .embedding = f->root ? sqrtf((float)c->width)
+                                              : factor(c->embedding_multiplier),
+                         .logit_scale =
+                             factor(c->logit_scale / c->logits_scaling),
+                         .logit_cap = (float)c->final_logit_softcapping};
+    if (c->attention_multiplier != 0)
+        b.score_scale = (float)c->attention_multiplier;
+    else if (scalar != 0 && scalar != c->head_dim)
+        b.score_scale = (float)(1 / sqrt(scalar));
+    if (c->rope_local_base_freq != 0) {
+        b.rope[1].theta = c->rope_local_base_freq;
+        b.rope[1].factor = 1;
+    }
+    set_sorts(&b, c);
+    return b;
 }
 
 const struct iz_preset iz_llama_presets[] = {

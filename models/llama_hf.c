@@ -2,6 +2,7 @@
 /* What the tensors and the config.json of the Llama family, and of its mixtures
  * of experts, are called in published checkpoints. */
 #include <stddef.h>
+#include <string.h>
 
 #include "models/moe.h"
 
@@ -28,6 +29,16 @@ static int64_t down_rows(const void *self)
     {                                                                          \
         .tensor = "model.layers.{}." name, .param = "layers.{}." name          \
     }
+/* The same, which some types call otherwise. */
+#define NAMED(name, other, others)                                             \
+    {.tensor = "model.layers.{}." name,                                        \
+     .param = "layers.{}." name,                                               \
+     .types = "!" others},                                                     \
+    {                                                                          \
+        .tensor = "model.layers.{}." other, .param = "layers.{}." name,        \
+        .types = others                                                        \
+    }
+#define GEMMAS "gemma2|gemma3_text"
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
 #define MIXTRAL "model.layers.{}.block_sparse_moe."
@@ -55,24 +66,54 @@ static int64_t down_rows(const void *self)
 static const struct iz_hf_name hf_names[] = {
     {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
     OURS("input_layernorm.weight"),
+    OURS("input_layernorm.bias"),
+    {.tensor = ATTN "qkv_proj.weight",
+     .param = "layers.{}.self_attn.qkv_proj.weight",
+     .types = "phi3"},
     {.tensor = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight",
      .param = "layers.{}.self_attn.qkv_proj.weight",
      .layout = IZ_HF_ROWS,
-     .cut = qkv_rows},
+     .cut = qkv_rows,
+     .types = "!phi3"},
     {.tensor = ATTN "q_proj.bias|" ATTN "k_proj.bias|" ATTN "v_proj.bias",
      .param = "layers.{}.self_attn.qkv_proj.bias",
      .cut = qkv_rows},
     OURS("self_attn.o_proj.weight"),
-    OURS("self_attn.q_norm.weight"),
-    OURS("self_attn.k_norm.weight"),
-    OURS("post_attention_layernorm.weight"),
+    OURS("self_attn.o_proj.bias"),
+    NAMED("self_attn.q_norm.weight", "self_attn.query_layernorm.weight",
+          "hunyuan_v1_dense"),
+    NAMED("self_attn.k_norm.weight", "self_attn.key_layernorm.weight",
+          "hunyuan_v1_dense"),
+    NAMED("post_attention_layernorm.weight", "pre_feedforward_layernorm.weight",
+          GEMMAS),
+    OURS("post_attention_layernorm.bias"),
+    {.tensor = "model.layers.{}.post_attention_layernorm.weight",
+     .param = "layers.{}.self_attn.norm.weight",
+     .types = "!glm4"},
+    {.tensor = "model.layers.{}.post_self_attn_layernorm.weight",
+     .param = "layers.{}.self_attn.norm.weight",
+     .types = "glm4"},
+    {.tensor = "model.layers.{}.post_feedforward_layernorm.weight",
+     .param = "layers.{}.mlp.norm.weight",
+     .types = "!glm4"},
+    {.tensor = "model.layers.{}.post_mlp_layernorm.weight",
+     .param = "layers.{}.mlp.norm.weight",
+     .types = "glm4"},
+    {.tensor = MLP "gate_up_proj.weight",
+     .param = "layers.{}.mlp.gate_up_proj.weight",
+     .types = "phi3|glm|glm4"},
     {.tensor = MLP "gate_proj.weight|" MLP "up_proj.weight",
      .param = "layers.{}.mlp.gate_up_proj.weight",
-     .layout = IZ_HF_ROWS},
-    OURS("mlp.down_proj.weight"),
+     .layout = IZ_HF_ROWS,
+     .types = "!phi3|glm|glm4"},
+    NAMED("mlp.up_proj.weight", "mlp.c_fc.weight", "starcoder2"),
+    NAMED("mlp.up_proj.bias", "mlp.c_fc.bias", "starcoder2"),
+    NAMED("mlp.down_proj.weight", "mlp.c_proj.weight", "starcoder2"),
+    NAMED("mlp.down_proj.bias", "mlp.c_proj.bias", "starcoder2"),
     EXPERTS("qwen3_moe", MLP, "gate_proj", "up_proj", "down_proj"),
     EXPERTS("mixtral", MIXTRAL, "w1", "w3", "w2"),
     {.tensor = "model.norm.weight", .param = "norm.weight"},
+    {.tensor = "model.norm.bias", .param = "norm.bias"},
     {.tensor = "lm_head.weight", .param = "lm_head.weight"},
     {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
     {.tensor = ATTN "rotary_emb.inv_freq"},
@@ -80,13 +121,22 @@ static const struct iz_hf_name hf_names[] = {
 };
 
 #undef OURS
+#undef NAMED
 #undef ATTN
 #undef MLP
 #undef MIXTRAL
 #undef EXPERTS_IN
 #undef EXPERTS
 
-#define DENSE "llama|mistral|qwen2|qwen3"
+#define LAYERNORMS "cohere|cohere2|stablelm|jais2"
+/* Of which some blocks have a window. */
+#define SORTED "ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm"
+#define TIED                                                                   \
+    "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|smollm3"
+#define THETAS "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3"
+#define BY_SORT "gemma3_text|olmo3"
+#define PARTLY "glm|glm4|nemotron|stablelm"
+#define KEYED_BIAS "seed_oss|glm|glm4"
 
 static bool never(const void *self)
 {
@@ -111,10 +161,14 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "num_attention_heads", .key = "heads"},
     {"num_key_value_heads", "kv_heads", "0", .null_is_zero = true},
     {"head_dim", "head_dim", "0",
-     .types = "llama|mistral|qwen2|qwen3_moe|mixtral", .null_is_zero = true},
-    {"head_dim", "head_dim", "128", .types = "qwen3"},
+     .types = "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
+              "glm4|iquestcoder|cwm|phi3|stablelm",
+     .null_is_zero = true},
+    {"head_dim", "head_dim", "128",
+     .types = "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm"},
+    {"head_dim", "head_dim", "256", .types = "gemma|" GEMMAS},
     {.name = "hidden_size", .key = "width"},
-    {.name = "intermediate_size", .key = "ffn", .types = DENSE "|qwen3_moe"},
+    {.name = "intermediate_size", .key = "ffn", .types = "!mixtral"},
     {.name = "intermediate_size",
      .key = "moe_intermediate_size",
      .types = "mixtral"},
@@ -144,27 +198,122 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
     {.name = "vocab_size", .key = "vocab"},
     {.name = "max_position_embeddings", .key = "context"},
-    {"rms_norm_eps", "norm_eps", "1e-06", .types = DENSE "|qwen3_moe"},
-    {"rms_norm_eps", "norm_eps", "1e-05", .types = "mixtral"},
-    {.name = "tie_word_embeddings", .key = "tie_embeddings", .values = "false"},
-    {.name = "hidden_act", .values = "\"silu\""},
+    {"rms_norm_eps", "norm_eps", "1e-06",
+     .types = "llama|mistral|qwen2|qwen3|qwen3_moe|granite|seed_oss|ministral|"
+              "smollm3|gemma|gemma2|gemma3_text"},
+    {"rms_norm_eps", "norm_eps", "1e-05",
+     .types = "mixtral|phi3|ernie4_5|arcee|olmo2|olmo3|exaone4|"
+              "hunyuan_v1_dense|internlm3|iquestcoder|cwm"},
+    {"rms_norm_eps", "norm_eps", "1e-08", .types = "helium"},
+    {"rms_norm_eps", "norm_eps", "1.5625e-07", .types = "glm|glm4"},
+    {"layer_norm_eps", "norm_eps", "1e-05", .types = LAYERNORMS},
+    {"norm_epsilon", "norm_eps", "1e-05", .types = "starcoder2"},
+    {"norm_eps", "norm_eps", "1e-05", .types = "nemotron"},
+    {.name = "tie_word_embeddings",
+     .key = "tie_embeddings",
+     .values = "false",
+     .types = "!" TIED},
+    {"tie_word_embeddings", "tie_embeddings", "true", .types = TIED},
+    {.name = "hidden_act",
+     .values = "\"silu\"",
+     .types = "!arcee|gemma|gemma2|gemma3_text|starcoder2|nemotron|jais2"},
+    {.name = "hidden_act",
+     .values = "\"relu2\"",
+     .types = "arcee|nemotron|jais2"},
+    {.name = "hidden_act",
+     .values = "\"gelu_pytorch_tanh\"",
+     .types = "gemma|starcoder2"},
+    {.name = "hidden_activation",
+     .values = "\"gelu_pytorch_tanh\"",
+     .types = GEMMAS},
+    {"attention_bias", "qkv_bias", "true", .types = KEYED_BIAS},
+    {"use_qkv_bias", "qkv_bias", "false", .types = "stablelm"},
+    {.name = "attention_bias", .values = "true", .types = "jais2"},
     {.name = "attention_bias",
      .values = "false",
-     .types = "llama|qwen3|qwen3_moe"},
-    {.name = "mlp_bias", .values = "false", .types = "llama"},
-    {"sliding_window", "window", "4096", .types = "mistral",
+     .types = "!mistral|qwen2|mixtral|phi3|ernie4_5|ministral|stablelm|"
+              "starcoder2|exaone4|jais2|cwm|" KEYED_BIAS},
+    {.name = "attention_out_bias", .values = "false", .types = "seed_oss"},
+    {.name = "mlp_bias", .values = "true", .types = "jais2"},
+    {.name = "mlp_bias",
+     .values = "false",
+     .types = "llama|arcee|granite|helium|nemotron|seed_oss|smollm3|"
+              "iquestcoder|cwm"},
+    {.name = "use_bias", .values = "false", .types = "ernie4_5"},
+    {.name = "use_bias", .values = "true", .types = "starcoder2"},
+    {.name = "clip_qkv", .values = "null", .types = "olmo"},
+    {.name = "use_qk_norm", .values = "false", .types = "cohere"},
+    {.name = "qk_layernorm", .values = "false", .types = "stablelm"},
+    {.name = "use_parallel_residual", .values = "false", .types = "stablelm"},
+    {.name = "use_bidirectional_attention",
+     .values = "null|false",
+     .types = "gemma|" GEMMAS},
+    {"query_pre_attn_scalar", "query_pre_attn_scalar", "256", .types = GEMMAS},
+    {"attn_logit_softcapping", "attn_logit_softcapping", "50.0",
+     .types = "gemma2", .null_is_zero = true},
+    {"final_logit_softcapping", "final_logit_softcapping", "30.0",
+     .types = "gemma2", .null_is_zero = true},
+    {"final_logit_softcapping", "final_logit_softcapping", "0",
+     .types = "gemma3_text", .null_is_zero = true},
+    {.name = "attn_logit_softcapping",
+     .values = "null",
+     .types = "gemma3_text"},
+    {"attention_multiplier", "attention_multiplier", "1.0", .types = "granite"},
+    {"embedding_multiplier", "embedding_multiplier", "1.0", .types = "granite"},
+    {"residual_multiplier", "residual_multiplier", "1.0", .types = "granite"},
+    {"logits_scaling", "logits_scaling", "1.0", .types = "granite"},
+    {"logit_scale", "logit_scale", "0.0625", .types = "cohere|cohere2"},
+    {"sliding_window", "window", "4096",
+     .types = "mistral|ministral|gemma2|gemma3_text|olmo3|exaone4",
      .null_is_zero = true},
-    {"sliding_window", "window", "0", .types = "mixtral", .null_is_zero = true},
-    {.name = "sliding_window", .types = "qwen2|qwen3|qwen3_moe"},
+    {"sliding_window", "window", "4096", .types = "cohere2"},
+    {"sliding_window", "window", "8192", .types = "cwm", .null_is_zero = true},
+    {"sliding_window", "window", "0", .types = "mixtral|phi3|starcoder2",
+     .null_is_zero = true},
+    {.name = "sliding_window", .types = "qwen2|qwen3|qwen3_moe|smollm3"},
     {.name = "layer_types",
      .values = "\"full_attention\"|null",
+     .types = "!" SORTED,
      .write = never},
+    {"layer_types", "layer_types", "\"\"", .types = SORTED},
+    {"no_rope_layers", "no_rope_layers", "[]", .types = "smollm3"},
+    {"no_rope_layer_interval", "no_rope_layer_interval", "4",
+     .types = "smollm3"},
     {.name = "use_sliding_window",
      .values = "false",
-     .types = "qwen2|qwen3|qwen3_moe"},
-    {"rope_theta", "rope_theta", "10000.0", .types = DENSE "|qwen3_moe"},
-    {"rope_theta", "rope_theta", "1000000.0", .types = "mixtral"},
-    {.name = "partial_rotary_factor", .values = "1.0|1", .write = never},
+     .types = "qwen2|qwen3|qwen3_moe|smollm3"},
+    {"rope_theta", "rope_theta", "10000.0", .types = "!" THETAS},
+    {"rope_theta", "rope_theta", "1000000.0",
+     .types = "mixtral|gemma3_text|cwm"},
+    {"rope_theta", "rope_theta", "500000.0", .types = "ernie4_5|cohere|olmo3"},
+    {"rope_theta", "rope_theta", "100000.0", .types = "helium"},
+    {"rope_theta", "rope_theta", "2000000.0", .types = "smollm3"},
+    {"rope_local_base_freq", "rope_local_base_freq", "10000.0",
+     .types = "gemma3_text"},
+    {"rope_parameters.full_attention.rope_theta", "rope_theta",
+     .types = BY_SORT, .write = never},
+    {"rope_parameters.sliding_attention.rope_theta", "rope_local_base_freq",
+     .types = "gemma3_text", .write = never},
+    {"rope_parameters.sliding_attention.rope_theta", "rope_theta",
+     .types = "olmo3", .write = never},
+    {.name = "rope_parameters.full_attention.rope_type",
+     .values = "\"default\"",
+     .types = BY_SORT,
+     .write = never},
+    {.name = "rope_parameters.sliding_attention.rope_type",
+     .values = "\"default\"",
+     .types = BY_SORT,
+     .write = never},
+    {"partial_rotary_factor", "partial_rotary_factor", "0.5",
+     .types = "glm|glm4|nemotron"},
+    {"partial_rotary_factor", "partial_rotary_factor", "0.25",
+     .types = "stablelm"},
+    {"rope_parameters.partial_rotary_factor", "partial_rotary_factor",
+     .types = PARTLY, .write = never},
+    {.name = "partial_rotary_factor",
+     .values = "1.0|1",
+     .types = "!" PARTLY,
+     .write = never},
     {"original_max_position_embeddings", "rope_scaling_original_seq", "0",
      .write = never, .wins = true},
     {"rope_scaling.rope_theta", "rope_theta", .write = never},
@@ -189,6 +338,7 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "rope_parameters", .same = "rope_scaling"},
     {.name = "rope_parameters.partial_rotary_factor",
      .values = "1.0|1",
+     .types = "!" PARTLY,
      .write = never},
     {"rope_parameters.rope_theta", "rope_theta", .write = never},
     {"rope_parameters.factor", "rope_scaling_factor", LLAMA3("rope_parameters"),
@@ -212,25 +362,14 @@ static const struct iz_hf_key hf_keys[] = {
 #undef LLAMA3
 
 #define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
-#define IMPLIES(family, bias, norm)                                            \
-    "\"family\": \"" family "\", " QKV(bias, norm)
-
-static const struct iz_hf_type hf_types[] = {
-    {"llama", "LlamaForCausalLM", IMPLIES("llama", "false", "false")},
-    {"mistral", "MistralForCausalLM", IMPLIES("mistral", "false", "false")},
-    {"qwen2", "Qwen2ForCausalLM", IMPLIES("qwen2", "true", "false")},
-    {"qwen3", "Qwen3ForCausalLM", IMPLIES("qwen3", "false", "true")},
-    {0},
-};
 
 static const struct iz_hf_type moe_types[] = {
-    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true")},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true"), NULL},
     {"mixtral", "MixtralForCausalLM",
-     QKV("false", "false") ", \"norm_topk_prob\": true"},
+     QKV("false", "false") ", \"norm_topk_prob\": true", NULL},
     {0},
 };
 
-#undef IMPLIES
 #undef QKV
 
 static const char *moe_type(const void *self)
@@ -247,11 +386,12 @@ static const char *moe_type(const void *self)
 static const char *hf_type(const void *self)
 {
     int family = ((const struct iz_llama_config *)self)->family;
-    return family == IZ_LLAMA_AUTO ? NULL
-                                   : hf_types[family - IZ_LLAMA_LLAMA].name;
+    return family == IZ_FAMILY_AUTO
+               ? NULL
+               : iz_family_types[family - IZ_FAMILY_LLAMA].name;
 }
 
-const struct iz_hf iz_llama_hf = {.types = hf_types,
+const struct iz_hf iz_llama_hf = {.types = iz_family_types,
                                   .type = hf_type,
                                   .prefix = "model.",
                                   .names = hf_names,
@@ -262,3 +402,12 @@ const struct iz_hf iz_moe_hf = {.types = moe_types,
                                 .prefix = "model.",
                                 .names = hf_names,
                                 .keys = hf_keys};
+
+bool iz_llama_knows(const char *type, const char *key)
+{
+    for (const struct iz_hf_key *k = hf_keys; k->name; k++)
+        if (k->key && strcmp(k->key, key) == 0 &&
+            iz_key_applies(type, k->types))
+            return true;
+    return false;
+}

@@ -210,7 +210,8 @@ int iz_vit_open(struct iz_model **out, const void *target)
                                .hidden = c.hidden,
                                .seq = rows(&c),
                                .norm_eps = 1e-5f,
-                               .full = true}};
+                               .full = true,
+                               .has = IZ_HAS_GPT2}};
     return model_open(out, "vit", c.layers + 2, &s, sizeof(s), vit_open_units);
 }
 

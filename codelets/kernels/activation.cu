@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GELU in the tanh form, and the gated unit of Llama's MLP, on a GPU, by the
- * formulas of gelu.c and swiglu.c.  By the tables of CUDA the fast exponential
- * of x errs by 2 + 1.16 |x| ulp and the fast division by 2: a gate is right to
- * 4e-7, and where it is tiny to 1.3e-5 of itself. */
+/* Activations, and the gated units of MLPs, on a GPU, by the formulas of
+ * activation_loops.h.  By the tables of CUDA the fast exponential of x errs by
+ * 2
+ * + 1.16 |x| ulp and the fast division by 2: a gate is right to 4e-7, and where
+ * it is tiny to 1.3e-5 of itself. */
 #include "codelets/kernels/launch.cuh"
 
 #include "codelets/ops/activation.h"
@@ -11,37 +12,58 @@
 enum { THREADS = 256, PER_THREAD = 8 };
 
 /* 1 / (1 + exp(x)); 0 below 2^-126, where the fast division ends. */
-static __device__ float gate(float x)
+static __device__ float logistic(float x)
 {
     return __fdividef(1, 1 + __expf(x));
 }
 
-/* 1 / (1 + exp(-2u)), u = sqrt(2/pi) (a + 0.044715 a^3). */
-static __device__ float gelu_gate(float a)
+template <enum iz_activation K> static __device__ float gate(float a)
 {
-    return gate(-IZ_TWO_ROOT_2_PI * (a + IZ_GELU_CUBIC * a * a * a));
+    if constexpr (K == IZ_GELU_TANH)
+        return logistic(-IZ_TWO_ROOT_2_PI * (a + IZ_GELU_CUBIC * a * a * a));
+    else if constexpr (K == IZ_SILU)
+        return logistic(-a);
+    else
+        return iz_activation_plain_gate(K, a);
+}
+
+/* f(kind), where the value of kind is a constant. */
+template <class F> static void by_kind(enum iz_activation act, const F &f)
+{
+    switch (act) {
+    case IZ_GELU_TANH:
+        return f(std::integral_constant<iz_activation, IZ_GELU_TANH>());
+    case IZ_GELU_ERF:
+        return f(std::integral_constant<iz_activation, IZ_GELU_ERF>());
+    case IZ_SILU:
+        return f(std::integral_constant<iz_activation, IZ_SILU>());
+    case IZ_RELU:
+        return f(std::integral_constant<iz_activation, IZ_RELU>());
+    default:
+        return f(std::integral_constant<iz_activation, IZ_RELU2>());
+    }
 }
 
 /* Moves one element in and one out: 4 bytes with 16-bit types. */
-template <class T>
+template <enum iz_activation K, class T>
 static __global__ void __launch_bounds__(THREADS)
-    gelu_fwd(T *y, const T *a, int64_t n, bool aligned)
+    plain_fwd(T *y, const T *a, int64_t n, bool aligned)
 {
     iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
         float v[N];
         iz_load_row(v, a + i);
         for (int j = 0; j < N; j++)
-            v[j] *= gelu_gate(v[j]);
+            v[j] *= gate<K>(v[j]);
         iz_store_row(y + i, v);
     });
 }
 
 /* du may be dy and y may be a, so all is read before anything is written.
  * Moves two elements in and two out: 8 bytes with 16-bit types. */
-template <class T>
+template <enum iz_activation K, class T>
 static __global__ void __launch_bounds__(THREADS)
-    gelu_bwd(T *du, T *y, const T *dy, const T *a, int64_t n, bool aligned)
+    plain_bwd(T *du, T *y, const T *dy, const T *a, int64_t n, bool aligned)
 {
     iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
         constexpr int N = decltype(count)::value;
@@ -49,8 +71,8 @@ static __global__ void __launch_bounds__(THREADS)
         iz_load_row(v, a + i);
         iz_load_row(grad, dy + i);
         for (int j = 0; j < N; j++) {
-            float s = gelu_gate(v[j]);
-            grad[j] *= iz_activation_gelu_slope(v[j], s);
+            float s = gate<K>(v[j]);
+            grad[j] *= iz_activation_slope(K, v[j], s);
             v[j] *= s;
         }
         iz_store_row(du + i, grad);
@@ -58,33 +80,11 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
-void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
-{
-    int64_t n = iz_view_len(a);
-    iz_by_type(a.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        IZ_LAUNCH(gelu_fwd<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
-                  x->stream, (T *)y.p, (const T *)a.p, n, iz_aligned(y.p, a.p));
-    });
-}
-
-void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
-                      struct iz_view dy, struct iz_view a)
-{
-    int64_t n = iz_view_len(a);
-    iz_by_type(a.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        IZ_LAUNCH(gelu_bwd<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
-                  x->stream, (T *)du.p, (T *)y.p, (const T *)dy.p,
-                  (const T *)a.p, n, iz_aligned(du.p, y.p, dy.p, a.p));
-    });
-}
-
 /* Block (i, j): columns from j THREADS N on of row i.  Moves three elements per
  * element of y: 6 bytes with 16-bit types. */
-template <class T, int N>
+template <enum iz_activation K, class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    swiglu_fwd(T *y, const T *a, int f)
+    gated_fwd(T *y, const T *a, int f)
 {
     int at = ((int)blockIdx.y * THREADS + (int)threadIdx.x) * N;
     int64_t row = blockIdx.x;
@@ -94,15 +94,15 @@ static __global__ void __launch_bounds__(THREADS)
     iz_load_row(g, a + row * 2 * f + at);
     iz_load_row(u, a + row * 2 * f + f + at);
     for (int i = 0; i < N; i++)
-        g[i] *= gate(-g[i]) * u[i];
+        g[i] *= gate<K>(g[i]) * u[i];
     iz_store_row(y + row * f + at, g);
 }
 
 /* da may be a and y may be dy: a thread has read what it overwrites.  Moves six
  * elements per element of y: 12 bytes with 16-bit types. */
-template <class T, int N>
+template <enum iz_activation K, class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    swiglu_bwd(T *da, T *y, const T *dy, const T *a, int f)
+    gated_bwd(T *da, T *y, const T *dy, const T *a, int f)
 {
     int at = ((int)blockIdx.y * THREADS + (int)threadIdx.x) * N;
     int64_t row = blockIdx.x, gates = row * 2 * f + at, ups = gates + f;
@@ -113,9 +113,9 @@ static __global__ void __launch_bounds__(THREADS)
     iz_load_row(u, a + ups);
     iz_load_row(d, dy + row * f + at);
     for (int i = 0; i < N; i++) {
-        float s = gate(-g[i]), v = g[i] * s, up = u[i];
+        float s = gate<K>(g[i]), v = g[i] * s, up = u[i];
         u[i] = d[i] * v;
-        g[i] = d[i] * up * iz_activation_swiglu_slope(g[i], s);
+        g[i] = d[i] * up * iz_activation_slope(K, g[i], s);
         d[i] = v * up;
     }
     iz_store_row(da + gates, g);
@@ -123,38 +123,96 @@ static __global__ void __launch_bounds__(THREADS)
     iz_store_row(y + row * f + at, d);
 }
 
-static dim3 swiglu_grid(struct iz_view y, int per_thread)
+static dim3 gated_grid(struct iz_view y, int per_thread)
 {
     int64_t step = (int64_t)THREADS * per_thread;
     int64_t columns = (y.cols + step - 1) / step;
     if (y.rows > INT32_MAX || columns > 65535)
-        iz_die("swiglu of %lld x %lld: too large", (long long)y.rows,
+        iz_die("gated activation of %lld x %lld: too large", (long long)y.rows,
                (long long)y.cols);
     return dim3((unsigned)y.rows, (unsigned)columns);
 }
 
-void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a)
+template <enum iz_activation K, class T>
+static void start_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
+{
+    constexpr int per = 16 / sizeof(T);
+    bool whole = iz_pieces_aligned<T>(y.cols, y.p, a.p);
+    int64_t n = iz_view_len(y);
+    if (a.cols > y.cols)
+        IZ_LAUNCH((whole ? gated_fwd<K, T, per> : gated_fwd<K, T, 1>),
+                  gated_grid(y, whole ? per : 1), THREADS, 0, x->stream,
+                  (T *)y.p, (const T *)a.p, (int)y.cols);
+    else
+        IZ_LAUNCH((plain_fwd<K, T>), iz_blocks(n, THREADS * PER_THREAD),
+                  THREADS, 0, x->stream, (T *)y.p, (const T *)a.p, n,
+                  iz_aligned(y.p, a.p));
+}
+
+template <enum iz_activation K, class T>
+static void start_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                      struct iz_view dy, struct iz_view a)
+{
+    constexpr int per = 16 / sizeof(T);
+    bool whole = iz_pieces_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
+    int64_t n = iz_view_len(y);
+    if (a.cols > y.cols)
+        IZ_LAUNCH((whole ? gated_bwd<K, T, per> : gated_bwd<K, T, 1>),
+                  gated_grid(y, whole ? per : 1), THREADS, 0, x->stream,
+                  (T *)da.p, (T *)y.p, (const T *)dy.p, (const T *)a.p,
+                  (int)y.cols);
+    else
+        IZ_LAUNCH((plain_bwd<K, T>), iz_blocks(n, THREADS * PER_THREAD),
+                  THREADS, 0, x->stream, (T *)da.p, (T *)y.p, (const T *)dy.p,
+                  (const T *)a.p, n, iz_aligned(da.p, y.p, dy.p, a.p));
+}
+
+void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, enum iz_activation act)
 {
     iz_by_type(a.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        constexpr int per = 16 / sizeof(T);
-        bool whole = iz_pieces_aligned<T>(y.cols, y.p, a.p);
-        IZ_LAUNCH((whole ? swiglu_fwd<T, per> : swiglu_fwd<T, 1>),
-                  swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
-                  (T *)y.p, (const T *)a.p, (int)y.cols);
+        by_kind(act, [&](auto kind) {
+            start_fwd<decltype(kind)::value, decltype(zero)>(x, y, a);
+        });
     });
 }
 
-void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                        struct iz_view dy, struct iz_view a)
+void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                            struct iz_view y, struct iz_view dy,
+                            struct iz_view a, enum iz_activation act)
 {
     iz_by_type(a.dtype, [&](auto zero) {
+        by_kind(act, [&](auto kind) {
+            start_bwd<decltype(kind)::value, decltype(zero)>(x, da, y, dy, a);
+        });
+    });
+}
+
+/* Moves one element in and one out. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    scale_by(T *y, const T *a, int64_t n, float scale, float cap, bool aligned)
+{
+    iz_each<THREADS, PER_THREAD>(n, aligned, [&](int64_t i, auto count) {
+        constexpr int N = decltype(count)::value;
+        float v[N];
+        iz_load_row(v, a + i);
+        for (int j = 0; j < N; j++) {
+            v[j] *= scale;
+            v[j] = cap != 0 ? cap * tanhf(v[j] / cap) : v[j];
+        }
+        iz_store_row(y + i, v);
+    });
+}
+
+void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      float scale, float cap)
+{
+    int64_t n = iz_view_len(a);
+    iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
-        constexpr int per = 16 / sizeof(T);
-        bool whole = iz_pieces_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
-        IZ_LAUNCH((whole ? swiglu_bwd<T, per> : swiglu_bwd<T, 1>),
-                  swiglu_grid(y, whole ? per : 1), THREADS, 0, x->stream,
-                  (T *)da.p, (T *)y.p, (const T *)dy.p, (const T *)a.p,
-                  (int)y.cols);
+        IZ_LAUNCH(scale_by<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
+                  x->stream, (T *)y.p, (const T *)a.p, n, scale, cap,
+                  iz_aligned(y.p, a.p));
     });
 }

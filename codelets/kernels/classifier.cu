@@ -79,17 +79,21 @@ static __global__ void __launch_bounds__(THREADS)
         loss[i] = even ? iz_classifier_even(here) : here;
 }
 
-/* d = scale (softmax - target) of WIDTH logits from j on, or of one. */
+/* d = scale (softmax - target), by the slope of the cap, of WIDTH logits from j
+ * on, or of one. */
 template <int N, class T>
 static __device__ __forceinline__ void
-row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale)
+row_gradient(T *d, const float *s, int64_t j, soft all, int32_t t, float scale,
+             float cap)
 {
     float v[N], by = scale / all.sum;
     iz_load_row(v, s + j);
 #pragma unroll
     for (int i = 0; i < N; i++) {
+        float slope = cap != 0 ? 1 - v[i] / cap * (v[i] / cap) : 1;
         v[i] = expf(v[i] - all.max) * by;
         v[i] = j + i == t ? v[i] - scale : v[i];
+        v[i] *= slope;
     }
     iz_store_row(d + j, v);
 }
@@ -109,7 +113,8 @@ struct of_samples {
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     rows_bwd(T *d, double *loss, const float *s, const int32_t *target,
-             int64_t n, int64_t ld, float scale, struct of_samples by)
+             int64_t n, int64_t ld, float scale, float cap,
+             struct of_samples by)
 {
     int64_t i = blockIdx.x, whole = n / WIDTH * WIDTH, last = n / STEP * STEP;
     int32_t t = target[i];
@@ -131,9 +136,9 @@ static __global__ void __launch_bounds__(THREADS)
         loss[i] = soft_loss(all, at);
     for (int64_t j = last + threadIdx.x * WIDTH; j >= 0; j -= STEP)
         if (j < whole)
-            row_gradient<WIDTH>(d, s, j, all, t, scale);
+            row_gradient<WIDTH>(d, s, j, all, t, scale, cap);
     for (int64_t j = whole + threadIdx.x; j < n; j += THREADS)
-        row_gradient<1>(d, s, j, all, t, scale);
+        row_gradient<1>(d, s, j, all, t, scale, cap);
     for (int64_t j = n + threadIdx.x; j < ld; j += THREADS)
         iz_store(d + j, 0);
 }
@@ -232,13 +237,16 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         struct iz_view d = iz_view_rows(p.grad, 0, n);
         const float *s = (const float *)logits.p;
         classifier_product(x, p, iz_classifier_logits(logits, a, p.w));
+        if (c->cap != 0)
+            iz_op_scale_cuda(x, logits, logits, 1, c->cap);
         if (!grad) {
             IZ_LAUNCH(rows_fwd, (unsigned)n, THREADS, 0, x->stream, p.loss + at,
                       s, p.target + at, vocab, ld, !c->each);
             continue;
         }
         IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,
-                  p.loss + at, s, p.target + at, vocab, ld, scale, by(c, at));
+                  p.loss + at, s, p.target + at, vocab, ld, scale, c->cap,
+                  by(c, at));
         if (p.dw.rows) /* reads a, which da may replace */
             classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
         classifier_product(

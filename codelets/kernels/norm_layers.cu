@@ -24,7 +24,7 @@ template <class T> struct pieces {
 template <class T, bool MEAN> struct known {
     const T *w, *b;
     float *mean, *rstd;
-    float eps;
+    float eps, plus;   /* plus: on w */
     int all, heads, c; /* all: pieces of all rows */
 };
 
@@ -99,10 +99,12 @@ static __device__ void apply(const forward<T, MEAN> &p, int i, int c,
             iz_load_row(b, p.n.b + at);
         else if (p.kept.p)
             iz_store_row(piece(p.n, p.kept, i) + at, v);
-        for (int j = 0; j < N; j++)
+        for (int j = 0; j < N; j++) {
+            w[j] += p.n.plus;
             v[j] = MEAN ? __fmaf_rn(__fmul_rn(__fsub_rn(v[j], mean), rstd),
                                     w[j], b[j])
                         : __fmul_rn(__fmul_rn(v[j], rstd), w[j]);
+        }
         iz_store_row(y + at, v);
     }
 }
@@ -174,7 +176,7 @@ static __device__ struct means means_of(const backward<T, MEAN> &p, int i,
         for (int k = 0; k < A; k++)
             for (int j = 0; j < N; j++) {
                 bool in = at + k * TEAM * N < c;
-                float v = dy[k][j] * w[k][j];
+                float v = dy[k][j] * (w[k][j] + p.n.plus);
                 if constexpr (MEAN)
                     g += in ? v : 0;
                 ghat += in ? v * xhat<MEAN>(a[k][j], mean, rstd) : 0;
@@ -199,6 +201,7 @@ static __device__ void write_dx(const backward<T, MEAN> &p, int i,
     for (int j = 0; j < N; j++) {
         float hat = xhat<MEAN>(a[j], v.mean, v.rstd);
         gw[j] += dy[j] * hat;
+        w[j] += p.n.plus;
         if constexpr (MEAN) {
             gb[j] += dy[j];
             r[j] += v.rstd * (dy[j] * w[j] - v.g - hat * v.ghat);
@@ -370,6 +373,7 @@ static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
             (float *)n.mean.p,
             (float *)n.rstd.p,
             n.eps,
+            n.plus_one ? 1.f : 0.f,
             (int)all,
             (int)(all / a.rows),
             (int)n.w.cols};

@@ -13,8 +13,9 @@ enum { THREADS = 256 };
 
 struct job {
     int64_t rows, ld, seq;
-    int heads, half; /* half a head */
-    int each;        /* rows of a block */
+    int heads, d, half; /* half of what turns of a head */
+    bool pairs;         /* columns 2i and 2i + 1 turn, else i and i + half */
+    int each;           /* rows of a block */
     bool back;
     const int32_t *begins; /* [rows] in pinned memory, or NULL */
 };
@@ -26,7 +27,7 @@ static __device__ float angle_of(int64_t t, double turns_per_token)
     return (float)((turns - rint(turns)) * TWO_PI);
 }
 
-/* N columns of the first half of a head, at lo, and of the second. */
+/* N columns from lo on, and those `half` behind them. */
 template <class T, int N>
 static __device__ void turn(T *lo, int half, const float *cs, const float *sn)
 {
@@ -61,8 +62,10 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     for (int i = (int)threadIdx.x; i < left * j.heads * per; i += THREADS) {
         int col = i % per * N, head = i / per % j.heads, r = i / per / j.heads;
-        turn<T, N>(a + (first + r) * j.ld + head * 2 * j.half + col, j.half,
-                   cs + r * j.half + col, sn + r * j.half + col);
+        T *lo = a + (first + r) * j.ld + head * j.d;
+        turn<T, N>(lo + (N == 1 && j.pairs ? 2 * col : col),
+                   N == 1 && j.pairs ? 1 : j.half, cs + r * j.half + col,
+                   sn + r * j.half + col);
     }
 }
 
@@ -70,9 +73,10 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
                   const struct iz_rope *r, bool back)
 {
     struct iz_rope_turns f = {};
-    int half = r->d / 2;
-    struct job j = {a.rows, a.cols,         r->seq, r->heads,
-                    half,   THREADS / half, back,   (int32_t *)begins.p};
+    int half = iz_rope_turned(r) / 2;
+    struct job j = {
+        a.rows, a.cols,   r->seq,         r->heads, r->d,
+        half,   r->pairs, THREADS / half, back,     (int32_t *)begins.p};
     int64_t blocks = (j.rows + j.each - 1) / j.each;
     if (blocks > INT32_MAX)
         iz_die("rope of %lld rows: too many", (long long)j.rows);
@@ -80,7 +84,8 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
-        bool whole = iz_aligned(a.p) && half % per == 0 && j.ld % per == 0;
+        bool whole = iz_aligned(a.p) && half % per == 0 && j.ld % per == 0 &&
+                     j.d % per == 0 && !j.pairs;
         IZ_LAUNCH((whole ? rotate<T, per> : rotate<T, 1>), (int)blocks, THREADS,
                   0, x->stream, (T *)a.p, f, j);
     });

@@ -1,26 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slopes of activations, whose formulas the CPU and the GPU share. */
+/* What the CPU and the GPU share of activations: each is a times a gate s, and
+ * its slope is a function of both. */
 #pragma once
 
-#include "codelets/base/build.h"
+#include <math.h>
+
+#include "codelets/ops/ops.h"
 
 #define IZ_TWO_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define IZ_GELU_CUBIC 0.044715f
 
-/* d gelu / da, where s is gelu / a.  Beyond 12 that is 0 or 1 to fp32; the
- * clamp keeps 0 * inf away and lets NaN through. */
-IZ_EITHER float iz_activation_gelu_slope(float a, float s)
+/* Beyond `most` a slope is that of the limit; the clamp keeps 0 * inf away and
+ * lets NaN through. */
+IZ_EITHER float iz_activation_clamp(float a, float most)
 {
-    float c = a > 12 ? 12 : a;
-    c = c < -12 ? -12 : c;
-    return s +
-           c * s * (1 - s) * IZ_TWO_ROOT_2_PI * (1 + 3 * IZ_GELU_CUBIC * c * c);
+    float c = a > most ? most : a;
+    return c < -most ? -most : c;
 }
 
-/* d (a s) / da, s = 1 / (1 + exp(-a)).  Beyond 100 that is 0 or 1; as above. */
-IZ_EITHER float iz_activation_swiglu_slope(float a, float s)
+/* Of the kinds whose gates need no fast exponential: (1 + erf(a / sqrt 2)) / 2,
+ * 0 or 1, 0 or a. */
+IZ_EITHER float iz_activation_plain_gate(enum iz_activation act, float a)
 {
-    float c = a > 100 ? 100 : a;
-    c = c < -100 ? -100 : c;
-    return s + c * s * (1 - s);
+    if (act == IZ_GELU_ERF)
+        return a < -12 ? 0 : 0.5f * erfcf(a * -0.70710678119f);
+    return a > 0 && act == IZ_RELU ? 1 : a <= 0 ? 0 : a; /* NaN stays NaN */
+}
+
+/* d (a s) / da. */
+IZ_EITHER float iz_activation_slope(enum iz_activation act, float a, float s)
+{
+    float c = iz_activation_clamp(a, act == IZ_SILU ? 100 : 12);
+    switch (act) {
+    case IZ_GELU_TANH:
+        return s + c * s * (1 - s) * IZ_TWO_ROOT_2_PI *
+                       (1 + 3 * IZ_GELU_CUBIC * c * c);
+    case IZ_GELU_ERF:
+        return s + c * 0.39894228040f * expf(-0.5f * c * c);
+    case IZ_SILU:
+        return s + c * s * (1 - s);
+    case IZ_RELU:
+        return s;
+    default:
+        return 2 * s;
+    }
 }

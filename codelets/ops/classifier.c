@@ -80,6 +80,25 @@ IZ_SIMD static double rows_bwd(struct iz_view logits,
     return sum;
 }
 
+/* The same of all rows of a chunk; by the slope of the cap, if there is one,
+ * for which row [1,V] is scratch. */
+static double chunk_bwd(struct iz_view logits, struct iz_view row,
+                        const struct iz_classifier *c, int64_t at, float scale)
+{
+    double sum = 0;
+    if (!row.rows)
+        return rows_bwd(logits, c, at, scale);
+    for (int64_t i = 0; i < logits.rows; i++) {
+        struct iz_view s = iz_view_rows(logits, i, 1);
+        float *capped = row.p, *grad = s.p;
+        memcpy(capped, s.p, (size_t)iz_view_bytes(s));
+        sum += rows_bwd(s, c, at + i, scale);
+        for (int64_t j = 0; j < s.cols; j++)
+            grad[j] *= 1 - capped[j] / c->cap * (capped[j] / c->cap);
+    }
+    return sum;
+}
+
 IZ_SIMD static double rows_fwd(struct iz_view logits,
                                const struct iz_classifier *c, int64_t at)
 {
@@ -183,6 +202,8 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     bool sum = p->dw.dtype == IZ_F32 && x->act != IZ_F32;
     iz_exec_count(x, flops, rows * v * 4 + a + chunks * w);
     iz_exec_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
+    if (c->cap != 0)
+        iz_exec_count(x, 0, 2 * rows * v * 4);
     if (grad)
         iz_exec_count(x, flops,
                       dlogits + (double)iz_view_bytes(c->da) + chunks * w);
@@ -217,6 +238,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     bool grad = c->da.rows > 0;
     int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES, 1);
     struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
+    struct iz_view row =
+        iz_exec_work(x, IZ_F32, grad && c->cap != 0, c->w.rows);
     struct iz_linear l = {
         .w = c->w, .out_in = true, .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
@@ -229,9 +252,11 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
         struct iz_view chunk = iz_view_rows(logits, 0, n);
         struct iz_view a = iz_view_rows(c->a, at, n);
         iz_matmul_fwd(x, chunk, IZ_NONE, a, &l);
+        if (c->cap != 0)
+            iz_op_scale(x, chunk, chunk, 1, c->cap);
         if (!x->dry)
-            sum +=
-                grad ? rows_bwd(chunk, c, at, scale) : rows_fwd(chunk, c, at);
+            sum += grad ? chunk_bwd(chunk, row, c, at, scale)
+                        : rows_fwd(chunk, c, at);
         if (!grad)
             continue;
         l.add = at > 0 && iz_view_wanted(x, l.dw);

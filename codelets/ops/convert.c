@@ -3,6 +3,7 @@
 #include "codelets/ops/ops.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "codelets/flat/flat.h"
@@ -30,6 +31,20 @@ void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a)
     if (iz_exec_runs(x, IZ_CUDA))
         iz_flat_sum_cuda(x, y.p, y.dtype, true, &in, 1, a.dtype,
                          iz_view_len(a));
+}
+
+void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                 float scale, float cap)
+{
+    assert(iz_view_len(y) == iz_view_len(a) && y.dtype == a.dtype);
+    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
+    if (iz_exec_runs(x, IZ_CPU))
+        for (int64_t i = 0; i < iz_view_len(a); i++) {
+            float v = scale * ((float *)a.p)[i];
+            ((float *)y.p)[i] = cap != 0 ? cap * tanhf(v / cap) : v;
+        }
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_op_scale_cuda(x, y, a, scale, cap);
 }
 
 void iz_op_clear(struct iz_exec *x, struct iz_view v)

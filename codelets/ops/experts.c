@@ -509,7 +509,8 @@ void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                   part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        iz_swiglu_fwd(x, iz_view_rows(y, first, n), iz_view_rows(a, first, n));
+        iz_activation_fwd(x, iz_view_rows(y, first, n),
+                          iz_view_rows(a, first, n), IZ_SILU);
     counters_set(x, counted);
 }
 
@@ -524,7 +525,8 @@ void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
                                iz_view_bytes(dy) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        iz_swiglu_bwd(x, iz_view_rows(da, first, n), iz_view_rows(y, first, n),
-                      iz_view_rows(dy, first, n), iz_view_rows(a, first, n));
+        iz_activation_bwd(x, iz_view_rows(da, first, n),
+                          iz_view_rows(y, first, n), iz_view_rows(dy, first, n),
+                          iz_view_rows(a, first, n), IZ_SILU);
     counters_set(x, counted);
 }

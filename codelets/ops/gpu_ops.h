@@ -68,12 +68,13 @@ void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
                            int64_t first, struct iz_view scratch);
 
 /* activation.cu, rope.cu */
-void iz_gelu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
-void iz_gelu_bwd_cuda(struct iz_exec *x, struct iz_view du, struct iz_view y,
-                      struct iz_view dy, struct iz_view a);
-void iz_swiglu_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a);
-void iz_swiglu_bwd_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                        struct iz_view dy, struct iz_view a);
+void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                      float scale, float cap);
+void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
+                            struct iz_view a, enum iz_activation act);
+void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
+                            struct iz_view y, struct iz_view dy,
+                            struct iz_view a, enum iz_activation act);
 void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
                   const struct iz_rope *r, bool back);
 

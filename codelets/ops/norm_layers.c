@@ -20,6 +20,36 @@ static struct iz_view widen(struct iz_exec *x, struct iz_view v)
     return f;
 }
 
+/* What rows of n are multiplied by. */
+static struct iz_view norm_weight(struct iz_exec *x,
+                                  const struct iz_norm_layer *n)
+{
+    struct iz_view w = widen(x, n->w);
+    for (int64_t i = 0; n->plus_one && !x->dry && i < w.cols; i++)
+        ((float *)w.p)[i] += 1;
+    return w;
+}
+
+static struct iz_view zeros(struct iz_exec *x, int64_t c)
+{
+    struct iz_view v = iz_exec_work(x, x->act, 1, c);
+    iz_op_clear(x, v);
+    return v;
+}
+
+/* n of pieces of c with scratch in place of absent vectors. */
+static struct iz_norm_layer complete(struct iz_exec *x,
+                                     const struct iz_norm_layer *n, int64_t c)
+{
+    struct iz_norm_layer all = *n;
+    all.plus_one |= !n->w.rows;
+    if (!n->w.rows)
+        all.w = zeros(x, c);
+    if (n->mean.rows && !n->b.rows)
+        all.b = zeros(x, c);
+    return all;
+}
+
 static void store_gradient(const struct iz_exec *x, struct iz_view to,
                            const float *from)
 {
@@ -88,7 +118,7 @@ static void layernorm_on_cpu(struct iz_exec *x, struct iz_view y,
                              struct iz_view a, const struct iz_norm_layer *n,
                              bool again)
 {
-    struct iz_view w = widen(x, n->w), b = widen(x, n->b);
+    struct iz_view w = norm_weight(x, n), b = widen(x, n->b);
     if (!x->dry && !again)
         layernorm_stats(n, a);
     if (!x->dry)
@@ -146,7 +176,8 @@ static void layernorm_bwd_on_cpu(struct iz_exec *x, struct iz_view dx,
                                  struct iz_view a,
                                  const struct iz_norm_layer *n)
 {
-    struct iz_view w = widen(x, n->w), g = iz_exec_work(x, IZ_F32, 3, a.cols);
+    struct iz_view w = norm_weight(x, n),
+                   g = iz_exec_work(x, IZ_F32, 3, a.cols);
     if (x->dry)
         return;
     layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
@@ -245,7 +276,7 @@ IZ_SIMD static void rmsnorm_gradients(struct pieces dx, struct pieces r,
 static void rmsnorm_on_cpu(struct iz_exec *x, struct pieces y, struct pieces a,
                            const struct iz_norm_layer *n, bool again)
 {
-    struct iz_view w = widen(x, n->w);
+    struct iz_view w = norm_weight(x, n);
     if (!x->dry && !again)
         rmsnorm_stats(n->rstd, a, n->eps);
     if (!x->dry)
@@ -256,7 +287,7 @@ static void rmsnorm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
                                struct pieces r, struct pieces dy,
                                struct pieces a, const struct iz_norm_layer *n)
 {
-    struct iz_view w = widen(x, n->w),
+    struct iz_view w = norm_weight(x, n),
                    gw = iz_exec_work(x, IZ_F32, 1, n->w.cols);
     if (x->dry)
         return;
@@ -274,9 +305,10 @@ static void norm_check(struct iz_view y, struct iz_view a,
 }
 
 void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                       const struct iz_norm_layer *n, bool again)
+                       const struct iz_norm_layer *given, bool again)
 {
     int64_t mark = iz_exec_mark(x);
+    struct iz_norm_layer all = complete(x, given, a.cols), *n = &all;
     norm_check(y, a, n);
     iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
     if (x->backend == IZ_CPU && n->mean.rows)
@@ -291,9 +323,10 @@ void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
 
 void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                        struct iz_view dy, struct iz_view a,
-                       const struct iz_norm_layer *n)
+                       const struct iz_norm_layer *given)
 {
     int64_t mark = iz_exec_mark(x);
+    struct iz_norm_layer all = complete(x, given, a.cols), *n = &all;
     norm_check(dx, a, n);
     assert(dy.rows == a.rows && dy.cols == a.cols);
     iz_exec_count(x, 0,
@@ -327,10 +360,12 @@ static struct pieces heads_of(struct iz_exec *x, struct iz_view a,
 }
 
 void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                      const struct iz_norm_layer *n, int64_t first)
+                      const struct iz_norm_layer *given, int64_t first)
 {
-    struct pieces s = heads_of(x, a, kept, n, first);
     int64_t mark = iz_exec_mark(x);
+    struct iz_norm_layer all = complete(x, given, kept.cols / given->rstd.cols);
+    struct iz_norm_layer *n = &all;
+    struct pieces s = heads_of(x, a, kept, n, first);
     for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < kept.rows; i++)
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
@@ -342,10 +377,12 @@ void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
 }
 
 void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                      const struct iz_norm_layer *n, int64_t first)
+                      const struct iz_norm_layer *given, int64_t first)
 {
-    struct pieces d = heads_of(x, da, kept, n, first);
     int64_t mark = iz_exec_mark(x);
+    struct iz_norm_layer all = complete(x, given, kept.cols / given->rstd.cols);
+    struct iz_norm_layer *n = &all;
+    struct pieces d = heads_of(x, da, kept, n, first);
     if (x->backend == IZ_CPU) {
         rmsnorm_bwd_on_cpu(x, d, (struct pieces){0}, d,
                            norm_pieces(kept, 0, d.heads, n), n);

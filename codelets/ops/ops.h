@@ -89,11 +89,12 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l);
 
-/* LayerNorm, or RMSNorm, which has no b, db and mean.  w b dw db [1,C]; mean
- * and rstd fp32 [M,1] are written by forward. */
+/* LayerNorm, or RMSNorm, which has no mean.  w b dw db [1,C], where absent ones
+ * stand for ones and zeros; mean and rstd fp32 [M,1] are written by forward. */
 struct iz_norm_layer {
     struct iz_view w, b, dw, db, mean, rstd;
     float eps;
+    bool plus_one; /* a row is multiplied by 1 + w */
 };
 
 /* y = (a - mean) / sqrt(var + eps) w + b, or a / sqrt(mean of a^2 + eps) w, by
@@ -105,11 +106,26 @@ void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
                        struct iz_view dy, struct iz_view a,
                        const struct iz_norm_layer *n);
 
-/* y = a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))); y may be a. */
-void iz_gelu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
-/* du = dy gelu'(a), y = gelu(a) again; du may be dy and y may be a. */
-void iz_gelu_bwd(struct iz_exec *x, struct iz_view du, struct iz_view y,
-                 struct iz_view dy, struct iz_view a);
+/* Activations: a/2 (1 + tanh(sqrt(2/pi) (a + 0.044715 a^3))), a/2 (1 +
+ * erf(a / sqrt(2))), a / (1 + exp(-a)), max(a, 0) and its square. */
+enum iz_activation {
+    IZ_GELU_TANH,
+    IZ_GELU_ERF,
+    IZ_SILU,
+    IZ_RELU,
+    IZ_RELU2,
+    IZ_ACTIVATIONS
+};
+
+/* y = act(a), all [M,F]; y may be a.  Or gated, y = act(g) u, where a row of a
+ * [M,2F] holds g, then u. */
+void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                       enum iz_activation act);
+/* da from dy, y again.  Either da may be dy and y may be a; or gated, da may be
+ * a and y may be dy. */
+void iz_activation_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                       struct iz_view dy, struct iz_view a,
+                       enum iz_activation act);
 
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
@@ -122,8 +138,9 @@ void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
 
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 
-/* Rotary positions of the first `heads` heads of d columns, d even.  Columns i
- * and i + d/2 turn by t theta^(-2i/d), t being the row's position.  With a
+/* Rotary positions of the first n = `turned` columns of the first `heads` heads
+ * of d columns, n even.  Columns i and i + n/2, or with `pairs` 2i and 2i + 1,
+ * turn by t theta^(-2i/n), t being the row's position.  With a
  * factor other than 1 (Llama 3), frequencies that turn at most low_freq_factor
  * times in original_seq tokens are divided by it, those that turn at least
  * high_freq_factor times are kept, and between them the two are mixed. */
@@ -132,6 +149,8 @@ struct iz_rope {
     int heads, d;
     double theta;
     double factor, low_freq_factor, high_freq_factor, original_seq;
+    int turned; /* 0: d */
+    bool pairs;
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
@@ -139,18 +158,17 @@ struct iz_rope {
 void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
              const struct iz_rope *r, bool back);
 
-/* The d/2 frequencies of r: full circles per token of columns i and i + d/2.
- * The CPU and the GPU share this arithmetic. */
+static inline int iz_rope_turned(const struct iz_rope *r)
+{
+    return r->turned ? r->turned : r->d;
+}
+
+/* The n/2 frequencies of r: full circles per token.  The CPU and the GPU share
+ * this arithmetic. */
 struct iz_rope_turns {
     double f[IZ_ROPE_MOST / 2];
 };
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
-
-/* y = g / (1 + exp(-g)) u: a row of a [M,2F] holds g, then u; y [M,F]. */
-void iz_swiglu_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a);
-/* da from dy, y again; da may be a and y may be dy. */
-void iz_swiglu_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                   struct iz_view dy, struct iz_view a);
 
 /* Every row of M chooses the k most probable of E experts, of equal ones those
  * with the lowest numbers.  There are so always kM rows by expert: in ascending
@@ -234,7 +252,7 @@ void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r);
-/* iz_swiglu_fwd and iz_swiglu_bwd of rows by expert. */
+/* Gated activations of rows by expert, with IZ_SILU. */
 void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, const struct iz_routes *r);
 void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
@@ -331,6 +349,9 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y += a, rounded to y's type. */
 void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
+/* y = cap tanh(scale a / cap), or scale a where cap = 0; y may be a. */
+void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                 float scale, float cap);
 /* v = 0, if it is wanted. */
 void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */
@@ -360,6 +381,7 @@ struct iz_classifier {
     const int32_t *target; /* [M], -1 = ignored */
     struct iz_view da, dw; /* of loss * loss_scale; da may be a */
     float loss_scale;
+    float cap; /* a logit s is cap tanh(s / cap); 0: s */
     double *loss;
     /* Of samples with equally many rows.  each: the loss alone writes those of
      * each sample here.  scales: the gradient is that of the sum of each

@@ -23,14 +23,15 @@ static double kept(const struct iz_rope *r, double n)
 
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r)
 {
-    for (int i = 0; i < r->d / 2; i++) {
-        double f = pow(r->theta, -2. * i / r->d) / TWO_PI;
+    int n = iz_rope_turned(r);
+    for (int i = 0; i < n / 2; i++) {
+        double f = pow(r->theta, -2. * i / n) / TWO_PI;
         double keep = r->factor == 1 ? 1 : kept(r, f * r->original_seq);
         out->f[i] = f * keep + f * (1 - keep) / r->factor;
     }
 }
 
-/* Cosines and sines of position t, [d/2] each. */
+/* Cosines and sines of position t, [n/2] each. */
 static void angles(float *restrict cs, float *restrict sn,
                    const struct iz_rope_turns *f, int64_t t, int half,
                    bool back)
@@ -43,11 +44,22 @@ static void angles(float *restrict cs, float *restrict sn,
     }
 }
 
-IZ_SIMD static void turn_row(float *row, const float *cs, const float *sn,
-                             int heads, int half)
+static void turn_pairs(float *row, const float *cs, const float *sn,
+                       const struct iz_rope *r, int half)
+{
+    for (int h = 0; h < r->heads; h++, row += r->d)
+        for (int i = 0; i < half; i++) {
+            float a = row[2 * i], b = row[2 * i + 1];
+            row[2 * i] = a * cs[i] - b * sn[i];
+            row[2 * i + 1] = b * cs[i] + a * sn[i];
+        }
+}
+
+IZ_SIMD static void turn_halves(float *row, const float *cs, const float *sn,
+                                int heads, int d, int half)
 {
     for (int h = 0; h < heads; h++) {
-        float *lo = row + (int64_t)h * 2 * half, *hi = lo + half;
+        float *lo = row + (int64_t)h * d, *hi = lo + half;
 #pragma omp simd
         for (int i = 0; i < half; i++) {
             float a = lo[i], b = hi[i];
@@ -66,13 +78,18 @@ static void turn_cpu(struct iz_view a, const int32_t *begins,
     float cs[IZ_ROPE_MOST / 2], sn[IZ_ROPE_MOST / 2];
     iz_rope_turns_of(&f, r);
     int64_t now = -1;
+    int half = iz_rope_turned(r) / 2;
     for (int64_t t = 0; t < r->seq; t++)
         for (int64_t row = t; row < a.rows; row += r->seq) {
             int64_t at = iz_op_position(begins, row, r->seq);
             if (at != now)
-                angles(cs, sn, &f, at, r->d / 2, back);
+                angles(cs, sn, &f, at, half, back);
             now = at;
-            turn_row((float *)a.p + row * a.cols, cs, sn, r->heads, r->d / 2);
+            float *p = (float *)a.p + row * a.cols;
+            if (r->pairs)
+                turn_pairs(p, cs, sn, r, half);
+            else
+                turn_halves(p, cs, sn, r->heads, r->d, half);
         }
 }
 
@@ -80,7 +97,8 @@ void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
              const struct iz_rope *r, bool back)
 {
     int64_t cols = (int64_t)r->heads * r->d;
-    assert(r->d % 2 == 0 && r->d <= IZ_ROPE_MOST && cols <= a.cols);
+    assert(iz_rope_turned(r) % 2 == 0 && iz_rope_turned(r) <= r->d);
+    assert(r->d <= IZ_ROPE_MOST && cols <= a.cols);
     assert(r->factor > 0 && a.rows % r->seq == 0);
     iz_exec_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
     if (iz_exec_runs(x, IZ_CPU))

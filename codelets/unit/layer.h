@@ -224,7 +224,8 @@ struct iz_hf_key {
      * if the name is absent; NULL: the name must be present, "": it may be
      * absent. */
     const char *values;
-    const char *types; /* "a|b": the types that have this row; NULL: all */
+    const char *types; /* "a|b": the types that have this row, "!a|b": all
+                        * others; NULL: all */
     /* null in config.json means 0 here, or an empty list; there 0 means
      * nothing and is refused. */
     bool null_is_zero;
@@ -250,6 +251,7 @@ struct iz_hf_type {
     const char *name;         /* its model_type: "gpt2" */
     const char *architecture; /* "GPT2LMHeadModel" */
     const char *implies;      /* members of the section "model"; may be NULL */
+    const void *own;          /* what the model knows of the type; or NULL */
 };
 
 /* The model's self is the struct that the section's keys fill, complete. */

@@ -264,6 +264,14 @@ static void store_null(void *at, const struct iz_key *k)
     memset(at, 0, iz_key_is_text(k) ? k->size : bytes[k->type]);
 }
 
+bool iz_key_applies(const char *word, const char *words)
+{
+    if (!words)
+        return true;
+    return *words == '!' ? !iz_text_among(word, words + 1)
+                         : iz_text_among(word, words);
+}
+
 bool iz_key_store(char *why, void *base, const struct iz_key *k,
                   const json_t *v)
 {

@@ -85,6 +85,8 @@ void iz_key_describe(char *out, size_t size, const struct json_t *v);
 bool iz_key_same(const struct json_t *a, const struct json_t *b);
 /* Whether v is one of the JSON values of "a|b". */
 bool iz_key_among(const struct json_t *v, const char *values);
+/* Whether `word` is one of "a|b", or with "!a|b" none of them; NULL: it is. */
+bool iz_key_applies(const char *word, const char *words);
 /* Stores v at the offset of k in the struct at `base`.  Returns false with the
  * reason in `why` (IZ_WHY_MAX bytes) if k does not accept v. */
 bool iz_key_store(char *why, void *base, const struct iz_key *k,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/key.h"
 #include "runtime/base/text.h"
 
 #define DIGITS "0123456789"
@@ -142,8 +143,7 @@ static bool row_applies(const struct iz_hf *hf, const struct iz_hf_name *row,
                         const struct iz_model *model)
 {
     const char *type = hf->type ? hf->type(model->self) : NULL;
-    return !row->types ||
-           iz_text_among(type ? type : hf->types->name, row->types);
+    return iz_key_applies(type ? type : hf->types->name, row->types);
 }
 
 /* Only the rows with this value of `tied`; the number of rows that matched in

@@ -76,7 +76,7 @@ bool iz_published_free(const struct iz_hf *hf, const char *key)
 
 static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 {
-    return !k->types || iz_text_among(t->name, k->types);
+    return iz_key_applies(t->name, k->types);
 }
 
 /* The value of a row of our keys; NULL: absent. */
@@ -362,8 +362,11 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
     }
     const struct iz_key *ours = iz_key_find(keys, k->key);
     assert(ours);
-    if (k->null_is_zero &&
-        *(const int *)((const char *)self + ours->offset) == 0)
+    const void *at = (const char *)self + ours->offset;
+    bool zero = ours->type == IZ_KEY_DOUBLE ? *(const double *)at == 0
+                : ours->type == IZ_KEY_INT  ? *(const int *)at == 0
+                                            : false;
+    if (k->null_is_zero && zero)
         fputs("null", out);
     else
         iz_key_print(out, ours, self);

@@ -33,6 +33,9 @@ MODELS = {
     "all of llama": {**LLAMA, "qkv_bias": True, "qk_norm": True,
                      "tie_embeddings": True, "rope_scaling_factor": 8,
                      "rope_scaling_original_seq": 64},
+    "norms behind": {**LLAMA, "family": "gemma2", "window": 5, "tie_embeddings": True,
+                     "attn_logit_softcapping": 2, "final_logit_softcapping": 3},
+    "parallel": {**LLAMA, "family": "cohere2", "window": 5, "logit_scale": 0.5},
     "moe": MOE,
     "units of experts": {**MOE, "experts_per_unit": 3},
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
@@ -40,7 +43,8 @@ MODELS = {
     "dlrm": DLRM,
     "sparse": DLRM,  # too small for a step to miss no row
 }
-PROGRAM = {"all of llama": "llama", "units of experts": "moe", "sparse": "dlrm"}
+PROGRAM = {"all of llama": "llama", "norms behind": "llama", "parallel": "llama",
+           "units of experts": "moe", "sparse": "dlrm"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
 
 

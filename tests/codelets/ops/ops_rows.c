@@ -18,6 +18,7 @@ struct kind {
     const char *mixed; /* what it says of weights of another type */
     double tol;        /* of y */
     bool centred;
+    bool plus_one, bare; /* weights are 1 + w, or 1 */
 };
 
 static const struct kind *kind; /* under test */
@@ -54,6 +55,7 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
     const struct norm *n = arg;
     struct iz_norm_layer w = {
         .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
+    w.plus_one = kind->plus_one;
     bool again = n->call == AGAIN;
     w.w.dtype = n->weights;
     if (kind->centred) {
@@ -61,6 +63,8 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
         w.db = v[DB];
         w.mean = v[MEAN];
     }
+    if (kind->bare)
+        w.w = w.dw = w.b = w.db = IZ_NONE;
     if (n->call == BACKWARD)
         iz_norm_layer_bwd(x, v[DX], n->no_r ? IZ_NONE : v[R], v[DY], v[A], &w);
     else
@@ -68,8 +72,22 @@ static void norm_layer(struct iz_exec *x, const struct iz_view *v,
 }
 
 static const struct kind kinds[] = {
-    {"layernorm of bf16 with weights of fp32", 4e-6, true},
-    {"rmsnorm of bf16 with weights of fp32", 2e-6, false}};
+    {"layernorm of bf16 with weights of fp32", 4e-6, true, false, false},
+    {"rmsnorm of bf16 with weights of fp32", 2e-6, false, false, false},
+    {"", 4e-6, true, true, false},
+    {"", 2e-6, false, true, false},
+    {"", 4e-6, true, false, true},
+    {"", 2e-6, false, false, true}};
+
+/* What a row is multiplied by. */
+static const double *norm_weights(const struct norm *n)
+{
+    static double w[8200];
+    const struct tensor *t = n->s.t;
+    for (int64_t i = 0; i < t[W].v.cols; i++)
+        w[i] = kind->bare ? 1 : t[W].d[i] + kind->plus_one;
+    return w;
+}
 
 enum { GIVEN = BIT(A) | BIT(W) | BIT(B), KEPT = BIT(MEAN) | BIT(RSTD) };
 /* rmsnorm leaves b, db and mean alone. */
@@ -78,6 +96,12 @@ static const struct pass norm_pass[] = {
     [AGAIN] = {norm_layer, GIVEN | KEPT, BIT(DX)},
     [BACKWARD] = {norm_layer, GIVEN | KEPT | BIT(R) | BIT(DY),
                   BIT(DX) | BIT(DW) | BIT(DB)}};
+
+static const double *norm_biases(const struct norm *n)
+{
+    static const double zeros[8200];
+    return kind->bare ? zeros : n->s.t[B].d;
+}
 
 static void norm_run(struct norm *n, enum call call)
 {
@@ -103,8 +127,9 @@ void norm_timed(const struct timed_shape *s, timed_fn *f, void *to)
 static void check_forward(struct norm *n)
 {
     struct tensor *t = n->s.t;
-    ref_norm(tensor_want(&t[Y]), t[A].d, t[W].d, kind->centred ? t[B].d : NULL,
-             t[A].v.rows, t[A].v.cols, 1e-5);
+    ref_norm(tensor_want(&t[Y]), t[A].d, norm_weights(n),
+             kind->centred ? norm_biases(n) : NULL, t[A].v.rows, t[A].v.cols,
+             1e-5);
     norm_run(n, FORWARD);
     fixture_close("y", &t[Y], kind->tol);
 }
@@ -119,10 +144,12 @@ static void check_backward(struct norm *n)
     norm_run(n, BACKWARD);
     for (int64_t i = 0; i < m; i++)
         ref_norm_gradient(dx + i * c, dw, kind->centred ? db : NULL,
-                          t[A].d + i * c, t[DY].d + i * c, t[W].d, c);
+                          t[A].d + i * c, t[DY].d + i * c, norm_weights(n), c);
     for (int64_t i = 0; !n->no_r && i < m * c; i++)
         dx[i] += t[R].d[i];
     fixture_close("dx", &t[DX], tol);
+    if (kind->bare)
+        return;
     if (!(n->s.unwanted & BIT(DW)))
         fixture_close("dw", &t[DW], tol);
     if (kind->centred && !(n->s.unwanted & BIT(DB)))
@@ -167,6 +194,15 @@ static void norm_agrees_with_reference(void **state)
     scene_each(NULL, size, COUNT(size), 5, check_norm);
     for (int i = 0; i < COUNT(many); i++)
         check_norm(i ? scene_type(2 * i + 1) : IZ_F32, many[i]);
+}
+
+/* Of a few sizes, as the same kernels have others. */
+static void norm_form_agrees_with_reference(void **state)
+{
+    static const int64_t size[][4] = {
+        {7, 7}, {33, 64}, {5, 250}, {3, 1537}, {2, 8200}};
+    kind = *state;
+    scene_each(NULL, size, COUNT(size), 5, check_norm);
 }
 
 /* Without dw, without db, without both: the other results do not change. */
@@ -240,19 +276,12 @@ static void norm_refuses_weights_of_another_type(void **state)
 
 enum { G_A, G_DY, G_Y, G_DA, GATE_TENSORS };
 
-/* y of one input, or of two: a row of a has all first ones, then all second
- * ones.  Of g, u and dy, ref is y and both gradients in double, and `within`
- * how far each may be from it on the CPU, to its own size. */
+/* Of one input, or gated: a row of a has all first ones, then all second ones.
+ */
 struct gate {
-    void (*forward)(struct iz_exec *x, struct iz_view y, struct iz_view a);
-    void (*backward)(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                     struct iz_view dy, struct iz_view a);
+    enum iz_activation act;
     int in;
-    void (*ref)(double *y, double *dg, double *du, double g, double u,
-                double dy);
-    void (*within)(double *y, double *dg, double *du, double g, double u,
-                   double dy);
-    double tol[2], tol_da[2]; /* elsewhere, on a GPU */
+    double tol[2], tol_da[2]; /* on a GPU */
 };
 
 static const struct gate *gate; /* under test */
@@ -260,58 +289,43 @@ static const struct gate *gate; /* under test */
 static void gate_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
-    gate->forward(x, v[G_Y], v[G_A]);
+    iz_activation_fwd(x, v[G_Y], v[G_A], gate->act);
 }
 
 static void gate_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    gate->backward(x, v[G_DA], v[G_Y], v[G_DY], v[G_A]);
+    iz_activation_bwd(x, v[G_DA], v[G_Y], v[G_DY], v[G_A], gate->act);
 }
 
 static const struct pass forward = {gate_forward, BIT(G_A), BIT(G_Y)},
                          backward = {gate_backward, BIT(G_A) | BIT(G_DY),
                                      BIT(G_Y) | BIT(G_DA)};
 
-static void gelu_ref(double *y, double *da, double *none, double a, double u,
-                     double dy)
+/* How far y may be from its value on the CPU, and gradients to their size.  The
+ * argument of the tanh form's exponential is rounded to fp32; its reference
+ * loses 1 + tanh below -8. */
+static double gate_off(double g, double u)
 {
-    *y = ref_gelu(a);
-    *da = ref_gelu_gradient(a) * dy;
+    double y = fabs(ref_activation(gate->act, g));
+    if (gate->act == IZ_GELU_TANH)
+        return (fmin(1e-6 * y * fmax(1, fabs(g * g * g)), 1e-6 * fabs(g)) +
+                1e-15 * fabs(g)) *
+                   fmax(1, fabs(u)) +
+               (double)FLT_MIN;
+    return 1e-6 * y * fabs(u) * fmax(1, fabs(g)) + 1e-25;
 }
 
-/* The argument of the exponential is rounded to fp32; the reference loses
- * 1 + tanh below -8. */
-static void gelu_within(double *y, double *da, double *none, double a, double u,
-                        double dy)
-{
-    *y = fmin(1e-6 * fabs(ref_gelu(a)) * fmax(1, fabs(a * a * a)),
-              1e-6 * fabs(a)) +
-         1e-15 * fabs(a) + (double)FLT_MIN;
-    *da = 2e-6 * fabs(dy);
-}
-
-static void swiglu_ref(double *y, double *dg, double *du, double g, double u,
-                       double dy)
-{
-    *y = ref_swiglu(g, u);
-    ref_swiglu_gradient(dg, du, g, u, dy);
-}
-
-static void swiglu_within(double *y, double *dg, double *du, double g, double u,
-                          double dy)
-{
-    *y = 1e-6 * fabs(ref_swiglu(g, u)) * fmax(1, fabs(g)) + 1e-25;
-    *dg = 2e-6 * fabs(dy) * fmax(1, fabs(u));
-    *du = 1e-6 * fabs(dy) * fmax(1, fabs(g));
-}
-
-static const struct gate gelu = {iz_gelu_fwd, iz_gelu_bwd, 1,
-                                 gelu_ref,    gelu_within, {5e-7, 1e-6},
-                                 {2e-6, 2e-6}};
-static const struct gate swiglu = {iz_swiglu_fwd, iz_swiglu_bwd, 2,
-                                   swiglu_ref,    swiglu_within, {1e-6, 1e-6},
-                                   {1e-6, 2e-6}};
+static const struct gate gates[] = {
+    {IZ_GELU_TANH, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_SILU, 2, {1e-6, 1e-6}, {1e-6, 2e-6}},
+    {IZ_GELU_ERF, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_RELU, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_RELU2, 1, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_SILU, 1, {1e-6, 1e-6}, {1e-6, 2e-6}},
+    {IZ_GELU_TANH, 2, {5e-7, 1e-6}, {2e-6, 2e-6}},
+    {IZ_GELU_ERF, 2, {5e-7, 1e-6}, {2e-6, 2e-6}},
+};
 
 static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
                              double scale)
@@ -327,7 +341,7 @@ static struct scene gate_new(enum iz_dtype act, int64_t m, int64_t f,
 void gelu_timed(const struct timed_shape *s, timed_fn *f, void *to)
 {
     static const int into[][2] = {{G_DA, G_DY}, {G_Y, G_A}};
-    gate = &gelu;
+    gate = gates;
     struct scene t =
         gate_new(backend.act(backend.x.act), s->tokens, 4 * s->width, 1);
     f(to, &t, &(const struct timed){"gelu", .op = gate_forward}, 1);
@@ -344,17 +358,23 @@ static void gate_want(struct scene *s, bool check)
     double *y = tensor_want(&t[G_Y]), *da = tensor_want(&t[G_DA]);
     for (int64_t i = 0; i < iz_view_len(t[G_Y].v); i++) {
         int64_t at = i / f * gate->in * f + i % f, to = at + second;
-        double g = t[G_A].d[at], u = t[G_A].d[to], dy = t[G_DY].d[i];
-        double off, off_first, off_second;
-        gate->ref(&y[i], &da[at], &da[to], g, u, dy);
+        double g = t[G_A].d[at], u = second ? t[G_A].d[to] : 1;
+        double dy = t[G_DY].d[i], v = ref_activation(gate->act, g);
+        y[i] = v * u;
+        da[to] = dy * v;
+        da[at] = dy * u * ref_activation_gradient(gate->act, g);
         if (!check || backend.x.backend != IZ_CPU)
             continue;
-        gate->within(&off, &off_first, &off_second, g, u, dy);
-        fixture_element("y", t[G_Y].v, i, (struct near){y[i], off});
-        fixture_element("da", t[G_DA].v, at, (struct near){da[at], off_first});
+        fixture_element("y", t[G_Y].v, i, (struct near){y[i], gate_off(g, u)});
+        fixture_element(
+            "da", t[G_DA].v, at,
+            (struct near){da[at],
+                          1e-6 * (1 + gate->in) *
+                              fmax(fabs(da[at]), fabs(dy) * fmax(1, fabs(u)))});
         if (second)
-            fixture_element("da", t[G_DA].v, to,
-                            (struct near){da[to], off_second});
+            fixture_element(
+                "da", t[G_DA].v, to,
+                (struct near){da[to], 1e-6 * fabs(dy) * fmax(1, fabs(g))});
     }
 }
 
@@ -443,12 +463,41 @@ static void gate_survives_adversarial_values(void **state)
     scene_free(&s);
 }
 
+/* The factor and the cap of a scaling, if there is one. */
+static const float scalings[][2] = {{0.3f, 0}, {1, 2}, {3, 30}};
+
+static void scale(struct iz_exec *x, const struct iz_view *v, const void *arg)
+{
+    const float *by = arg;
+    iz_op_scale(x, v[G_Y], v[G_A], by[0], by[1]);
+}
+
+static void scaling_agrees_with_reference(void **state)
+{
+    gate = gates;
+    for (int k = 0; k < 3 * COUNT(scalings); k++) {
+        const float *by = scalings[k / 3];
+        enum iz_dtype act = backend.act(fixture_types[k % 3]);
+        struct scene s = gate_new(act, 3, 700 + k, 4);
+        double *want = tensor_want(&s.t[G_Y]);
+        for (int64_t i = 0; i < iz_view_len(s.t[G_Y].v); i++) {
+            want[i] = (double)by[0] * s.t[G_A].d[i];
+            if (by[1] != 0)
+                want[i] = (double)by[1] * tanh(want[i] / (double)by[1]);
+        }
+        scene_run(&s, &(struct pass){scale, BIT(G_A), BIT(G_Y)}, by);
+        fixture_close("y", &s.t[G_Y], 1e-6);
+        scene_free(&s);
+    }
+}
+
 /* Views that begin between pieces of 16 bytes. */
 static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     int64_t n = v[G_A].rows - 1;
-    iz_gelu_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n));
+    iz_activation_fwd(x, iz_view_rows(v[G_Y], 0, n), iz_view_rows(v[G_A], 1, n),
+                      gate->act);
 }
 
 static void gelu_works_unaligned(void **state)
@@ -460,7 +509,8 @@ static void gelu_works_unaligned(void **state)
         for (int i = 0; i < 99; i++)
             fixture_element(
                 "y", s.t[G_Y].v, i,
-                (struct near){ref_gelu(s.t[G_A].d[i + 1]), 0x1p-7 * 6});
+                (struct near){ref_activation(gate->act, s.t[G_A].d[i + 1]),
+                              0x1p-7 * 6});
         scene_free(&s);
     }
 }
@@ -479,13 +529,29 @@ static int norm_cases(const char *name, const struct kind *k)
 int ops_rows(void)
 {
     const struct CMUnitTest tests[] = {
-        SEEDED_WITH(gelu_works_unaligned, &gelu),
-        SEEDED_WITH(gate_agrees_with_reference, &gelu),
-        SEEDED_WITH(gate_survives_adversarial_values, &gelu),
-        SEEDED_WITH(gate_agrees_with_reference, &swiglu),
-        SEEDED_WITH(gate_survives_adversarial_values, &swiglu),
+        SEEDED(scaling_agrees_with_reference),
+        SEEDED_WITH(gelu_works_unaligned, gates),
+        SEEDED_WITH(gate_survives_adversarial_values, gates),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 1),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 2),
+        SEEDED_WITH(gate_survives_adversarial_values, gates + 3),
+        SEEDED_WITH(gate_agrees_with_reference, gates),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 1),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 2),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 3),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 4),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 5),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 6),
+        SEEDED_WITH(gate_agrees_with_reference, gates + 7),
     };
-    return norm_cases("layernorm", &kinds[0]) +
+    const struct CMUnitTest forms[] = {
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[2]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[3]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[4]),
+        SEEDED_WITH(norm_form_agrees_with_reference, &kinds[5]),
+    };
+    return cmocka_run_group_tests_name("forms of norms", forms, NULL, NULL) +
+           norm_cases("layernorm", &kinds[0]) +
            norm_cases("rmsnorm", &kinds[1]) +
-           cmocka_run_group_tests_name("gelu and swiglu", tests, NULL, NULL);
+           cmocka_run_group_tests_name("activations", tests, NULL, NULL);
 }

@@ -289,7 +289,7 @@ struct classifier {
     struct scene s;
     int32_t *target;
     double *loss;
-    float scale;
+    float scale, cap;
     int odd;   /* rows of DW before the gradient */
     int spare; /* rows behind those of W */
     int count; /* of targets; with none all results are exactly 0 */
@@ -315,6 +315,7 @@ static struct iz_classifier classifier_of(const struct classifier *k,
                               .da = v[DA],
                               .dw = iz_view_rows(v[DW], k->odd, n),
                               .loss_scale = k->scale,
+                              .cap = k->cap,
                               .loss = v[LOSS].p};
     c.w.room = k->spare * v[W].cols;
     if (k->frozen) /* its type is all that is left of the gradient */
@@ -409,15 +410,16 @@ static void want_row(struct classifier *k, int64_t i, double scale)
         struct want l = {0, 0};
         for (int64_t j = 0; j < c; j++)
             want_add(&l, a[j] * w[v * c + j]);
-        s[v] = l.is;
-        max = fmax(max, l.is);
+        s[v] = k->cap != 0 ? k->cap * tanh(l.is / k->cap) : l.is;
+        max = fmax(max, s[v]);
         off = fmax(off, 0x1p-21 * l.size);
     }
     for (int64_t v = 0; v < n; v++)
         sum += exp(s[v] - max);
     for (int64_t v = 0; v < n; v++) {
         double p = exp(s[v] - max) / sum;
-        double g = scale * (p - (v == k->target[i]));
+        double of = k->cap != 0 ? s[v] / k->cap : 0;
+        double g = scale * (p - (v == k->target[i])) * (1 - of * of);
         double err = scale * p * (2 * off + 1e-6) +
                      fixture_rounding(t[A].v.dtype, g) + sums * fabs(g);
         near_add(k->da + i * c, g, err, w + v * c, c);
@@ -467,10 +469,13 @@ static void check_run(struct classifier *k, const struct pass *p, int flops)
         fixture_near("dw", &dw, k->dw);
 }
 
+static float cap; /* of what follows */
+
 static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
                              const int64_t *s, int odd, int spare)
 {
     struct classifier k = classifier_new(param, dw, s, spare);
+    k.cap = cap;
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
@@ -490,6 +495,14 @@ static void check_gradient_types(enum iz_dtype param, const int64_t *s)
 {
     check_classifier(param, param, s, 0, 0);
     check_classifier(param, IZ_F32, s, 0, 64);
+}
+
+static void classifier_agrees_with_a_cap(void **state)
+{
+    static const int64_t size[][4] = {{7, 3, 17}, {9, 8, 384}, {5, 3, 8200}};
+    cap = 1.5f;
+    scene_each(backend_computes, size, COUNT(size), 1, check_gradient_types);
+    cap = 0;
 }
 
 /* 8200 and 16900 logits take a block of threads more than one turn. */
@@ -574,6 +587,7 @@ int ops_tokens(void)
     };
     const struct CMUnitTest classifier[] = {
         SEEDED(classifier_agrees_with_reference),
+        SEEDED(classifier_agrees_with_a_cap),
         SEEDED(classifier_agrees_in_chunks),
         SEEDED(classifier_shows_nan_and_overflow),
         SEEDED(classifier_refuses_a_foreign_target),

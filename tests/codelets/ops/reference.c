@@ -74,10 +74,33 @@ double ref_gelu_gradient(double a)
     return (1 + t) / 2 + a / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * a * a);
 }
 
+double ref_activation(enum iz_activation act, double a)
+{
+    return act == IZ_GELU_TANH  ? ref_gelu(a)
+           : act == IZ_GELU_ERF ? a / 2 * erfc(-a / sqrt(2))
+           : act == IZ_SILU     ? a / (1 + exp(-a))
+           : a < 0              ? 0
+           : act == IZ_RELU     ? a
+                                : a * a;
+}
+
+double ref_activation_gradient(enum iz_activation act, double a)
+{
+    double s = 1 / (1 + exp(-a));
+    return act == IZ_GELU_TANH ? ref_gelu_gradient(a)
+           : act == IZ_GELU_ERF
+               ? erfc(-a / sqrt(2)) / 2 + a * exp(-a * a / 2) / sqrt(2 * M_PI)
+           : act == IZ_SILU ? s + a * s * (1 - s)
+           : a <= 0         ? 0
+           : act == IZ_RELU ? 1
+                            : 2 * a;
+}
+
 /* By wavelengths, case by case, as it is usually written. */
 double ref_rope_frequency(const struct iz_rope *r, int i)
 {
-    double f = exp(-2. * i / r->d * log(r->theta)), wave = 2 * M_PI / f;
+    double f = exp(-2. * i / iz_rope_turned(r) * log(r->theta)),
+           wave = 2 * M_PI / f;
     double low = r->original_seq / r->low_freq_factor;
     double high = r->original_seq / r->high_freq_factor;
     if (r->factor == 1 || wave < high)
@@ -94,14 +117,16 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 {
     for (int64_t t = 0; t < m; t++, a += ld)
         for (int i = 0; i < r->heads * r->d; i++) {
-            int k = i % r->d, half = r->d / 2;
+            int k = i % r->d, half = iz_rope_turned(r) / 2;
             if (k >= half)
                 continue;
             double turn = (double)(t % r->seq) * ref_rope_frequency(r, k);
-            double complex z = a[i] + a[i + half] * I;
+            double *lo = a + i + (r->pairs ? k : 0);
+            double *hi = lo + (r->pairs ? 1 : half);
+            double complex z = *lo + *hi * I;
             z *= cexp((back ? -turn : turn) * I);
-            a[i] = creal(z);
-            a[i + half] = cimag(z);
+            *lo = creal(z);
+            *hi = cimag(z);
         }
 }
 

@@ -28,6 +28,8 @@ void ref_norm_gradient(double *dx, double *dw, double *db, const double *a,
 
 double ref_gelu(double a);
 double ref_gelu_gradient(double a);
+double ref_activation(enum iz_activation act, double a);
+double ref_activation_gradient(enum iz_activation act, double a);
 
 /* Turns heads of a [m,ld] in place, by complex numbers. */
 void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,

@@ -414,10 +414,9 @@ CONFIGS = [
     ("gpt2", {"n_embd": "24"}, {}, [["in/config.json: n_embd", "24"]]),
     ("qwen2", {}, {"model.qkv_bias": False}, [["model.qkv_bias", "config.json"]]),
     ("qwen2", {"use_sliding_window": True}, {}, [["use_sliding_window"]]),
-    ("mistral", {"sliding_window": 15}, {}, [["window"]]),
     ("mistral", {"sliding_window": None}, {}, None),
     ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
-               "model_type": "gemma"}, {},
+               "model_type": "rwkv"}, {},
      [["attention_bias"], ["mlp_bias"], ["hidden_act"], ["model_type"]]),
     ("llama", {"hidden_size": None}, {}, [["in/config.json: hidden_size"]]),
     *(("llama", {SCALING: theirs}, {}, words) for theirs, words in (

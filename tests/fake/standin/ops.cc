@@ -126,7 +126,7 @@ struct reacher {
     /* What has no addresses. */
     template <class T> void one(T &)
     {
-        static_assert(std::is_arithmetic_v<T> ||
+        static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> ||
                       std::is_same_v<T, struct iz_rope> ||
                       std::is_same_v<T, struct iz_drop>);
     }

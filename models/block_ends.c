@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first and the last unit of a transformer; see block.h.  M = samples * T
+ * rows, C = width. */
+#include "models/block_parts.h"
+
+/* Of tokens and of their positions, if these are learned. */
+static struct iz_table embedding(const struct iz_layer *a)
+{
+    struct iz_table t = {.w = a->w[0],
+                         .dw = gradient(a, 0),
+                         .row = a->input,
+                         .vocabulary = true,
+                         .begins = a->begins};
+    if (has(a, IZ_HAS_PLACES)) {
+        t.wpe = a->w[1];
+        t.dwpe = gradient(a, 1);
+    }
+    return t;
+}
+
+void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    struct iz_table t = embedding(a);
+    struct iz_view y = tokens(a->y, c->width);
+    iz_table_fwd(x, y, IZ_NONE, &t);
+    if (c->embedding != 0)
+        iz_op_scale(x, y, y, c->embedding, 0);
+}
+
+void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    struct iz_table t = embedding(a);
+    struct iz_view dy = tokens(a->dy, c->width), d = dy;
+    int64_t mark = iz_exec_mark(x);
+    if (c->embedding != 0) {
+        d = iz_exec_work(x, x->act, dy.rows, dy.cols);
+        iz_op_scale(x, d, dy, c->embedding, 0);
+    }
+    iz_table_bwd(x, d, &t);
+    iz_exec_release(x, mark);
+}
+
+/* Which parameter of the head is the matrix. */
+int iz_block_head_matrix(const struct iz_block *b)
+{
+    struct iz_block_place list[BLOCK_MOST];
+    return iz_block_list(list, b, KIND_HEAD);
+}
+
+/* h = norm(in) in scratch, by the factor of logits; n gets the statistics. */
+static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
+                                struct iz_norm_layer *n, struct iz_view in)
+{
+    const struct iz_block *c = a->self;
+    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
+    *n = norm(x, a, NORM_1, iz_exec_work, in.rows, 1);
+    iz_norm_layer_fwd(x, h, in, n, false);
+    if (c->logit_scale != 0)
+        iz_op_scale(x, h, h, c->logit_scale, 0);
+    return h;
+}
+
+/* The loss of the head's rows: of the targets, or of pairs of samples. */
+static void head_loss(struct iz_exec *x, const struct iz_layer *a,
+                      struct iz_classifier k)
+{
+    const struct iz_block *c = a->self;
+    k.cap = c->logit_cap;
+    if (!a->preference) {
+        iz_classifier(x, &k);
+        return;
+    }
+    struct iz_norm_layer n;
+    struct iz_layer reference = *a;
+    reference.w = a->reference_w;
+    k.samples = a->samples;
+    iz_preference(
+        x, &k,
+        &(struct iz_pairs){
+            .loss = a->preference,
+            .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
+            .w = a->reference_w[iz_block_head_matrix(c)],
+            .weight = a->weight,
+            .aux = a->aux});
+}
+
+void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view in = tokens(a->x, c->width);
+    struct iz_norm_layer n;
+    struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
+    struct iz_classifier k = {.a = h,
+                              .w = a->w[iz_block_head_matrix(c)],
+                              .target = a->target,
+                              .da = h,
+                              .dw = a->dw[iz_block_head_matrix(c)],
+                              .loss_scale = a->loss_scale,
+                              .loss = a->loss};
+    head_loss(x, a, k);
+    if (c->logit_scale != 0)
+        iz_op_scale(x, h, h, c->logit_scale, 0);
+    iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
+    iz_exec_release(x, mark);
+}
+
+void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    int64_t mark = iz_exec_mark(x);
+    struct iz_norm_layer n;
+    struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
+                              .w = a->w[iz_block_head_matrix(c)],
+                              .target = a->target,
+                              .loss = a->loss};
+    head_loss(x, a, k);
+    iz_exec_release(x, mark);
+}
+
+void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    int64_t mark = iz_exec_mark(x);
+    struct iz_view in = iz_view_rows(tokens(a->x, c->width), a->row, 1);
+    struct iz_linear l = {.w = a->w[iz_block_head_matrix(c)], .out_in = true};
+    struct iz_view logits = {
+        .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
+    struct iz_norm_layer n;
+    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
+    if (c->logit_cap != 0)
+        iz_op_scale(x, logits, logits, 1, c->logit_cap);
+    iz_exec_release(x, mark);
+}

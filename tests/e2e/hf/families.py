@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""usage: families.py [--write] [FAMILY...]
+
+A small model of each family of models/families.c, its weights by a seed, and what
+transformers computes with it: families.json has the config.json that it saves, the
+shapes of its tensors, and the losses of SAMPLE before each of ten steps of AdamW and
+after them.  With --write the losses are computed again and written, else compared.
+What tests read needs no transformers."""
+import array
+import json
+import pathlib
+import random
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "runtime/hf"))
+import folder as hf  # noqa: E402
+
+GOLDEN = pathlib.Path(__file__).with_suffix(".json")
+SEQ, STEPS = 24, 10
+ADAM = {"lr": 2e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+SAMPLE = bytes(random.Random(7).randrange(256) for _ in range(SEQ + 1))
+
+SHAPE = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 44,
+         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 64}
+WINDOW = {"sliding_window": 7}
+SORTS = {**WINDOW, "layer_types": ["sliding_attention", "full_attention",
+                                   "sliding_attention"]}
+WIDE = {"head_dim": 12}
+# Beside that, what decides something in this family.
+FAMILIES = {
+    "llama": WIDE, "mistral": {**WIDE, **WINDOW}, "qwen2": {}, "qwen3": WIDE,
+    "phi3": {"pad_token_id": 0}, "ernie4_5": WIDE, "helium": {"head_dim": 8},
+    "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0,
+                "residual_multiplier": 0.4, "logits_scaling": 1.7},
+    "seed_oss": WIDE, "ministral": {**WIDE, **SORTS},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}, "arcee": WIDE,
+    "olmo": {"tie_word_embeddings": True}, "olmo2": {}, "olmo3": SORTS, "gemma": WIDE,
+    "gemma2": {**WIDE, **SORTS, "query_pre_attn_scalar": 20,
+               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {**WIDE, **SORTS, "query_pre_attn_scalar": 20},
+    "glm": {"head_dim": 8, "pad_token_id": 0},
+    "glm4": {"head_dim": 12, "attention_bias": False, "pad_token_id": 0,
+             "partial_rotary_factor": 0.5},
+    "cohere": {}, "cohere2": SORTS, "stablelm": {"use_qkv_bias": True},
+    "starcoder2": WINDOW, "nemotron": WIDE, "exaone4": SORTS,
+    "hunyuan_v1_dense": WIDE, "jais2": WIDE, "cwm": {**WIDE, **SORTS},
+    "internlm3": WIDE, "iquestcoder": WIDE,
+}
+
+
+def tensors(shapes, seed):
+    """Of norms near 1, others near 0."""
+    rng, out = random.Random(seed), {}
+    for name, shape in shapes.items():
+        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        scale = 1 / 256 if len(shape) > 1 else 1 / 512
+        base = "norm" in name and name.endswith("weight")
+        values = [base + (rng.randrange(-127, 128)) * scale for _ in range(n)]
+        out[name] = ("F32", tuple(shape), array.array("f", values).tobytes())
+    return out
+
+
+def write(family, golden, path):
+    one = golden[family]
+    return hf.write(path, tensors(one["shapes"], family), one["config"])
+
+
+def losses(path):
+    """What transformers computes with a folder."""
+    import torch
+    import transformers
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, output_loading_info=True,
+        attn_implementation="eager")
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    x = torch.tensor([list(SAMPLE)])
+    model.train()
+    adam = torch.optim.AdamW(model.parameters(), lr=ADAM["lr"], eps=ADAM["eps"],
+                             betas=ADAM["betas"], weight_decay=0)
+    out = []
+    for _ in range(STEPS + 1):
+        logits = model(x[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits[0], x[0, 1:])
+        out.append(loss.item())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    return out
+
+
+def shapes_of(family, path):
+    """Saves a model and returns its config and its shapes."""
+    import transformers
+    config = transformers.AutoConfig.for_model(
+        family, **{**SHAPE, **FAMILIES[family]})
+    for k in [k for k in vars(config) if "dropout" in k or "pdrop" in k]:
+        setattr(config, k, 0.0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    saved = json.loads((path / "config.json").read_text())
+    return {"config": {k: v for k, v in saved.items() if k != "transformers_version"},
+            "shapes": {k: t[1] for k, t in hf.read(path).items()}}
+
+
+def main():
+    names = [a for a in sys.argv[1:] if a[0] != "-"] or list(FAMILIES)
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as temporary:
+            path = pathlib.Path(temporary)
+            if "--write" in sys.argv:
+                golden[name] = shapes_of(name, path / "saved")
+            now = losses(write(name, golden, path / "seeded"))
+        was = golden[name].setdefault("losses", now)
+        assert max(abs(a - b) for a, b in zip(was, now)) < 1e-5, (name, was, now)
+        print(name, now[0], now[-1], flush=True)
+    if "--write" in sys.argv:
+        GOLDEN.write_text("{" + ",\n".join(
+            f"{json.dumps(k)}: {json.dumps(golden[k])}" for k in FAMILIES
+            if k in golden) + "}\n")
+
+
+if __name__ == "__main__":
+    main()
