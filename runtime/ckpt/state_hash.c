@@ -15,10 +15,47 @@ enum { PIECE = 1 << 16 }; /* elements; a worker's are in its caches */
 
 struct sums {
     struct iz_engine *e;
-    const struct iz_parts *parts;
-    _Atomic uint64_t *of;
+    const struct iz_state_hash *h;
+    bool states;          /* not parameters alone */
     _Atomic int64_t next; /* piece, counted over all chunks */
 };
+
+/* ---- tensors ---- */
+
+static bool has_tensor(const struct iz_parts *s, int part,
+                       const struct iz_ckpt_name *n)
+{
+    const char *name = s->k.part[part].name;
+    size_t length = strlen(n->array);
+    return s->arg[part].array != IZ_QUANT_WORDS &&
+           strncmp(name, n->array, length) == 0 && name[length] == '/';
+}
+
+/* Words of quantised parameters are told of as a whole. */
+static void list_tensors(struct iz_state_hash *h, struct iz_engine *e)
+{
+    const struct iz_ckpt *k = &h->parts.k;
+    size_t most = (size_t)k->n_names * (1 + IZ_STATES_MAX) + (size_t)k->n_parts;
+    int n = 0;
+    h->first = calloc((size_t)k->n_parts + 1, sizeof(*h->first));
+    h->tensor = calloc(most + 1, sizeof(*h->tensor));
+    if (!h->first || !h->tensor)
+        iz_die("no memory for a hash");
+    for (int i = 0; i < k->n_parts; i++) {
+        const struct iz_parts_range *p = &h->parts.arg[i];
+        for (int t = 0; t < k->n_names; t++)
+            if (has_tensor(&h->parts, i, &k->names[t])) {
+                h->tensor[n].name = k->names[t].name;
+                h->tensor[n++].begin =
+                    iz_engine_array(e, p->unit, p->array, k->names[t].offset);
+            }
+        if (n == h->first[i])
+            h->tensor[n++].name = k->part[i].name;
+        h->first[i + 1] = n;
+    }
+}
+
+/* ---- pieces ---- */
 
 /* Elements of a unit's trained, frozen or quantised parameters, in one chunk.
  */
@@ -70,6 +107,23 @@ static bool next_piece(struct sums *s, struct piece *p)
     return false;
 }
 
+/* Elements [from, end) of part i. */
+static void hash_part(struct sums *s, int i, int64_t from, int64_t end,
+                      float *buf)
+{
+    const struct iz_parts_range *p = &s->h->parts.arg[i];
+    for (int t = s->h->first[i]; t < s->h->first[i + 1]; t++) {
+        struct iz_state_tensor *x = &s->h->tensor[t];
+        bool last = t + 1 == s->h->first[i + 1];
+        int64_t a = max64(from, x->begin), b = last ? end : x[1].begin;
+        b = min64(b, end);
+        if (a >= b)
+            continue;
+        iz_access_get(s->e, p->unit, p->array, a, buf, b - a);
+        x->hash += iz_flat_hash(((int64_t)i << 40) + a, buf, b - a);
+    }
+}
+
 /* All arrays of a piece, one after the other: of what is on disk a chunk is
  * read once. */
 static void hash_pieces(void *arg, int worker, struct iz_exec *x)
@@ -80,14 +134,12 @@ static void hash_pieces(void *arg, int worker, struct iz_exec *x)
     if (!buf)
         iz_die("no memory for a hash");
     while (next_piece(s, &p))
-        for (int i = 0; i < s->parts->k.n_parts; i++) {
-            enum iz_array a = s->parts->arg[i].array;
-            if (s->parts->arg[i].unit != p.unit || iz_array_part(a) != p.part)
-                continue;
-            int64_t from = iz_engine_array(s->e, p.unit, a, p.from);
-            int64_t n = iz_engine_array(s->e, p.unit, a, p.from + p.n) - from;
-            iz_access_get(s->e, p.unit, a, from, buf, n);
-            s->of[i] += iz_flat_hash(((int64_t)i << 40) + from, buf, n);
+        for (int i = 0; i < s->h->parts.k.n_parts; i++) {
+            enum iz_array a = s->h->parts.arg[i].array;
+            if (s->h->parts.arg[i].unit == p.unit &&
+                iz_array_part(a) == p.part && (a < IZ_STATE || s->states))
+                hash_part(s, i, iz_engine_array(s->e, p.unit, a, p.from),
+                          iz_engine_array(s->e, p.unit, a, p.from + p.n), buf);
         }
     free(buf);
 }
@@ -101,12 +153,19 @@ static bool all_in_memory(const struct iz_plan_zero *z, bool gpu)
 
 static void add_ranks(struct iz_state_hash *h, struct iz_coll *c)
 {
-    int n = h->parts.k.n_parts;
-    int64_t *all = iz_agree_numbers(c, (int64_t *)h->part, n, "hashes");
-    memset(h->part, 0, (size_t)n * sizeof(*h->part));
+    int n = h->first[h->parts.k.n_parts];
+    int64_t *mine = calloc((size_t)n + 1, sizeof(*mine));
+    if (!mine)
+        iz_die("no memory for a hash");
+    for (int t = 0; t < n; t++)
+        mine[t] = (int64_t)h->tensor[t].hash;
+    int64_t *all = iz_agree_numbers(c, mine, n, "hashes");
+    for (int t = 0; t < n; t++)
+        h->tensor[t].hash = 0;
     for (int64_t i = 0; i < (int64_t)n * c->size; i++)
-        h->part[i % n] += (uint64_t)all[i];
+        h->tensor[i % n].hash += (uint64_t)all[i];
     free(all);
+    free(mine);
 }
 
 static uint64_t hash_scalars(const struct iz_ckpt *k)
@@ -119,34 +178,54 @@ static uint64_t hash_scalars(const struct iz_ckpt *k)
     return h;
 }
 
-void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
-                        const struct iz_ckpt_of *of)
+/* What this rank has. */
+static void open_own(struct iz_state_hash *h, struct iz_engine *e,
+                     const struct iz_ckpt_of *of, bool states)
 {
     *h = (struct iz_state_hash){0};
     iz_graph_wait(e->graph);
     if (iz_parts_open(&h->parts, e, of, false))
         iz_die("no memory for a hash");
-    h->part = calloc((size_t)h->parts.k.n_parts + 1, sizeof(*h->part));
-    struct sums s = {
-        .e = e, .parts = &h->parts, .of = (_Atomic uint64_t *)h->part};
-    if (!h->part)
-        iz_die("no memory for a hash");
+    list_tensors(h, e);
+    struct sums s = {.e = e, .h = h, .states = states};
     iz_access_hold(e, true);
     if (all_in_memory(&e->plan.zero, e->plan.target.gpu))
         iz_graph_on_workers(e->graph, hash_pieces, &s);
     else
         hash_pieces(&s, 0, NULL);
     iz_access_hold(e, false);
+}
+
+void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
+                        const struct iz_ckpt_of *of)
+{
+    open_own(h, e, of, true);
     add_ranks(h, e->coll);
     h->all = hash_scalars(&h->parts.k);
-    for (int i = 0; i < h->parts.k.n_parts; i++) {
-        h->weights += h->parts.arg[i].array < IZ_STATE ? h->part[i] : 0;
-        h->all = iz_mix(h->all + h->part[i]);
-    }
+    for (int t = 0; t < h->first[h->parts.k.n_parts]; t++)
+        h->all = iz_mix(h->all + h->tensor[t].hash);
+}
+
+uint64_t iz_state_hash_weights(struct iz_engine *e, const struct iz_ckpt_of *of)
+{
+    struct iz_state_hash h;
+    uint64_t sum = 0;
+    open_own(&h, e, of, false);
+    for (int t = 0; t < h.first[h.parts.k.n_parts]; t++)
+        sum += h.tensor[t].hash;
+    iz_state_hash_close(&h);
+    int64_t mine = (int64_t)sum;
+    int64_t *all = iz_agree_numbers(e->coll, &mine, 1, "hash");
+    sum = 0;
+    for (int r = 0; r < e->coll->size; r++)
+        sum += (uint64_t)all[r];
+    free(all);
+    return sum;
 }
 
 void iz_state_hash_close(struct iz_state_hash *h)
 {
-    free(h->part);
+    free(h->tensor);
+    free(h->first);
     iz_parts_close(&h->parts);
 }

@@ -6,15 +6,26 @@
 
 #include "runtime/ckpt/engine_parts.h"
 
+/* A parameter in one of the parts: up to the next one's begin. */
+struct iz_state_tensor {
+    const char *name;
+    int64_t begin;
+    _Atomic uint64_t hash; /* over all ranks */
+};
+
 struct iz_state_hash {
     struct iz_parts parts;
-    uint64_t *part;   /* of each of parts.k's, over all ranks */
-    uint64_t weights; /* of those that are parameters */
-    uint64_t all;     /* of all parts and the scalars */
+    /* Those of part i are [first[i], first[i + 1]). */
+    struct iz_state_tensor *tensor;
+    int *first;
+    uint64_t all; /* of all tensors and the scalars */
 };
 
 /* All ranks; waits for what was submitted.  What is on a GPU or a disk goes
  * through the main thread, else all workers share the work. */
 void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
                         const struct iz_ckpt_of *of);
+/* The hash of the parameters alone. */
+uint64_t iz_state_hash_weights(struct iz_engine *e,
+                               const struct iz_ckpt_of *of);
 void iz_state_hash_close(struct iz_state_hash *h);

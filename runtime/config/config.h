@@ -262,6 +262,7 @@ struct iz_setting {
     bool gpu, gathers, saves_beside; /* units on a GPU; parameters for a use;
                                         checkpoints while training goes on */
     bool masked;                     /* samples may lack targets */
+    int64_t samples;                 /* to be trained with; 0: not known */
 };
 
 /* Prints what is odd there, if anything is: a schedule that ends elsewhere,

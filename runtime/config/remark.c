@@ -94,6 +94,11 @@ static bool no_decay(const struct at *a)
     return !any;
 }
 
+static bool no_own_decay(const struct at *a)
+{
+    return a->c->optimizer.weight_decay == 0;
+}
+
 static bool no_momentum(const struct at *a)
 {
     return a->c->optimizer.momentum == 0;
@@ -243,6 +248,8 @@ static const struct {
      ADAM "lr|" ADAM "muon_lr|" ADAM "adam_lr"},
     {"muon_lr and adam_lr replace it", own_rates, ADAM "lr"},
     {"nothing decays", no_decay, ADAM "adam_w_mode"},
+    {"optimizer.params.weight_decay is 0", no_own_decay,
+     "run.decay_matrices_only"},
     {"momentum is 0", no_momentum, ADAM "nesterov"},
     {"parameters are not fp16", not_fp16,
      "fp16.loss_scale|fp16.initial_scale_power|fp16.loss_scale_window|"
@@ -301,15 +308,19 @@ static const struct {
     {"STARPU_SCHED is set", other_scheduler, "run.scheduler"},
 };
 
-/* A schedule that ends elsewhere than the run. */
-static void remark_schedule(const struct iz_config *c, FILE *out)
+/* A schedule that ends elsewhere than the run, and a rate of nothing. */
+static void remark_rate(const struct iz_config *c, FILE *out)
 {
     static const char line[] =
         "config: scheduler.params.%s is %lld and %s %lld: %s\n";
     const struct iz_lr_config *lr = &c->lr;
     long long steps = c->run.steps, warm = lr->warmup_num_steps;
     long long total = lr->total_num_steps;
-    bool ends = lr->kind == IZ_LR_DECAY || lr->kind == IZ_LR_COSINE;
+    bool ends = iz_config_has_param(c, "scheduler.params.total_num_steps");
+    bool own = lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
+    if ((own ? lr->warmup_max_lr : c->optimizer.lr) == 0 && steps)
+        fprintf(out, "config: %s is 0: no step moves a weight\n",
+                own ? "scheduler.params.warmup_max_lr" : "optimizer.params.lr");
     if (lr->kind != IZ_LR_CONST && steps && warm > steps)
         fprintf(out, line, "warmup_num_steps", warm, "run.steps", steps,
                 "the rate is still rising at the end");
@@ -318,9 +329,19 @@ static void remark_schedule(const struct iz_config *c, FILE *out)
                 "the rate rises to the end of the schedule, and falls at once");
     if (ends && total < steps)
         fprintf(out, line, "total_num_steps", total, "run.steps", steps,
-                lr->kind == IZ_LR_DECAY
+                lr->kind == IZ_LR_DECAY || lr->kind == IZ_LR_HF_LINEAR
                     ? "the rate is 0 from there on"
-                    : "the rate stays at its least from there on");
+                    : "the schedule is over before the run");
+}
+
+static void remark_samples(const struct iz_config *c, int64_t samples,
+                           FILE *out)
+{
+    if (samples && c->train_batch_size > samples)
+        fprintf(out,
+                "config: train_batch_size is %lld and there are %lld samples: "
+                "a step has some of them several times\n",
+                (long long)c->train_batch_size, (long long)samples);
 }
 
 static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
@@ -354,6 +375,7 @@ static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
 void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
                       FILE *out)
 {
-    remark_schedule(c, out);
+    remark_rate(c, out);
+    remark_samples(c, run->samples, out);
     remark_idle(c, run, out);
 }

@@ -229,15 +229,15 @@ static const char harmless[] =
     "_name_or_path|name_or_path|_attn_implementation|attn_implementation|"
     "_attn_implementation_autoset|_commit_hash|auto_map|custom_pipelines|"
     "use_cache|output_attentions|output_hidden_states|return_dict|is_decoder|"
-    "is_encoder_decoder|chunk_size_feed_forward|id2label|label2id|problem_type|"
-    "num_labels|finetuning_task|task_specific_params|gradient_checkpointing|"
-    "initializer_range|tokenizer_class|bos_token_id|eos_token_id|pad_token_id|"
-    "sep_token_id|unk_token_id|mask_token_id|decoder_start_token_id|"
-    "bos_token|eos_token|pad_token|unk_token|prefix|torchscript|use_bfloat16|"
-    "tf_legacy_loss|pruned_heads|tie_encoder_decoder|"
-    "cross_attention_hidden_size|max_length|min_length|do_sample|"
-    "early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|"
-    "top_k|top_p|typical_p|repetition_penalty|length_penalty|"
+    "is_encoder_decoder|chunk_size_feed_forward|id2label|label2id|"
+    "problem_type|num_labels|finetuning_task|task_specific_params|"
+    "gradient_checkpointing|initializer_range|tokenizer_class|bos_token_id|"
+    "eos_token_id|pad_token_id|sep_token_id|unk_token_id|mask_token_id|"
+    "decoder_start_token_id|bos_token|eos_token|pad_token|unk_token|prefix|"
+    "torchscript|use_bfloat16|tf_legacy_loss|pruned_heads|"
+    "tie_encoder_decoder|cross_attention_hidden_size|max_length|min_length|"
+    "do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
+    "temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|"
     "no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
     "num_return_sequences|output_scores|return_dict_in_generate|"
     "forced_bos_token_id|forced_eos_token_id|remove_invalid_values|"
@@ -246,8 +246,8 @@ static const char harmless[] =
     "dropout|summary_activation|summary_first_dropout|summary_proj_to_labels|"
     "summary_type|summary_use_proj|reorder_and_upcast_attn|n_inner|"
     "pretraining_tp|max_window_layers|quantization_config|use_flash_attn|"
-    "unsloth_version|unsloth_fixed|gguf_file|max_sequence_length|"
-    "vision_config_dict";
+    "unsloth_version|unsloth_fixed|max_sequence_length|is_llama_config|"
+    "transformers.js_config";
 
 /* Whether a row names it ("a"), or a member of it ("a.b"). */
 static bool is_read(const struct reader *r, const struct iz_hf *hf,

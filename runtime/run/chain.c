@@ -112,32 +112,28 @@ static char *link_text(const struct run *r, const struct iz_state_hash *h)
             "\", \"parts\": {",
             r->e->step, before ? step_of(before) : 0, samples(r), h->all,
             identity, follow(before, identity, samples(r), h->all));
-    for (int i = 0; i < h->parts.k.n_parts; i++)
-        fprintf(f, "%s\"%s\": \"%016" PRIx64 "\"", i ? ", " : "",
-                h->parts.k.part[i].name, h->part[i]);
+    for (int i = 0; i < h->parts.k.n_parts; i++) {
+        fprintf(f, "%s\"%s\": \"", i ? ", " : "", h->parts.k.part[i].name);
+        for (int t = h->first[i]; t < h->first[i + 1]; t++)
+            fprintf(f, "%08" PRIx32, (uint32_t)h->tensor[t].hash);
+        fputc('"', f);
+    }
     fputs("}}", f);
     return iz_text_close(&t);
-}
-
-static void append(struct run *r, const struct iz_state_hash *h)
-{
-    char *text = link_text(r, h);
-    json_t *link = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
-    if (!link)
-        iz_die("no memory for a hash");
-    iz_metrics_pause(r->metrics);
-    iz_metrics_line(r->metrics, "{\"hash\": %s}", text);
-    json_array_append_new(r->chain.links, link);
-    free(text);
 }
 
 void iz_chain_hash(struct run *r)
 {
     struct iz_state_hash h;
     iz_state_hash_open(&h, r->e, &r->of);
-    if (r->o.replay)
-        iz_replay_compare(r, iz_chain_find(r, r->e->step, false), &h);
-    else if (iz_run_first(r))
-        append(r, &h);
+    char *text = iz_run_first(r) ? link_text(r, &h) : NULL;
+    json_t *link = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
+    if (iz_run_first(r) && !link)
+        iz_die("no memory for a hash");
+    iz_metrics_pause(r->metrics);
+    iz_metrics_line(r->metrics, "{\"hash\": %s}", text ? text : "");
+    if (link)
+        json_array_append_new(r->chain.links, link);
+    free(text);
     iz_state_hash_close(&h);
 }

@@ -46,10 +46,7 @@ static int print_sample(struct run *r)
 
 static void print_hash(struct run *r)
 {
-    struct iz_state_hash h;
-    iz_state_hash_open(&h, r->e, &r->of);
-    unsigned long long sum = h.weights;
-    iz_state_hash_close(&h);
+    unsigned long long sum = iz_state_hash_weights(r->e, &r->of);
     if (!iz_run_first(r))
         return;
     printf("weights hash %016llx\n", sum);

@@ -132,7 +132,8 @@ void iz_run_remark(const struct run *r, const struct iz_plan *p)
         .gpu = p->target.gpu,
         .gathers = p->zero.fetch,
         .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
-        .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN)};
+        .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN),
+        .samples = r->data ? iz_data_windows(r->data, IZ_TRAIN) : 0};
     iz_config_remark(&r->c, &s, stdout);
 }
 

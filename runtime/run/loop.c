@@ -93,7 +93,9 @@ static void hash(struct run *r)
                            : every(r->c.run.hash_interval, r->e->step);
     if (due)
         take_all(r);
-    if (due && !r->progress.failure)
+    if (due && !r->progress.failure && r->o.replay)
+        iz_replay_compare(r);
+    else if (due && !r->progress.failure)
         iz_chain_hash(r);
     r->progress.stopped |= r->replay.differs;
 }

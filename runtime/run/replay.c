@@ -49,39 +49,49 @@ bool iz_replay_due(const struct run *r)
     return r->e->step >= r->o.from && iz_chain_find(r, r->e->step, false);
 }
 
-/* Names the parts that have other hashes. */
-static void tell_parts(const struct run *r, const json_t *link,
-                       const struct iz_state_hash *h)
+/* Names the first tensor that has another hash.  Of a part eight digits of each
+ * are in the link. */
+static void tell_tensors(const struct run *r, const json_t *link,
+                         const struct iz_state_hash *h)
 {
     const json_t *parts = json_object_get(link, "parts");
-    int differ = 0, first = -1;
-    for (int i = h->parts.k.n_parts; i-- > 0;) {
-        const char *had = iz_json_text_of(parts, h->parts.k.part[i].name);
-        if (strtoull(had, NULL, 16) == h->part[i])
-            continue;
-        first = i;
-        differ++;
+    int differ = 0, n = h->first[h->parts.k.n_parts];
+    printf("differs: step %" PRId64 ": ", r->e->step);
+    for (int i = 0; i < h->parts.k.n_parts; i++) {
+        const char *name = h->parts.k.part[i].name;
+        const char *had = iz_json_text_of(parts, name);
+        for (int t = h->first[i]; t < h->first[i + 1]; t++) {
+            char digits[9];
+            snprintf(digits, sizeof(digits), "%08" PRIx32,
+                     (uint32_t)h->tensor[t].hash);
+            bool same = strncmp(digits, had, 8) == 0;
+            had += strnlen(had, 8);
+            if (!same && !differ++)
+                printf("%s (%s)", h->tensor[t].name, strrchr(name, '/') + 1);
+        }
     }
-    printf("differs: step %" PRId64 ": %s", r->e->step,
-           first < 0 ? "the scalars" : h->parts.k.part[first].name);
+    fputs(differ ? "" : "the scalars", stdout);
     if (differ > 1)
-        printf(" and %d more of %d parts", differ - 1, h->parts.k.n_parts);
+        printf(" and %d more of %d", differ - 1, n);
     if (r->replay.equal)
         printf("; equal up to step %" PRId64, r->replay.equal);
     printf("\n");
 }
 
-void iz_replay_compare(struct run *r, const json_t *link,
-                       const struct iz_state_hash *h)
+void iz_replay_compare(struct run *r)
 {
     struct run_replay *p = &r->replay;
-    p->differs = strtoull(iz_json_text_of(link, "state"), NULL, 16) != h->all;
+    const json_t *link = iz_chain_find(r, r->e->step, false);
+    struct iz_state_hash h;
+    iz_state_hash_open(&h, r->e, &r->of);
+    p->differs = strtoull(iz_json_text_of(link, "state"), NULL, 16) != h.all;
     if (p->differs && iz_run_first(r))
-        tell_parts(r, link, h);
-    if (p->differs)
-        return;
-    p->first = p->hashes++ ? p->first : r->e->step;
-    p->equal = r->e->step;
+        tell_tensors(r, link, &h);
+    if (!p->differs) {
+        p->first = p->hashes++ ? p->first : r->e->step;
+        p->equal = r->e->step;
+    }
+    iz_state_hash_close(&h);
 }
 
 int iz_replay_end(struct run *r)

@@ -164,8 +164,8 @@ int iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
 /* The last link of a step, or up to it; NULL: there is none. */
 const json_t *iz_chain_find(const struct run *r, int64_t step, bool before);
-/* Appends a link of the step where the engine is, or compares it with the one
- * that is there.  All ranks; no event is under way. */
+/* Appends a link of the step where the engine is.  All ranks; no event is under
+ * way. */
 void iz_chain_hash(struct run *r);
 
 /* ---- replay.c ---- */
@@ -176,9 +176,8 @@ void iz_replay_settings(struct iz_run_config *c);
 int iz_replay_open(struct run *r);
 /* Whether the step where the engine is is one of them. */
 bool iz_replay_due(const struct run *r);
-struct iz_state_hash; /* runtime/ckpt/state_hash.h */
-void iz_replay_compare(struct run *r, const json_t *link,
-                       const struct iz_state_hash *h);
+/* Compares it.  All ranks, as iz_chain_hash. */
+void iz_replay_compare(struct run *r);
 /* Says what came of it; negative errno unless all was equal. */
 int iz_replay_end(struct run *r);
 

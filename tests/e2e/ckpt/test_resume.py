@@ -135,12 +135,14 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
         home = PLACES[(case + ranks) % len(PLACES)]
         return {"train_batch_size": 12, "run.save": True, "run.workers": 1,
                 "train_micro_batch_size_per_gpu": 3 if ranks == 4 else 2,
-                "run.sum_order": "ranks_first", "run.steps": 6,
+                "run.sum_order": "ranks_first", "run.steps": 6, "run.eval_batches": 2,
                 **run.offload(*home, nvme), **run.typed(dtype)}
     whole = place.good(saved_by, {**settings(saved_by), "run.save_interval": 3,
                                   "run.keep_last": 2})
     still = place.good(loaded_by, settings(loaded_by), ["--resume"], output=whole.output)
     assert still.hash == whole.hash and "nothing left to train" in still.out
+    first, again = still.validation
+    assert again == pytest.approx(first, rel=2e-7)
     shutil.rmtree(whole.output / "checkpoints/step-00000006")
     more = place.good(loaded_by, settings(loaded_by), ["--resume"], output=whole.output)
     loss, norm = (1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)

@@ -135,7 +135,8 @@ def test_what_is_not_finite_is_not_saved(place):
     """The last checkpoint is that of the last good step, as with waiting."""
     c = config(**{"run.save_interval": 1, "run.steps": 40, "run.keep_last": 99,
                   "optimizer.params.lr": 1e6, "gradient_clipping": 0,
-                  "optimizer.params.weight_decay": 1e5,
+                  "optimizer.params.weight_decay": 0,
+                  "parameters": [{"match": "*", "lr_scale": 1e6}],
                   "run.in_flight": 4})
     free = place.launch(1, {**c, "run.save_mode": "async"})
     wait = place.launch(1, {**c, "run.save_mode": "sync"})

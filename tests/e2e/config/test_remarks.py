@@ -57,13 +57,24 @@ DECAY = {"type": "WarmupDecayLR"}
         "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
     ({"type": "WarmupCosineLR"}, {"warmup_num_steps": 2, "total_num_steps": 2}, [
         "warmup_num_steps is 2 and total_num_steps 2: the rate rises to the end",
-        "total_num_steps is 2 and run.steps 3: the rate stays at its least"]),
+        "total_num_steps is 2 and run.steps 3: the schedule is over before the run"]),
+    ({"type": "linear"}, {"total_num_steps": 2}, [
+        "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
+    ({"type": "cosine"}, {"total_num_steps": "auto"}, []),
     (DECAY, {"warmup_num_steps": 2, "total_num_steps": "auto"}, [])], ids=str)
 def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
     r = place.launch(1, {"scheduler": {**scheduler, "params": params}}, ["--plan"])
     lines = re.findall(r"^config: scheduler.params.(.*)$", r.out, re.M)
     assert r.rc == 0 and len(lines) == len(said), str(r)
     assert all(words in line for words, line in zip(said, lines)), str(r)
+
+
+def test_a_step_that_learns_nothing_new_is_told(place):
+    r = place.good(1, {"optimizer.params.lr": 0.0, "data.val_fraction": 0.9,
+                       "train_batch_size": 2000, "run.steps": 1})
+    assert "config: optimizer.params.lr is 0: no step moves a weight\n" in r.out
+    assert re.search(r"train_batch_size is 2000 and there are \d+ samples: a step has "
+                     "some", r.out)
 
 
 @pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon"))

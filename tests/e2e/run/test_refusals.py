@@ -286,7 +286,8 @@ def test_loss_that_is_not_finite_ends_the_run(ranks, dtype, place):
     place.good(ranks, c, output=out)
     before = run.checkpoints(out)
     wild = {**c, "optimizer.params.lr": 1e6, "gradient_clipping": 0,
-            "optimizer.params.weight_decay": 1e5,
+            "optimizer.params.weight_decay": 0,
+            "parameters": [{"match": "*", "lr_scale": 1e6}],
             "run.save_interval": 1, "run.steps": 200}
     r = place.launch(ranks, wild, ["--resume"], output=out)
     run.refused(r, "not finite", "step")

@@ -121,6 +121,7 @@ def test_a_wrong_command_line_exits_2(args, word):
 @pytest.mark.parametrize("tokenizer, data, options, words", [
     ("/none.json", b"x", (), ["No such file"]), ("none", b"x", (), ["neither"]),
     ("bytes", b"x", ("--end", "<x>"), ["<x>"]), ("bytes", b"", (), ["empty", "{}"]),
+    ("bytes", b"version https://git-lfs.github.com/spec/v1\noid", (), ["Git LFS", "{}"]),
     ("bytes", None, (), ["state.json", "{}"])])
 def test_what_is_missing_or_no_text_is_named(tokenizer, data, options, words, place):
     place.refuse(tokenizer, data, *options, words=words)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of a folder in the layout of Hugging Face before anybody uses it: of
+our exports by the run and by the tool, which read them again, and of those of others
+by `ckpt check`."""
+import re
+
+import pytest
+
+import run
+from run import ckpt, hf
+from test_hf import EVAL, STILL, config_of, model, tensors_of, written
+
+# ---- what was written is read again ----
+
+LORA = {"lora.rank": 2, "lora.alpha": 8, "lora.targets": "*",
+        "optimizer.params.lr": 0.01}
+ALONE = {**LORA, "lora.export": "adapter"}
+# Settings beside the type and ranks; what is said of the two losses.
+PROVEN = [
+    ("gpt2", "fp32", 2, {}, "equal"), ("gpt2", "bf16", 1, EVAL, "equal"),
+    ("mistral", "fp16", 3, {"run.export_dtype": "fp32"}, "equal"),
+    ("qwen3_moe", "fp32", 1, {"run.export_dtype": "bf16", **EVAL}, "bf16 rounding"),
+    ("llama", "bf16", 2, {"zero_optimization.stage": 1, **LORA}, "bf16 rounding"),
+    ("llama", "bf16", 2, {"model.base_dtype": "nf4", **LORA}, "bf16 rounding"),
+    ("gpt2", "fp32", 1, {"model.base_dtype": "int8", **LORA}, "fp32 rounding"),
+    ("gpt2", "fp16", 2, {"model.base_dtype": "int8", **ALONE}, "equal"),
+    ("mixtral", "bf16", 1, {**ALONE, "run.export_dtype": "fp16"}, "bf16 rounding")]
+
+
+@pytest.mark.parametrize("kind, dtype, ranks, more, said", PROVEN)
+def test_an_export_has_the_loss_of_the_run(kind, dtype, ranks, more, said, place):
+    """Merged adapters, those on their base, of a base in fewer bits, too; the tool
+    compares each value."""
+    out = place.folder / "out"
+    r = place.good(ranks, {**model(written(place, kind), dtype), "run.save": True,
+                           "train_batch_size": 12, **more, "run.export": str(out)})
+    a, b, how = re.search(r"\nexport: loss (\S+), run (\S+) \((.*)\)\nexported", r.out
+                          ).groups()
+    assert how.startswith(said) and abs(float(a) - float(b)) < 0.02
+    assert (a == b) or how != "equal"
+    alone = ["--adapter"] if "lora.export" in more else []
+    p = ckpt("export", r.output, "--out", place.folder / "tool", *alone)
+    assert re.search(r"^export: [1-9]\d* values read again, equal as ", p.out), p.out
+
+
+@pytest.mark.sanitized
+def test_what_was_written_wrongly_is_no_export(place):
+    """One byte of a tensor, or of the config, by the run and by the tool; the next
+    export takes the place of what is left.  The last shard is the first rank's."""
+    out, left = place.folder / "out", place.folder / "out.tmp"
+    good = place.good(2, {"run.save": True})
+    for name, byte, said in (("model.safetensors", 7, ["export", "ln_f.bias", "written"]),
+                             ("config.json", 123, ["out.tmp/config.json", "not a JSON"])):
+        env = {"LD_PRELOAD": run.built("tests/libslow.so"), "SLOW_NAME": f"tmp/{name}",
+               "SLOW_RANK": "0", "SLOW_BYTE": str(byte)}
+        r = place.launch(2, {"run.export": str(out)}, env=env)
+        run.refused(r, str(left), *said, everyone=True)
+        assert "failed after 3 steps" in r.out
+        run.refused(r, str(left), "keeps this name")
+        assert not out.exists() and (left / "izar-unfinished").exists()
+    p = ckpt("export", good.output, "--out", out, rc=1,
+             env={**env, "SLOW_NAME": "tmp/model", "OMPI_COMM_WORLD_RANK": "0"})
+    assert "ln_f.bias" in p.err and "keeps this name" in p.err and not out.exists()
+    place.good(1, {"run.export": str(out)})
+    assert not left.exists()
+
+
+def test_an_export_never_overwrites(place):
+    out = place.folder / "taken"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    r = place.launch(1, {"run.export": str(out)})
+    run.refused(r, "export", str(out), "exists")
+    assert not r.steps and (out / "notes").read_text() == "mine"
+
+
+@pytest.mark.sanitized
+def test_what_a_crash_left_of_an_export_is_replaced(place):
+    out, left = place.folder / "out", place.folder / "out.tmp"
+    left.mkdir()
+    (left / "izar-unfinished").touch()
+    (left / "model.safetensors").write_bytes(b"half")
+    out.mkdir()  # empty
+    place.good(1, {"run.export": str(out)})
+    assert len(hf.read(out)) == 4 + 12 * run.MODEL["layers"]
+    assert not left.exists() and not (out / "izar-unfinished").exists()
+
+
+# ---- folders of others ----
+
+CHECKED = [  # a folder with changes: what is said of it, and what contradicts
+    ("qwen2", {"logits_scaling": 8.0}, {},
+     ["model_type qwen2, read by llama", "not read: logits_scaling",
+      "model.layers.2.self_attn.k_proj.bias [8] F32  is layers.2.self_attn.qkv_proj.bias,"
+      " columns 24 to 31", "rotary_emb.inv_freq [2] F32  means nothing here",
+      "15360 parameters in 5 units, all finite"], []),
+    ("gpt2", {}, {}, ["h.1.mlp.c_fc.weight [24, 96] F32  is h.1.mlp.c_fc.weight"], []),
+    ("mixtral", {}, {"model.extra": ("F32", (1,), bytes(4)),
+                     "model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)},
+     ["model.extra [1] F32  is unknown"], ["model.extra: is no tensor of this model"]),
+    ("llama", {}, {"model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)}, [],
+     ["model.norm.weight: has a value that is not finite"]),
+    ("llama", {"vocab_size": 255, "hidden_act": "relu"}, {}, [], ['hidden_act is "relu"']),
+    ("mistral", {"model_type": "gemma"}, {}, [], ['model_type "gemma" is read by none'])]
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("kind, change, tensors, said, faults", CHECKED)
+def test_a_foreign_folder_is_checked_without_a_run(kind, change, tensors, said, faults,
+                                                   place):
+    ignored = {"model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (2,), bytes(8))}
+    folder = written(place, kind, config={**config_of(kind), **change}, tensors={
+        **tensors_of(kind), **tensors, **(ignored if kind == "qwen2" else {})})
+    p = ckpt("check", folder, rc=1 if faults else 0)
+    assert all(x in p.out for x in said), str(p)
+    assert all(x in p.err for x in faults) and bool(p.err) == bool(faults), str(p)
+    assert f"{folder} {'cannot' if faults else 'can'} be imported" in p.out
+
+
+def test_one_command_has_the_loss_of_a_text(place):
+    folder, data = written(place, "qwen3"), place.folder / "text"
+    data.write_bytes(place.data.read_bytes()[:16 * 5 + 1])
+    r = run.call(run.built("models/llama"), run.ROOT / "configs/loss.json",
+                 *(x for k, v in {
+                     "model.import": folder, "model.seq": 16, "data.path": data,
+                     "data.val_path": data, "data.bytes": "true",
+                     "run.output": place.folder / "loss"}.items()
+                   for x in ("--set", f"{k}={v}")))
+    loss, = re.findall(r"validation loss (\S+) nats per token \(5 windows, 80 targets", r.out)
+    mean = place.good(1, {**model(folder), **STILL, "train_batch_size": 5,
+                          "data.path": str(data), "data.val_fraction": 0}).losses[0]
+    assert abs(float(loss) - mean) < 1e-4
