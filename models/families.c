@@ -103,3 +103,53 @@ const struct iz_family *iz_family_of(int family)
                ? &any
                : iz_family_types[family - IZ_FAMILY_LLAMA].own;
 }
+
+const struct iz_hf_lack iz_family_lacks[] = {
+    {"a shared expert",
+     "afmoe|aria_text|axk1|axk2|deepseek_v2|deepseek_v3|deepseek_v32|"
+     "dots1|ernie4_5_moe|exaone_moe|glm4_moe|glm4_moe_lite|glm_moe_dsa|"
+     "granitemoehybrid|hunyuan_v1_moe|hy_v3|inkling_text|kimi_linear|"
+     "kolibri1|laguna|lara_mini|llama4_text|minimax_m3_vl_text|nemotron_h|"
+     "qwen2_moe|qwen3_5_moe_text|qwen3_next|qwen4_exp_text|sarvam_mla|"
+     "sarvam_moe|solar_open"},
+    {"a router by sigmoid",
+     "afmoe|axk1|axk2|deepseek_v3|deepseek_v32|dots1|ernie4_5_moe|"
+     "exaone_moe|glm4_moe|glm4_moe_lite|glm_moe_dsa|hy_v3|inkling_text|"
+     "kimi_linear|kolibri1|laguna|lfm2_moe|mimo_v2_flash|minimax_m2|"
+     "minimax_m3_vl_text|nemotron_h|sarvam_mla|sarvam_moe|solar_open"},
+    {"experts of its kind",
+     "afmoe|aria_text|axk1|axk2|cohere2_moe|deepseek_v2|deepseek_v3|"
+     "deepseek_v32|dots1|ernie4_5_moe|exaone_moe|flex_olmo|glm4_moe|"
+     "glm4_moe_lite|glm_moe_dsa|gpt_oss|granitemoe|granitemoe_swa|"
+     "granitemoehybrid|granitemoeshared|hunyuan_v1_moe|hy_v3|inkling_text|"
+     "jamba|jetmoe|kimi_linear|kolibri1|laguna|lara_mini|lfm2_moe|"
+     "llama4_text|mellum|mimo_v2_flash|minimax|minimax_m2|"
+     "minimax_m3_vl_text|nemotron_h|olmoe|phimoe|qwen2_moe|"
+     "qwen3_5_moe_text|qwen3_next|qwen4_exp_text|sarvam_mla|sarvam_moe|"
+     "solar_open|zaya"},
+    {"xIELU", "apertus|apertus1p5_text"},
+    {"latent attention",
+     "axk1|axk2|deepseek_v2|deepseek_v3|deepseek_v32|glm4_moe_lite|"
+     "glm_moe_dsa|minicpm3|sarvam_mla|youtu"},
+    {"sparse attention", "axk2|deepseek_v32|glm_moe_dsa"},
+    {"recurrent or linear attention",
+     "bailing_hybrid|bamba|falcon_h1|falcon_mamba|granitemoehybrid|"
+     "inkling_text|jamba|kimi_linear|lara_mini|lfm2_moe|lfm3|mamba|"
+     "nemotron_h|olmo_hybrid|qwen3_5_moe_text|qwen3_5_text|qwen3_next|"
+     "qwen4_exp_text|recurrent_gemma|rwkv|xlstm"},
+    {"its block", "beam|bitnet|diffllama|doge|dory|exaone|hyperclovax|lfm2|"
+                  "modernbert-decoder|nanochat|phi|vaultgemma"},
+    {"its positions",
+     "bert|bert-generation|big_bird|biogpt|blenderbot-small|bloom|codegen|"
+     "falcon_mamba|gpt_bigcode|gpt_neo|gptj|inkling_text|jamba|"
+     "kimi_linear|mamba|mpt|nemotron_h|openai-gpt|opt|rwkv|xglm|xlstm"},
+    {"its stacking of queries, keys and values",
+     "bloom|codegen|falcon|gpt_bigcode|gpt_neox|gpt_neox_japanese|"
+     "hrm_text|minimax|mpt|openai-gpt|persimmon|sarvam_moe"},
+    {"attention sinks",
+     "flint|gpt_oss|granite_swa|granitemoe_swa|mimo_v2_flash"},
+    {"proportional rotation", "gemma4_text|gemma4_unified_text|lfm3"},
+    {"YaRN", "gpt_oss|ministral3"},
+    {"attention in chunks", "llama4_text"},
+    {0},
+};

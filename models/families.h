@@ -30,5 +30,8 @@ struct iz_family {
 /* Their `own` is a struct iz_family. */
 extern const struct iz_hf_type iz_family_types[];
 
+/* Of the causal models of transformers 5.24 that are no family here. */
+extern const struct iz_hf_lack iz_family_lacks[];
+
 /* That of config.family. */
 const struct iz_family *iz_family_of(int family);

@@ -398,13 +398,15 @@ const struct iz_hf iz_llama_hf = {.types = iz_family_types,
                                   .type = hf_type,
                                   .prefix = "model.",
                                   .names = hf_names,
-                                  .keys = hf_keys};
+                                  .keys = hf_keys,
+                                  .lacks = iz_family_lacks};
 
 const struct iz_hf iz_moe_hf = {.types = moe_types,
                                 .type = moe_type,
                                 .prefix = "model.",
                                 .names = hf_names,
-                                .keys = hf_keys};
+                                .keys = hf_keys,
+                                .lacks = iz_family_lacks};
 
 bool iz_llama_knows(const char *type, const char *key)
 {

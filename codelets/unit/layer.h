@@ -254,6 +254,11 @@ struct iz_hf_type {
     const void *own;          /* what the model knows of the type; or NULL */
 };
 
+/* What types "a|b" of published models have that no program has. */
+struct iz_hf_lack {
+    const char *what, *types;
+};
+
 /* The model's self is the struct that the section's keys fill, complete. */
 struct iz_hf {
     const struct iz_hf_type *types; /* ends with name = NULL; an absent one is
@@ -264,6 +269,7 @@ struct iz_hf {
     const char *prefix;             /* of tensor names; a file may omit it */
     const struct iz_hf_name *names; /* ends with tensor = NULL */
     const struct iz_hf_key *keys;   /* ends with name = NULL */
+    const struct iz_hf_lack *lacks; /* ends with what = NULL; may be NULL */
 };
 
 /* For models.  Creates a model with n_units empty units and self_bytes of

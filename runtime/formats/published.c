@@ -197,6 +197,19 @@ static void read_constant(struct reader *r, const struct iz_hf_key *k)
         published_fault(r, k->name, "; this model only has ", v, k->values);
 }
 
+/* "a, b" of what a type has that no program has; "" if that is not known. */
+static void list_lacks(char *out, size_t size, const struct iz_hf *hf,
+                       const char *type)
+{
+    const struct iz_hf_lack *l = hf->lacks;
+    size_t n = 0;
+    *out = '\0';
+    for (; type && l && l->what && n < size; l++)
+        if (iz_text_among(type, l->types))
+            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "",
+                                  l->what);
+}
+
 /* The type that the file is of; NULL after a fault. */
 static const struct iz_hf_type *read_type(struct reader *r,
                                           const struct iz_hf *hf)
@@ -204,15 +217,21 @@ static const struct iz_hf_type *read_type(struct reader *r,
     const json_t *v = lookup(r->root, "model_type");
     const char *name = json_string_value(v);
     const struct iz_hf_type *t = hf->types;
-    char known[256];
+    char known[1024], lacks[256];
     size_t n = 0;
     if (!v && !t[1].name)
         return t;
     for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
-        n += (size_t)snprintf(known + n, sizeof(known) - n, "%s\"%s\"",
-                              n ? "|" : "", t->name);
+        if (n < sizeof(known))
+            n += (size_t)snprintf(known + n, sizeof(known) - n, "%s\"%s\"",
+                                  n ? "|" : "", t->name);
     if (t->name)
         return t;
+    list_lacks(lacks, sizeof(lacks), hf, name);
+    if (*lacks)
+        published_fault(r, "model_type", "; no program here has ", v, lacks);
+    if (*lacks)
+        return NULL;
     published_fault(r, "model_type",
                     v ? "; this model only has " : " is missing: one of ", v,
                     known);

@@ -24,7 +24,7 @@ LIST = re.compile(r"<!-- families -->(.*?)\n\n", re.S)
 
 
 def families():
-    return re.findall(r'^    \{"(\w+)", "', FAMILIES.read_text(), re.M)
+    return re.findall(r'^    \{"(\w+)", "\w+ForCausalLM"', FAMILIES.read_text(), re.M)
 
 
 def family_list():

@@ -440,6 +440,8 @@ CONFIGS = [
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, {},
      [["layer_types", "sliding"]]),
     ("mistral", {"sliding_window": 0}, {}, [["sliding_window is 0", "null"]]),
+    ("llama", {"model_type": "deepseek_v3"}, {},
+     [["model_type", "deepseek_v3", "latent attention"]]),
     ("mistral", {"model_type": ...}, {}, [["model_type is missing", "mistral"]]),
     ("llama", {"max_position_embeddings": 15}, {}, [["context"]]),
     ("llama", {}, {"model.seq": 1024}, [["model.seq: 1024", "model.context, 64"]]),
