@@ -230,10 +230,15 @@ static void added_forward(struct iz_exec *x, const struct iz_layer *a,
         iz_matmul_fwd(x, y, r, g, &proj);
         return;
     }
-    proj.scale = c->residual;
-    iz_matmul_fwd(x, b->made[i].rows ? b->made[i] : y, IZ_NONE, g, &proj);
-    if (b->made[i].rows)
+    if (b->made[i].rows) {
+        iz_matmul_fwd(x, b->made[i], IZ_NONE, g, &proj);
         iz_norm_layer_fwd(x, y, b->made[i], &b->behind[i], false);
+        if (c->residual != 0)
+            iz_op_scale(x, y, y, c->residual, 0);
+    } else {
+        proj.scale = c->residual;
+        iz_matmul_fwd(x, y, IZ_NONE, g, &proj);
+    }
     iz_op_add(x, y, r);
 }
 
@@ -247,10 +252,11 @@ static struct iz_view added_backward(struct iz_exec *x,
     if (!b->made[i].rows && c->residual == 0)
         return dy;
     struct iz_view d = iz_exec_work(x, x->act, dy.rows, dy.cols);
-    if (b->made[i].rows)
-        iz_norm_layer_bwd(x, d, IZ_NONE, dy, b->made[i], &b->behind[i]);
-    else
+    if (c->residual != 0)
         iz_op_scale(x, d, dy, c->residual, 0);
+    if (b->made[i].rows)
+        iz_norm_layer_bwd(x, d, IZ_NONE, c->residual != 0 ? d : dy, b->made[i],
+                          &b->behind[i]);
     return d;
 }
 

@@ -92,6 +92,10 @@ const struct iz_hf_type iz_family_types[] = {
      FORM(LLAMA, .act = IZ_SILU)},
     {"iquestcoder", "LlamaForCausalLM", PLAIN("iquestcoder"),
      FORM(LLAMA, .act = IZ_SILU)},
+    {"vaultgemma", "VaultGemmaForCausalLM", PLAIN("vaultgemma"),
+     FORM(GEMMA, .act = IZ_GELU_TANH, .every = 2, .root = true)},
+    {"hyperclovax", "HyperCLOVAXForCausalLM", PLAIN("hyperclovax"),
+     FORM(LLAMA | IZ_HAS_BEHIND, .act = IZ_SILU)},
     {0},
 };
 
@@ -137,8 +141,8 @@ const struct iz_hf_lack iz_family_lacks[] = {
      "inkling_text|jamba|kimi_linear|lara_mini|lfm2_moe|lfm3|mamba|"
      "nemotron_h|olmo_hybrid|qwen3_5_moe_text|qwen3_5_text|qwen3_next|"
      "qwen4_exp_text|recurrent_gemma|rwkv|xlstm"},
-    {"its block", "beam|bitnet|diffllama|doge|dory|exaone|hyperclovax|lfm2|"
-                  "modernbert-decoder|nanochat|phi|vaultgemma"},
+    {"its block", "beam|bitnet|diffllama|doge|dory|exaone|lfm2|"
+                  "modernbert-decoder|nanochat|phi"},
     {"its positions",
      "bert|bert-generation|big_bird|biogpt|blenderbot-small|bloom|codegen|"
      "falcon_mamba|gpt_bigcode|gpt_neo|gptj|inkling_text|jamba|"

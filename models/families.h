@@ -10,7 +10,8 @@
     "auto|llama|mistral|qwen2|qwen3|phi3|ernie4_5|helium|granite|seed_oss|"    \
     "ministral|smollm3|arcee|olmo|olmo2|olmo3|gemma|gemma2|gemma3_text|glm|"   \
     "glm4|cohere|cohere2|stablelm|starcoder2|nemotron|exaone4|"                \
-    "hunyuan_v1_dense|jais2|cwm|internlm3|iquestcoder"
+    "hunyuan_v1_dense|jais2|cwm|internlm3|iquestcoder|"                        \
+    "vaultgemma|hyperclovax"
 enum {
     IZ_FAMILY_AUTO,
     IZ_FAMILY_LLAMA,

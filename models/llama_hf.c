@@ -38,7 +38,7 @@ static int64_t down_rows(const void *self)
         .tensor = "model.layers.{}." other, .param = "layers.{}." name,        \
         .types = others                                                        \
     }
-#define GEMMAS "gemma2|gemma3_text"
+#define GEMMAS "gemma2|gemma3_text|vaultgemma"
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
 #define MIXTRAL "model.layers.{}.block_sparse_moe."
@@ -89,13 +89,19 @@ static const struct iz_hf_name hf_names[] = {
     OURS("post_attention_layernorm.bias"),
     {.tensor = "model.layers.{}.post_attention_layernorm.weight",
      .param = "layers.{}.self_attn.norm.weight",
-     .types = "!glm4"},
+     .types = "!glm4|hyperclovax"},
+    {.tensor = "model.layers.{}.post_norm1.weight",
+     .param = "layers.{}.self_attn.norm.weight",
+     .types = "hyperclovax"},
+    {.tensor = "model.layers.{}.post_norm2.weight",
+     .param = "layers.{}.mlp.norm.weight",
+     .types = "hyperclovax"},
     {.tensor = "model.layers.{}.post_self_attn_layernorm.weight",
      .param = "layers.{}.self_attn.norm.weight",
      .types = "glm4"},
     {.tensor = "model.layers.{}.post_feedforward_layernorm.weight",
      .param = "layers.{}.mlp.norm.weight",
-     .types = "!glm4"},
+     .types = "!glm4|hyperclovax"},
     {.tensor = "model.layers.{}.post_mlp_layernorm.weight",
      .param = "layers.{}.mlp.norm.weight",
      .types = "glm4"},
@@ -130,7 +136,8 @@ static const struct iz_hf_name hf_names[] = {
 
 #define LAYERNORMS "cohere|cohere2|stablelm|jais2"
 /* Of which some blocks have a window. */
-#define SORTED "ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm"
+#define SORTED                                                                 \
+    "vaultgemma|ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm"
 #define TIED                                                                   \
     "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|smollm3"
 #define THETAS "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3"
@@ -162,7 +169,7 @@ static const struct iz_hf_key hf_keys[] = {
     {"num_key_value_heads", "kv_heads", "0", .null_is_zero = true},
     {"head_dim", "head_dim", "0",
      .types = "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
-              "glm4|iquestcoder|cwm|phi3|stablelm",
+              "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma",
      .null_is_zero = true},
     {"head_dim", "head_dim", "128",
      .types = "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm"},
@@ -200,7 +207,7 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "max_position_embeddings", .key = "context"},
     {"rms_norm_eps", "norm_eps", "1e-06",
      .types = "llama|mistral|qwen2|qwen3|qwen3_moe|granite|seed_oss|ministral|"
-              "smollm3|gemma|gemma2|gemma3_text"},
+              "smollm3|gemma|gemma2|gemma3_text|vaultgemma|hyperclovax"},
     {"rms_norm_eps", "norm_eps", "1e-05",
      .types = "mixtral|phi3|ernie4_5|arcee|olmo2|olmo3|exaone4|"
               "hunyuan_v1_dense|internlm3|iquestcoder|cwm"},
@@ -216,7 +223,8 @@ static const struct iz_hf_key hf_keys[] = {
     {"tie_word_embeddings", "tie_embeddings", "true", .types = TIED},
     {.name = "hidden_act",
      .values = "\"silu\"",
-     .types = "!arcee|gemma|gemma2|gemma3_text|starcoder2|nemotron|jais2"},
+     .types = "!arcee|gemma|gemma2|gemma3_text|starcoder2|nemotron|jais2|"
+              "vaultgemma"},
     {.name = "hidden_act",
      .values = "\"relu2\"",
      .types = "arcee|nemotron|jais2"},
@@ -237,8 +245,9 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "mlp_bias", .values = "true", .types = "jais2"},
     {.name = "mlp_bias",
      .values = "false",
-     .types = "llama|arcee|granite|helium|nemotron|seed_oss|smollm3|"
-              "iquestcoder|cwm"},
+     .types =
+         "llama|arcee|granite|hyperclovax|helium|nemotron|seed_oss|smollm3|"
+         "iquestcoder|cwm"},
     {.name = "use_bias", .values = "false", .types = "ernie4_5"},
     {.name = "use_bias", .values = "true", .types = "starcoder2"},
     {.name = "clip_qkv", .values = "null", .types = "olmo"},
@@ -250,21 +259,27 @@ static const struct iz_hf_key hf_keys[] = {
      .types = "gemma|" GEMMAS},
     {"query_pre_attn_scalar", "query_pre_attn_scalar", "256", .types = GEMMAS},
     {"attn_logit_softcapping", "attn_logit_softcapping", "50.0",
-     .types = "gemma2", .null_is_zero = true},
+     .types = "gemma2|vaultgemma", .null_is_zero = true},
     {"final_logit_softcapping", "final_logit_softcapping", "30.0",
-     .types = "gemma2", .null_is_zero = true},
+     .types = "gemma2|vaultgemma", .null_is_zero = true},
     {"final_logit_softcapping", "final_logit_softcapping", "0",
      .types = "gemma3_text", .null_is_zero = true},
     {.name = "attn_logit_softcapping",
      .values = "null",
      .types = "gemma3_text"},
     {"attention_multiplier", "attention_multiplier", "1.0", .types = "granite"},
-    {"embedding_multiplier", "embedding_multiplier", "1.0", .types = "granite"},
-    {"residual_multiplier", "residual_multiplier", "1.0", .types = "granite"},
+    {"attention_multiplier", "attention_multiplier", "0",
+     .types = "hyperclovax", .null_is_zero = true},
+    {.name = "use_post_norm", .values = "true", .types = "hyperclovax"},
+    {"embedding_multiplier", "embedding_multiplier", "1.0",
+     .types = "granite|hyperclovax"},
+    {"residual_multiplier", "residual_multiplier", "1.0",
+     .types = "granite|hyperclovax"},
     {"logits_scaling", "logits_scaling", "1.0", .types = "granite"},
+    {"logits_scaling", "logit_scale", "1.0", .types = "hyperclovax"},
     {"logit_scale", "logit_scale", "0.0625", .types = "cohere|cohere2"},
     {"sliding_window", "window", "4096",
-     .types = "mistral|ministral|gemma2|gemma3_text|olmo3|exaone4",
+     .types = "mistral|ministral|gemma2|gemma3_text|vaultgemma|olmo3|exaone4",
      .null_is_zero = true},
     {"sliding_window", "window", "4096", .types = "cohere2"},
     {"sliding_window", "window", "8192", .types = "cwm", .null_is_zero = true},
@@ -277,7 +292,7 @@ static const struct iz_hf_key hf_keys[] = {
      .write = never},
     {"layer_types", "layer_types", .types = "cwm"},
     {"layer_types", "layer_types", "[]",
-     .types = "ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4",
+     .types = "ministral|gemma2|gemma3_text|vaultgemma|olmo3|cohere2|exaone4",
      .null_is_zero = true},
     {"no_rope_layers", "no_rope_layers", "[]", .types = "smollm3"},
     {"no_rope_layer_interval", "no_rope_layer_interval", "4",

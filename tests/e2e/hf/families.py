@@ -47,6 +47,10 @@ FAMILIES = {
     "cohere": {}, "cohere2": SORTS, "stablelm": {"use_qkv_bias": True},
     "starcoder2": WINDOW, "nemotron": WIDE, "exaone4": SORTS,
     "hunyuan_v1_dense": WIDE, "jais2": WIDE, "cwm": {**WIDE, **SORTS},
+    "vaultgemma": {**WIDE, **SORTS, "query_pre_attn_scalar": 20,
+                   "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "hyperclovax": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0,
+                    "residual_multiplier": 0.4, "logits_scaling": 1.7},
     "internlm3": WIDE, "iquestcoder": WIDE,
 }
 
