@@ -20,7 +20,7 @@ import folder as hf  # noqa: E402
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
 SEQ, STEPS = 24, 10
 ADAM = {"lr": 2e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-SAMPLE = bytes(random.Random(7).randrange(256) for _ in range(SEQ + 1))
+SAMPLE = random.Random(7).randbytes(SEQ + 1)
 
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 44,
          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
