@@ -65,20 +65,22 @@ static __device__ __forceinline__ int iz_head_ends(const struct iz_heads &a,
     return from;
 }
 
+static __device__ __forceinline__ float iz_head_sink(const struct iz_heads &a,
+                                                     int sample, int head)
+{
+    return a.sinks ? a.sinks[head - sample * a.heads] : -INFINITY;
+}
+
 /* What the sums of a row are to be multiplied by at the end: `all` is that of
- * its exponentials, relative to the score `top`.  A sink becomes part of both,
- * which are in units of `unit`. */
-static __device__ __forceinline__ float iz_head_share(const struct iz_heads &a,
-                                                      int head, float unit,
+ * its exponentials, relative to the score `top`, in units of `unit`.  A sink
+ * becomes part of both; without one, -infinity, their bits stay. */
+static __device__ __forceinline__ float iz_head_share(float sink, float unit,
                                                       float *top, float *all)
 {
-    float keep = 1;
-    if (a.sinks) {
-        float sink = a.sinks[head % a.heads] / unit, was = *top;
-        *top = sink > was ? sink : was;
-        keep = expf((was - *top) * unit);
-        *all = *all * keep + expf((sink - *top) * unit);
-    }
+    float s = sink / unit, high = s > *top ? s : *top;
+    float keep = expf((*top - high) * unit);
+    *all = *all * keep + expf((s - high) * unit);
+    *top = high;
     return keep / *all;
 }
 

@@ -45,18 +45,17 @@ soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
 template <int MT, int C>
 static __device__ __forceinline__ void
 finish(float (&acc)[MT][C][4], float (&top)[MT][2], const float (&sum)[MT][2],
-       const struct iz_heads &a, int head, int row, float unit)
+       float *lse, int left, float sink, float unit)
 {
-    float *lse = a.lse + (int64_t)head * a.seq + row;
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int m = i / 2, h = i % 2, r = frag_row(m, 2 * h);
         float all = attention_16_forward_row_sum(sum[m][h]);
-        float share = iz_head_share(a, head, unit, &top[m][h], &all);
+        float share = iz_head_share(sink, unit, &top[m][h], &all);
 #pragma unroll
         for (int j = 0; j < 2 * C; j++)
             acc[m][j / 2][2 * h + j % 2] *= share;
-        if (row + r < a.seq && threadIdx.x % 4 == 0)
+        if (r < left && threadIdx.x % 4 == 0)
             lse[r] = top[m][h] * unit + logf(all);
     }
 }
@@ -128,7 +127,9 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
         if (live)
             add_product<T, DP>(acc, s, vs);
     }
-    finish(acc, top, sum, a, head, i0 + own, iz_head_unit<CAP>(a));
+    finish(acc, top, sum, a.lse + (int64_t)head * a.seq + i0 + own,
+           a.seq - i0 - own, iz_head_sink(a, sample, head),
+           iz_head_unit<CAP>(a));
     store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (i0 + own) * a.c,
                       a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
 }

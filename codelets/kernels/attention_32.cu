@@ -194,9 +194,10 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
         __syncthreads();
         add_product<DP>(acc, w, ks);
     }
+    float sink = iz_head_sink(a, sample, head);
     for (int i = 0; i < R; i++) {
         float all = iz_lanes_sum<SIDE>(sum[i]);
-        inv[i] = iz_head_share(a, head, 1, &top[i], &all);
+        inv[i] = iz_head_share(sink, 1, &top[i], &all);
         if (thread_row(i) < left && thread_col(0) == 0)
             lse[thread_row(i)] = top[i] + logf(all);
     }
