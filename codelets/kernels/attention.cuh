@@ -3,7 +3,6 @@
  * entry per family of kernels. */
 #pragma once
 
-#include <float.h>
 #include <stdint.h>
 
 #include "codelets/kernels/launch.cuh"
@@ -66,14 +65,23 @@ static __device__ __forceinline__ int iz_head_ends(const struct iz_heads &a,
     return from;
 }
 
-/* The largest score of a row before its first key, over `unit`: that of a sink,
- * or so low that it can be told from -infinity when both are multiplied. */
-static __device__ __forceinline__ float iz_head_top(const struct iz_heads &a,
-                                                    int head, float unit)
+static __device__ __forceinline__ float iz_head_sink(const struct iz_heads &a,
+                                                     int sample, int head)
 {
-    float low = -FLT_MAX / fmaxf(1, 2 * unit);
-    float top = a.sinks ? a.sinks[head % a.heads] / unit : low;
-    return top < low ? low : top;
+    return a.sinks ? a.sinks[head - sample * a.heads] : -INFINITY;
+}
+
+/* What the sums of a row are to be multiplied by at the end: `all` is that of
+ * its exponentials, relative to the score `top`, in units of `unit`.  A sink
+ * becomes part of both; without one, -infinity, their bits stay. */
+static __device__ __forceinline__ float iz_head_share(float sink, float unit,
+                                                      float *top, float *all)
+{
+    float s = sink / unit, high = s > *top ? s : *top;
+    float keep = expf((*top - high) * unit);
+    *all = *all * keep + expf((s - high) * unit);
+    *top = high;
+    return keep / *all;
 }
 
 /* First element of a head: its queries in a [M,ld], its output in a [M,C]. */

@@ -38,21 +38,25 @@ soften(float (&s)[N][4], float (&acc)[C][4], int h, float *top, float *sum,
     *top = high;
 }
 
+/* No score is less, and its power is a number, as those of differences are. */
+#define LOWEST -1e30f
+
 /* Divides by the sums of exponentials and writes their logarithms. */
 template <int MT, int C>
 static __device__ __forceinline__ void
-finish(float (&acc)[MT][C][4], const float (&top)[MT][2],
-       const float (&sum)[MT][2], float *lse, int left, float scale)
+finish(float (&acc)[MT][C][4], float (&top)[MT][2], const float (&sum)[MT][2],
+       float *lse, int left, float sink, float unit)
 {
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int m = i / 2, h = i % 2, r = frag_row(m, 2 * h);
-        float all = attention_16_forward_row_sum(sum[m][h]), inv = 1 / all;
+        float all = attention_16_forward_row_sum(sum[m][h]);
+        float share = iz_head_share(sink, unit, &top[m][h], &all);
 #pragma unroll
         for (int j = 0; j < 2 * C; j++)
-            acc[m][j / 2][2 * h + j % 2] *= inv;
+            acc[m][j / 2][2 * h + j % 2] *= share;
         if (r < left && threadIdx.x % 4 == 0)
-            lse[r] = top[m][h] * scale + logf(all);
+            lse[r] = top[m][h] * unit + logf(all);
     }
 }
 
@@ -82,8 +86,8 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     uint32_t kept[KEPT][MT][4];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        top[i / 2][i % 2] = iz_head_top(a, head, iz_head_unit<CAP>(a));
-        sum[i / 2][i % 2] = a.sinks && threadIdx.x % 4 == 0;
+        top[i / 2][i % 2] = LOWEST;
+        sum[i / 2][i % 2] = 0;
     }
     load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
     load_rows<DP, BN, NW>(ks, k + start * ld, ld, a.seq - start, a.d);
@@ -124,7 +128,8 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
             add_product<T, DP>(acc, s, vs);
     }
     finish(acc, top, sum, a.lse + (int64_t)head * a.seq + i0 + own,
-           a.seq - i0 - own, iz_head_unit<CAP>(a));
+           a.seq - i0 - own, iz_head_sink(a, sample, head),
+           iz_head_unit<CAP>(a));
     store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (i0 + own) * a.c,
                       a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
 }

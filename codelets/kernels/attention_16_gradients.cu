@@ -41,15 +41,15 @@ load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
     }
 }
 
-/* The derivatives of scores that are tanh(..). */
+/* Scores, a row per key, become probabilities. */
 template <int MT, int N>
-static __device__ __forceinline__ void slopes(float (&slope)[MT][N][4],
-                                              const float (&s)[MT][N][4])
+static __device__ __forceinline__ void
+probabilities(float (&s)[MT][N][4], const float *lse, float scale2)
 {
 #pragma unroll
     for (int i = 0; i < MT * N * 4; i++) {
-        float t = s[i / (4 * N)][i / 4 % N][i % 4];
-        slope[i / (4 * N)][i / 4 % N][i % 4] = 1 - t * t;
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
+        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse[frag_col(j, e)] * LOG2E);
     }
 }
 
@@ -63,26 +63,37 @@ static __device__ __forceinline__ void multiply(float (&a)[MT][N][4],
         a[i / (4 * N)][i / 4 % N][i % 4] *= b[i / (4 * N)][i / 4 % N][i % 4];
 }
 
-/* Scores, a row per key, become probabilities. */
+/* The slopes of scores that are tanh(..), for hand_over. */
 template <int MT, int N>
-static __device__ __forceinline__ void
-probabilities(float (&s)[MT][N][4], const float *lse, float scale2)
+static __device__ __forceinline__ void hand_slopes(float *to,
+                                                   const float (&s)[MT][N][4])
 {
 #pragma unroll
-    for (int i = 0; i < MT * N * 4; i++) {
-        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
-        s[m][j][e] = iz_exp2(s[m][j][e] * scale2 - lse[frag_col(j, e)] * LOG2E);
+    for (int i = 0; i < MT * N; i++) {
+        float f[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f[e] = 1 - s[i / N][i % N][e] * s[i / N][i % N][e];
+        iz_store_row<4>(to + (32 * i + threadIdx.x % 32) * 4, f);
     }
 }
 
-/* A warp's fragments, for the other one of its pair. */
-template <int MT, int N>
+/* A warp's fragments, for the other one of its pair; `times`: with a cap, those
+ * that it has handed over before. */
+template <bool times, int MT, int N>
 static __device__ __forceinline__ void hand_over(float *to,
                                                  const float (&s)[MT][N][4])
 {
 #pragma unroll
-    for (int i = 0; i < MT * N; i++)
-        iz_store_row<4>(to + (32 * i + threadIdx.x % 32) * 4, s[i / N][i % N]);
+    for (int i = 0; i < MT * N; i++) {
+        float *at = to + (32 * i + threadIdx.x % 32) * 4, f[4] = {1, 1, 1, 1};
+        if (times)
+            iz_load_row<4>(f, at);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f[e] *= s[i / N][i % N][e];
+        iz_store_row<4>(at, f);
+    }
 }
 
 template <int MT, int N>
@@ -105,6 +116,21 @@ static __device__ __forceinline__ void grad_by_key(float (&ds)[MT][N][4],
     for (int i = 0; i < MT * N * 4; i++) {
         int m = i / (4 * N), j = i / 4 % N, e = i % 4;
         ds[m][j][e] = p[m][j][e] * (ds[m][j][e] - delta[frag_col(j, e)]);
+    }
+}
+
+/* With a cap: the same but for the probabilities, from scores that are
+ * tanh(..). */
+template <int MT, int N>
+static __device__ __forceinline__ void grad_by_slope(float (&ds)[MT][N][4],
+                                                     const float (&s)[MT][N][4],
+                                                     const float *delta)
+{
+#pragma unroll
+    for (int i = 0; i < MT * N * 4; i++) {
+        int m = i / (4 * N), j = i / 4 % N, e = i % 4;
+        float t = s[m][j][e];
+        ds[m][j][e] = (ds[m][j][e] - delta[frag_col(j, e)]) * (1 - t * t);
     }
 }
 
@@ -156,7 +182,6 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     uint16_t *mine = ks + (first * BK + own) * P; /* keys, or values */
     float *handed = (float *)(tiles + 2 * TILE) + own * BQ;
     float s[ROLES][MT][BQ / 8][4], acc[ROLES][MT][C][4] = {};
-    float slope[MT][BQ / 8][4]; /* with a cap: times probabilities, at last */
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
@@ -179,25 +204,28 @@ static __global__ void __launch_bounds__(32 * NW, 2)
             if (first == 0) {
                 if (CAP) {
                     squash(s[0], a.scale / a.cap);
-                    slopes(slope, s[0]);
+                    if (ROLES == 2)
+                        grad_by_slope(s[ROLES - 1], s[0], stats + BQ);
+                    else
+                        hand_slopes(handed, s[0]);
                 }
                 probabilities(s[0], stats, iz_head_unit<CAP>(a) * LOG2E);
                 if (!a.full && i0 < k0 + own + 16 * MT - 1)
                     mask<true>(s[0], k0 + own, i0, 0);
                 if (k0 + own < iz_head_begins(a, sample, i0 + BQ - 1))
                     mask_documents<true>(s[0], a, sample, k0 + own, i0, 0);
-                if (CAP)
-                    multiply(slope, s[0]);
             }
         }
         if (ROLES == 1) {
             if (live && first == 0)
-                hand_over(handed, CAP ? slope : s[0]);
+                hand_over<CAP>(handed, s[0]);
             __syncthreads(); /* probabilities are there */
         }
         if (live) {
-            if (ROLES == 2) {
-                grad_by_key(s[ROLES - 1], CAP ? slope : s[0], stats + BQ);
+            if (ROLES == 2 && CAP) {
+                multiply(s[ROLES - 1], s[0]);
+            } else if (ROLES == 2) {
+                grad_by_key(s[ROLES - 1], s[0], stats + BQ);
             } else if (first == 1) {
                 float p[MT][BQ / 8][4];
                 take_over(p, handed);

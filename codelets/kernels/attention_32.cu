@@ -13,6 +13,8 @@
 #include "codelets/kernels/attention.cuh"
 #include "codelets/kernels/launch.cuh"
 
+#include <float.h>
+
 enum { THREADS = 256, SIDE = 16 };
 
 /* Elements from one row in shared memory to the next. */
@@ -115,27 +117,29 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
     }
 }
 
-/* The score of a product of a query and a key: tanh(..) with a cap.  Both are
- * still to be multiplied by `unit`. */
+/* What a product of a query and a key is multiplied by: with a cap, before
+ * tanh, whose result is multiplied by the cap. */
 template <bool CAP>
-static __device__ __forceinline__ float score(const struct iz_heads &a, float s)
+static __device__ __forceinline__ float scale_of(const struct iz_heads &a)
 {
-    return CAP ? tanhf(s * a.scale / a.cap) : s;
+    return CAP ? a.scale / a.cap : a.scale;
 }
 
-/* One more tile of scores of one row: turns them into exponentials relative to
- * the largest score so far, and what was summed before as well.  The keys from
- * `first` to `live` are seen.  sum is this thread's part. */
+/* One more tile of products of one row: turns them into exponentials of scores
+ * relative to the largest so far, and what was summed before as well.  The keys
+ * from `first` to `live` are seen.  sum is this thread's part. */
 template <bool CAP, int R, int N>
-static __device__ __forceinline__ void
-soften(float (&s)[R], float (&acc)[N], float *top, float *sum, int first,
-       int live, const struct iz_heads &a)
+static __device__ __forceinline__ void soften(float (&s)[R], float (&acc)[N],
+                                              float *top, float *sum, int first,
+                                              int live, float scale, float cap)
 {
     float high = *top, keep;
 #pragma unroll
     for (int j = 0; j < R; j++) {
         bool seen = thread_col(j) >= first && thread_col(j) < live;
-        s[j] = seen ? score<CAP>(a, s[j]) * iz_head_unit<CAP>(a) : -INFINITY;
+        s[j] = seen ? s[j] * scale : -INFINITY;
+        if (CAP && seen)
+            s[j] = cap * tanhf(s[j]);
         high = fmaxf(high, s[j]);
     }
     high = iz_lanes_max<SIDE>(high); /* that share a row */
@@ -170,8 +174,8 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
     int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
-        top[i] = iz_head_top(a, head, 1);
-        sum[i] = a.sinks && thread_col(0) == 0;
+        top[i] = -FLT_MAX; /* finite: differences are numbers */
+        sum[i] = 0;
         first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
     }
     load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
@@ -182,16 +186,18 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
         rows_by_rows<DP>(s, qs, ks);
         for (int i = 0; i < R; i++)
             soften<CAP>(s[i], acc[i], &top[i], &sum[i], first[i] - j0,
-                        a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1, a);
+                        a.full ? a.seq - j0 : i0 - j0 + thread_row(i) + 1,
+                        scale_of<CAP>(a), a.cap);
         attention_32_put(w, s);
         __syncthreads();
         load_rows<DP, B>(ks, v + j0 * ld, ld, a.seq - j0, a.d);
         __syncthreads();
         add_product<DP>(acc, w, ks);
     }
+    float sink = iz_head_sink(a, sample, head);
     for (int i = 0; i < R; i++) {
         float all = iz_lanes_sum<SIDE>(sum[i]);
-        inv[i] = 1 / all;
+        inv[i] = iz_head_share(sink, 1, &top[i], &all);
         if (thread_row(i) < left && thread_col(0) == 0)
             lse[thread_row(i)] = top[i] + logf(all);
     }
@@ -199,15 +205,15 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
                    acc, inv);
 }
 
-/* Probability of a score, and the gradient of the score before cap and `scale`
- * from that of the probability; zeros for keys that the query does not see. */
+/* Probability of a product, and the gradient of it before `scale` from that of
+ * the probability; zeros for keys that the query does not see. */
 template <bool CAP>
 static __device__ __forceinline__ void grad(float *s, float *ds, float lse,
-                                            float delta, bool dead,
-                                            const struct iz_heads &a)
+                                            float delta, bool dead, float scale,
+                                            float cap)
 {
-    float t = score<CAP>(a, *s),
-          p = dead ? 0 : expf(t * iz_head_unit<CAP>(a) - lse);
+    float t = CAP ? tanhf(*s * scale) : *s;
+    float p = dead ? 0 : expf(t * (CAP ? cap : scale) - lse);
     *s = p;
     *ds = dead ? 0 : p * (*ds - delta);
     if (CAP)
@@ -250,7 +256,7 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
             bool dead = t >= a.seq || (!a.full && key > t) ||
                         key < iz_head_begins(a, sample, t);
             grad<CAP>(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
-                      dead ? 0 : delta[t], dead, a);
+                      dead ? 0 : delta[t], dead, scale_of<CAP>(a), a.cap);
         }
         attention_32_put(w, s);
         __syncthreads();
@@ -310,7 +316,8 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
             int seen = a.full ? a.seq - 1 : i0 + thread_row(i / R);
             int key = j0 + thread_col(i % R);
             grad<CAP>(&s[i / R][i % R], &ds[i / R][i % R], lse[i / R],
-                      delta[i / R], key > seen || key < first[i / R], a);
+                      delta[i / R], key > seen || key < first[i / R],
+                      scale_of<CAP>(a), a.cap);
         }
         attention_32_put(w, ds);
         __syncthreads();

@@ -101,7 +101,7 @@ CHECKED = [  # a folder with changes: what is said of it, and what contradicts
     ("llama", {}, {"model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)}, [],
      ["model.norm.weight: has a value that is not finite"]),
     ("llama", {"vocab_size": 255, "hidden_act": "relu"}, {}, [], ['hidden_act is "relu"']),
-    ("mistral", {"model_type": "gemma"}, {}, [], ['model_type "gemma" is read by none'])]
+    ("mistral", {"model_type": "rwkv"}, {}, [], ['model_type "rwkv" is read by none'])]
 
 
 @pytest.mark.sanitized
