@@ -72,9 +72,9 @@ static const struct iz_hf_key hf_keys[] = {
 };
 
 static const struct iz_hf_type hf_types[] = {
-    {"toy", "ToyForCausalLM", NULL},
-    {"toy2", "Toy2ForCausalLM", "\"two\": true"},
-    {"toy3", "Toy3ForCausalLM", NULL},
+    {"toy", "ToyForCausalLM", NULL, NULL},
+    {"toy2", "Toy2ForCausalLM", "\"two\": true", NULL},
+    {"toy3", "Toy3ForCausalLM", NULL, NULL},
     {0},
 };
 
