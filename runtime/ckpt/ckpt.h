@@ -40,9 +40,10 @@ struct iz_ckpt_scalar {
 #define IZ_CKPT_ID 17
 
 /* Whose a checkpoint is, all borrowed: the model section as JSON, the identity
- * of the run as lines of text, and its id.  NULL: none. */
+ * of the run as lines of text, and its id; and what the keys of the section are
+ * in checkpoints that are older than they, as JSON.  NULL: none. */
 struct iz_ckpt_of {
-    const char *model, *identity, *id;
+    const char *model, *identity, *id, *before;
 };
 
 struct iz_ckpt {

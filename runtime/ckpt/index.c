@@ -287,6 +287,9 @@ static int model_differs(const struct iz_ckpt_index *x, const char *key,
 static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     json_t *run = model_json(k);
+    json_t *before =
+        k->of.before ? iz_json_open(k->of.before, (int64_t)strlen(k->of.before))
+                     : NULL;
     const json_t *saved = json_object_get(x->root, "model");
     const json_t *object[2] = {saved, run}, *member[2];
     const char *key = NULL;
@@ -295,12 +298,15 @@ static int model_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
         while (!err && (key = iz_json_key(object[o], key))) {
             for (int i = 0; i < 2; i++)
                 member[i] = json_object_get(object[i], key);
-            if (!json_equal(member[0], member[1]))
+            if (!member[0] && saved)
+                member[0] = json_object_get(before, key);
+            if (!iz_json_same(member[0], member[1]))
                 err = model_differs(x, key, member[0], member[1]);
         }
-    if (!err && !json_equal(saved, run))
+    if (!err && !json_is_object(saved) && !json_equal(saved, run))
         err = model_differs(x, "", saved, run);
     json_decref(run);
+    json_decref(before);
     return err;
 }
 

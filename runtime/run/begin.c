@@ -254,6 +254,19 @@ static char *model_text(const struct run *r)
     return iz_text_close(&text);
 }
 
+/* What its keys are in a checkpoint of before they were there. */
+static char *model_before(const struct run *r)
+{
+    struct iz_text text;
+    FILE *f = iz_text_open(&text);
+    for (const struct iz_key *k = r->p->section.keys; f && k->name; k++)
+        fprintf(f, "%s\"%s\": %s", k == r->p->section.keys ? "{" : ", ",
+                k->name, k->fallback ? k->fallback : "null");
+    if (f)
+        fputc('}', f);
+    return iz_text_close(&text);
+}
+
 static int open_data(struct run *r)
 {
     const struct iz_model *m = r->model;
@@ -462,7 +475,9 @@ int iz_run_start(struct run *r)
     if (s)
         return s;
     r->model_text = model_text(r);
-    r->of = (struct iz_ckpt_of){r->model_text, r->identity, r->id};
+    r->model_before = model_before(r);
+    r->of =
+        (struct iz_ckpt_of){r->model_text, r->identity, r->id, r->model_before};
     s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
     if (!s)
         s = open_engine(r);

@@ -62,6 +62,7 @@ static void close_all(struct run *r)
     iz_cores_close(&r->cores);
     iz_model_close(&r->model);
     free(r->model_text);
+    free(r->model_before);
     free(r->from.identity);
     free(r->facts);
     free(r->identity);

@@ -75,7 +75,7 @@ struct run {
     const char *why_messages; /* between ranks of one host; NULL: by choice */
     char *facts, *identity;   /* see identity.h */
     char *changes;            /* since `from`, as members of a JSON object */
-    char *model_text;
+    char *model_text, *model_before;
     char id[IZ_CKPT_ID];
     struct iz_ckpt_of of; /* these, as checkpoints hold them */
     struct run_progress progress;

@@ -205,3 +205,17 @@ def test_a_checkpoint_without_an_identity_goes_on(half, place):
     run.forget(place.folder / "old")
     r = place.good(1, {**c, "run.steps": 3}, ["--resume"], output=place.folder / "old")
     assert "step 2 does not tell of what run it is" in r.out and r.saved == [2, 3]
+
+
+@pytest.mark.parametrize("now, rc", (({}, 0), ({"model.context": 99}, 1)))
+def test_a_checkpoint_may_be_older_than_a_key_of_its_model(now, rc, place):
+    """It has the key's default."""
+    place.use(run.built("models/llama"), {"preset": "tiny"})
+    out = place.folder / "old"
+    place.good(1, {"run.steps": 2, "run.save": True}, output=out)
+    run.forget(out)
+    run.edit_index(out, lambda j: j["model"].pop("context"))
+    r = place.launch(1, {"run.steps": 3, **now}, ["--resume"], output=out)
+    assert r.rc == rc, str(r)
+    if rc:
+        run.refused(r, "model.context differs", "has 0", "run 99")
