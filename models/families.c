@@ -55,7 +55,7 @@ const struct iz_hf_type iz_family_types[] = {
     {"olmo2", "Olmo2ForCausalLM", NORMED("olmo2"),
      FORM(OLMO | WHOLE, .act = IZ_SILU)},
     {"olmo3", "Olmo3ForCausalLM", NORMED("olmo3"),
-     FORM(OLMO | WHOLE, .act = IZ_SILU, .every = 4)},
+     FORM(OLMO | WHOLE, .act = IZ_SILU, .every = 4, .local_rope = true)},
     {"gemma", "GemmaForCausalLM", PLAIN("gemma"),
      FORM(GEMMA, .act = IZ_GELU_TANH, .root = true)},
     {"gemma2", "Gemma2ForCausalLM", PLAIN("gemma2"),
@@ -153,7 +153,7 @@ const struct iz_hf_lack iz_family_lacks[] = {
     {"attention sinks",
      "flint|gpt_oss|granite_swa|granitemoe_swa|mimo_v2_flash"},
     {"proportional rotation", "gemma4_text|gemma4_unified_text|lfm3"},
-    {"YaRN", "gpt_oss|ministral3"},
+    {"a factor of queries by their position", "ministral3"},
     {"attention in chunks", "llama4_text"},
     {0},
 };

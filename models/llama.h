@@ -15,6 +15,10 @@ struct iz_llama_config {
     int kv_heads; /* 0: heads */
     int head_dim; /* 0: width / heads */
     double norm_eps, rope_theta;
+    int rope_scaling_type;
+    double rope_scaling_beta_fast, rope_scaling_beta_slow;
+    double rope_scaling_attention_factor;
+    bool rope_scaling_truncate;
     /* Llama 3's longer context; a factor of 1 is none. */
     double rope_scaling_factor, rope_scaling_low_freq_factor;
     double rope_scaling_high_freq_factor;

@@ -11,6 +11,8 @@
 
 #define CONFIG struct iz_llama_config
 
+enum { DEFAULT_ROPE = IZ_ROPE_YARN + 1 }; /* of rope_scaling_type */
+
 const struct iz_key iz_llama_keys[] = {
 #include "models/llama_keys.h"
     {KEY(family, ENUM, 0, 0, IZ_FAMILIES), "\"auto\"",
@@ -32,15 +34,12 @@ static bool has_foreign(const struct iz_llama_config *c, const char **name)
         const char *name;
         size_t offset;
         double none;
-    } options[] = {OPTION(partial_rotary_factor, 1),
-                   OPTION(rope_local_base_freq, 0),
-                   OPTION(attention_multiplier, 0),
-                   OPTION(attn_logit_softcapping, 0),
-                   OPTION(final_logit_softcapping, 0),
-                   OPTION(embedding_multiplier, 1),
-                   OPTION(residual_multiplier, 1),
-                   OPTION(logits_scaling, 1),
-                   OPTION(logit_scale, 1)};
+    } options[] = {
+        OPTION(rope_theta, 500000),        OPTION(partial_rotary_factor, 1),
+        OPTION(rope_local_base_freq, 0),   OPTION(attention_multiplier, 0),
+        OPTION(attn_logit_softcapping, 0), OPTION(final_logit_softcapping, 0),
+        OPTION(embedding_multiplier, 1),   OPTION(residual_multiplier, 1),
+        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1)};
     const char *type = iz_llama_hf.type(c);
     for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
         double v;
@@ -108,6 +107,18 @@ static int llama_config_check(const char *model,
                                               c->rope_scaling_low_freq_factor))
         why = "rope_scaling_high_freq_factor must be above "
               "rope_scaling_low_freq_factor";
+    else if (!(c->rope_scaling_beta_fast > c->rope_scaling_beta_slow))
+        why = "rope_scaling_beta_fast must be above rope_scaling_beta_slow";
+    else if (c->rope_scaling_type == DEFAULT_ROPE &&
+             c->rope_scaling_factor != 1)
+        why = "rope_scaling_factor needs rope_scaling_type llama3, linear or "
+              "yarn";
+    else if (c->rope_scaling_type != IZ_ROPE_YARN &&
+             (c->rope_scaling_beta_fast != 32 ||
+              c->rope_scaling_beta_slow != 1 || !c->rope_scaling_truncate ||
+              c->rope_scaling_attention_factor != 0))
+        why = "rope_scaling_beta_fast, beta_slow, truncate and "
+              "attention_factor need rope_scaling_type yarn";
     else if ((keyed & ~f->may) != fixed)
         why = "family contradicts qkv_bias or qk_norm";
     else if (!lists_sorts(c->layer_types, c->layers))
@@ -169,6 +180,7 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
 static struct iz_rope rope_of(const struct iz_llama_config *c)
 {
     int turned = turned_columns(c);
+    bool yarn = c->rope_scaling_type == IZ_ROPE_YARN;
     return (struct iz_rope){
         .seq = c->seq,
         .heads = c->heads + c->kv_heads,
@@ -177,9 +189,17 @@ static struct iz_rope rope_of(const struct iz_llama_config *c)
         .pairs = iz_family_of(c->family)->has & IZ_HAS_ROPE_PAIRS,
         .theta = c->rope_theta,
         .factor = c->rope_scaling_factor,
-        .low_freq_factor = c->rope_scaling_low_freq_factor,
-        .high_freq_factor = c->rope_scaling_high_freq_factor,
-        .original_seq = c->rope_scaling_original_seq};
+        .low_freq_factor =
+            yarn ? c->rope_scaling_beta_slow : c->rope_scaling_low_freq_factor,
+        .high_freq_factor =
+            yarn ? c->rope_scaling_beta_fast : c->rope_scaling_high_freq_factor,
+        .original_seq = c->rope_scaling_original_seq,
+        .scaling = (enum iz_rope_scaling)c->rope_scaling_type,
+        .fractions = !c->rope_scaling_truncate,
+        .amplitude = !yarn ? 0
+                     : c->rope_scaling_attention_factor != 0
+                         ? (float)c->rope_scaling_attention_factor
+                         : (float)(0.1 * log(c->rope_scaling_factor) + 1)};
 }
 
 /* A window that no row of a sample reaches the end of is none. */
@@ -193,7 +213,8 @@ static void set_sorts(struct iz_block *b, const struct iz_llama_config *c)
                                       : !every || (i + 1) % every;
         bool turns = *c->no_rope_layers ? *list_at(c->no_rope_layers, i) != '0'
                                         : !gap || (i + 1) % gap;
-        bool local = slides && (b->window || c->rope_local_base_freq != 0);
+        bool local =
+            slides && (b->window || iz_family_of(c->family)->local_rope);
         b->sort[i] =
             (local ? IZ_SORT_WINDOW : 0) |
             (turns && (slides || !turns_in_window) ? 0 : IZ_SORT_UNTURNED);
@@ -233,9 +254,11 @@ struct iz_block iz_llama_block(const struct iz_llama_config *c)
         b.score_scale = (float)c->attention_multiplier;
     else if (scalar && scalar != c->head_dim)
         b.score_scale = (float)(1 / sqrt(scalar));
-    if (c->rope_local_base_freq != 0) {
+    if (c->rope_local_base_freq != 0)
         b.rope[1].theta = c->rope_local_base_freq;
+    if (f->local_rope) {
         b.rope[1].factor = 1;
+        b.rope[1].amplitude = 0;
     }
     set_sorts(&b, c);
     return b;

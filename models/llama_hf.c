@@ -155,9 +155,62 @@ static bool is_scaled(const void *self)
     return ((const struct iz_llama_config *)self)->rope_scaling_factor != 1;
 }
 
+static bool is_of(const void *self, enum iz_rope_scaling kind)
+{
+    const struct iz_llama_config *c = self;
+    return is_scaled(self) && c->rope_scaling_type == (int)kind;
+}
+
+static bool is_llama3(const void *self)
+{
+    return is_of(self, IZ_ROPE_LLAMA3);
+}
+
+static bool is_yarn(const void *self)
+{
+    return is_of(self, IZ_ROPE_YARN);
+}
+
+static bool has_original(const void *self)
+{
+    return is_scaled(self) && !is_of(self, IZ_ROPE_LINEAR);
+}
+
+static bool has_amplitude(const void *self)
+{
+    return is_yarn(self) && ((const struct iz_llama_config *)self)
+                                    ->rope_scaling_attention_factor != 0;
+}
+
 /* What stands in an object of frequencies for one type of them. */
 #define LLAMA3(at)                                                             \
     .with = at ".rope_type|" at ".type", .with_value = "\"llama3\""
+#define SCALED(at)                                                             \
+    .with = at ".rope_type|" at ".type",                                       \
+    .with_value = "\"llama3\"|\"linear\"|\"yarn\""
+/* An object that is read and not written; another name of what rope_scaling
+ * says. */
+#define OTHER(at, of)                                                          \
+    {at ".factor", "rope_scaling_factor", SCALED(at), .types = of,             \
+     .write = never},                                                          \
+        {at ".low_freq_factor", "rope_scaling_low_freq_factor", LLAMA3(at),    \
+         .types = of, .write = never},                                         \
+        {at ".high_freq_factor", "rope_scaling_high_freq_factor", LLAMA3(at),  \
+         .types = of, .write = never},                                         \
+        {at ".original_max_position_embeddings", "rope_scaling_original_seq",  \
+         .types = of, .write = never},                                         \
+        {at ".beta_fast", "rope_scaling_beta_fast", .types = of,               \
+         .write = never},                                                      \
+        {at ".beta_slow", "rope_scaling_beta_slow", .types = of,               \
+         .write = never},                                                      \
+        {at ".truncate", "rope_scaling_truncate", .types = of,                 \
+         .write = never},                                                      \
+        {at ".attention_factor", "rope_scaling_attention_factor", .types = of, \
+         .null_is_zero = true, .write = never},                                \
+        {at ".rope_type", "rope_scaling_type", .types = of, .write = never},   \
+    {                                                                          \
+        at ".type", "rope_scaling_type", .types = of, .write = never           \
+    }
 
 /* Frequencies have had three places: newer files have all of them in
  * rope_parameters, and every reader knows the older place, which is written.
@@ -303,21 +356,25 @@ static const struct iz_hf_key hf_keys[] = {
     {"rope_theta", "rope_theta", "10000.0", .types = "!" THETAS},
     {"rope_theta", "rope_theta", "1000000.0",
      .types = "mixtral|gemma3_text|cwm"},
-    {"rope_theta", "rope_theta", "500000.0", .types = "ernie4_5|cohere|olmo3"},
+    {"rope_theta", "rope_theta", "500000.0", .types = "ernie4_5|cohere"},
+    /* transformers 5.24 gives another one of olmo3's to some blocks alone. */
+    {.name = "rope_theta", .values = "500000.0|500000", .types = "olmo3"},
+    {.name = "rope_parameters.full_attention.rope_theta",
+     .values = "500000.0|500000",
+     .types = "olmo3",
+     .write = never},
+    {.name = "rope_parameters.sliding_attention.rope_theta",
+     .values = "500000.0|500000",
+     .types = "olmo3",
+     .write = never},
     {"rope_theta", "rope_theta", "100000.0", .types = "helium"},
     {"rope_theta", "rope_theta", "2000000.0", .types = "smollm3"},
     {"rope_local_base_freq", "rope_local_base_freq", "10000.0",
      .types = "gemma3_text"},
     {"rope_parameters.full_attention.rope_theta", "rope_theta",
-     .types = BY_SORT, .write = never},
+     .types = "gemma3_text", .write = never},
     {"rope_parameters.sliding_attention.rope_theta", "rope_local_base_freq",
      .types = "gemma3_text", .write = never},
-    {"rope_parameters.sliding_attention.rope_theta", "rope_theta",
-     .types = "olmo3", .write = never},
-    {.name = "rope_parameters.full_attention.rope_type",
-     .values = "\"default\"",
-     .types = BY_SORT,
-     .write = never},
     {.name = "rope_parameters.sliding_attention.rope_type",
      .values = "\"default\"",
      .types = BY_SORT,
@@ -334,50 +391,41 @@ static const struct iz_hf_key hf_keys[] = {
      .write = never},
     {"original_max_position_embeddings", "rope_scaling_original_seq", "0",
      .write = never, .wins = true},
-    {"rope_scaling.rope_theta", "rope_theta", .write = never},
+    {"rope_scaling.rope_theta", "rope_theta", .types = "!olmo3",
+     .write = never},
     {.name = "rope_scaling.partial_rotary_factor",
      .values = "1.0|1",
      .write = never},
     {"rope_scaling.factor", "rope_scaling_factor", "1.0",
-     LLAMA3("rope_scaling"), .write = is_scaled},
+     SCALED("rope_scaling"), .write = is_scaled},
     {"rope_scaling.low_freq_factor", "rope_scaling_low_freq_factor", "1.0",
-     LLAMA3("rope_scaling"), .write = is_scaled},
+     LLAMA3("rope_scaling"), .write = is_llama3},
     {"rope_scaling.high_freq_factor", "rope_scaling_high_freq_factor", "4.0",
-     LLAMA3("rope_scaling"), .write = is_scaled},
+     LLAMA3("rope_scaling"), .write = is_llama3},
     {"rope_scaling.original_max_position_embeddings",
-     "rope_scaling_original_seq", .write = is_scaled},
-    {.name = "rope_scaling.rope_type",
-     .values = "\"llama3\"|\"default\"",
-     .write = is_scaled},
-    {.name = "rope_scaling.type",
-     .values = "\"llama3\"|\"default\"",
-     .same = "rope_scaling.rope_type",
-     .write = never},
+     "rope_scaling_original_seq", .write = has_original},
+    {"rope_scaling.beta_fast", "rope_scaling_beta_fast", "", .write = is_yarn},
+    {"rope_scaling.beta_slow", "rope_scaling_beta_slow", "", .write = is_yarn},
+    {"rope_scaling.truncate", "rope_scaling_truncate", "", .write = is_yarn},
+    {"rope_scaling.attention_factor", "rope_scaling_attention_factor", "",
+     .null_is_zero = true, .write = has_amplitude},
+    {"rope_scaling.rope_type", "rope_scaling_type", "", .write = is_scaled},
+    {"rope_scaling.type", "rope_scaling_type", .write = never},
     {.name = "rope_parameters", .same = "rope_scaling"},
     {.name = "rope_parameters.partial_rotary_factor",
      .values = "1.0|1",
      .types = "!" PARTLY,
      .write = never},
-    {"rope_parameters.rope_theta", "rope_theta", .write = never},
-    {"rope_parameters.factor", "rope_scaling_factor", LLAMA3("rope_parameters"),
+    {"rope_parameters.rope_theta", "rope_theta", .types = "!olmo3",
      .write = never},
-    {"rope_parameters.low_freq_factor", "rope_scaling_low_freq_factor",
-     LLAMA3("rope_parameters"), .write = never},
-    {"rope_parameters.high_freq_factor", "rope_scaling_high_freq_factor",
-     LLAMA3("rope_parameters"), .write = never},
-    {"rope_parameters.original_max_position_embeddings",
-     "rope_scaling_original_seq", .write = never},
-    {.name = "rope_parameters.rope_type",
-     .values = "\"llama3\"|\"default\"",
-     .write = never},
-    {.name = "rope_parameters.type",
-     .values = "\"llama3\"|\"default\"",
-     .same = "rope_parameters.rope_type",
-     .write = never},
+    OTHER("rope_parameters", NULL),
+    OTHER("rope_parameters.full_attention", BY_SORT),
     {0},
 };
 
 #undef LLAMA3
+#undef SCALED
+#undef OTHER
 
 #define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
 

@@ -56,8 +56,8 @@ static __global__ void __launch_bounds__(THREADS)
         int64_t row = first + i / j.half;
         int64_t at = row % j.seq - (j.begins ? j.begins[row] : 0);
         float v = angle_of(at, f.f[i % j.half]);
-        cs[i] = cosf(v);
-        sn[i] = j.back ? -sinf(v) : sinf(v);
+        cs[i] = cosf(v) * f.amplitude;
+        sn[i] = (j.back ? -sinf(v) : sinf(v)) * f.amplitude;
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < left * j.heads * per; i += THREADS) {

@@ -141,9 +141,13 @@ enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 /* Rotary positions of the first n = `turned` columns of the first `heads` heads
  * of d columns, n even.  Columns i and i + n/2, or with `pairs` 2i and 2i + 1,
  * turn by t theta^(-2i/n), t being the row's position.  With a
- * factor other than 1 (Llama 3), frequencies that turn at most low_freq_factor
- * times in original_seq tokens are divided by it, those that turn at least
- * high_freq_factor times are kept, and between them the two are mixed. */
+ * factor other than 1, frequencies that turn at most low_freq_factor times in
+ * original_seq tokens are divided by it, those that turn at least
+ * high_freq_factor times are kept, and between them the two are mixed: by how
+ * often they turn (Llama 3), or by their number i (YaRN, arXiv 2309.00071,
+ * whose beta_slow and beta_fast these are).  Linear: all are divided. */
+enum iz_rope_scaling { IZ_ROPE_LLAMA3, IZ_ROPE_LINEAR, IZ_ROPE_YARN };
+
 struct iz_rope {
     int64_t seq;
     int heads, d;
@@ -151,6 +155,10 @@ struct iz_rope {
     double factor, low_freq_factor, high_freq_factor, original_seq;
     int turned; /* 0: d */
     bool pairs;
+    enum iz_rope_scaling scaling;
+    bool fractions;  /* YaRN: the numbers between which it mixes are no whole
+                      * ones */
+    float amplitude; /* of what is turned; 0: 1 */
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
@@ -163,10 +171,11 @@ static inline int iz_rope_turned(const struct iz_rope *r)
     return r->turned ? r->turned : r->d;
 }
 
-/* The n/2 frequencies of r: full circles per token.  The CPU and the GPU share
- * this arithmetic. */
+/* The n/2 frequencies of r: full circles per token; and the factor of sines and
+ * cosines.  The CPU and the GPU share this arithmetic. */
 struct iz_rope_turns {
     double f[IZ_ROPE_MOST / 2];
+    float amplitude;
 };
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
 

@@ -21,12 +21,34 @@ static double kept(const struct iz_rope *r, double n)
     return fmin(fmax(part, 0), 1);
 }
 
+/* The number of the frequency that turns n times there, within 0..last. */
+static double number_of(const struct iz_rope *r, double n, bool up)
+{
+    int turned = iz_rope_turned(r);
+    double i = turned * log(r->original_seq / (n * TWO_PI)) / 2 / log(r->theta);
+    i = r->fractions ? i : up ? ceil(i) : floor(i);
+    return fmin(fmax(i, 0), turned - 1);
+}
+
+static double kept_by_number(const struct iz_rope *r, int i)
+{
+    double low = number_of(r, r->high_freq_factor, false);
+    double high = number_of(r, r->low_freq_factor, true);
+    double width = high == low ? 0.001 : high - low;
+    return 1 - fmin(fmax((i - low) / width, 0), 1);
+}
+
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r)
 {
     int n = iz_rope_turned(r);
+    out->amplitude = r->amplitude != 0 ? r->amplitude : 1;
     for (int i = 0; i < n / 2; i++) {
         double f = pow(r->theta, -2. * i / n) / TWO_PI;
-        double keep = r->factor == 1 ? 1 : kept(r, f * r->original_seq);
+        double keep = r->factor == 1                 ? 1
+                      : r->scaling == IZ_ROPE_LINEAR ? 0
+                      : r->scaling == IZ_ROPE_YARN
+                          ? kept_by_number(r, i)
+                          : kept(r, f * r->original_seq);
         out->f[i] = f * keep + f * (1 - keep) / r->factor;
     }
 }
@@ -39,8 +61,8 @@ static void angles(float *restrict cs, float *restrict sn,
     for (int i = 0; i < half; i++) {
         double turns = (double)t * f->f[i];
         float angle = (float)((turns - rint(turns)) * TWO_PI);
-        cs[i] = cosf(angle);
-        sn[i] = back ? -sinf(angle) : sinf(angle);
+        cs[i] = cosf(angle) * f->amplitude;
+        sn[i] = (back ? -sinf(angle) : sinf(angle)) * f->amplitude;
     }
 }
 

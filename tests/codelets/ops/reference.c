@@ -96,6 +96,23 @@ double ref_activation_gradient(enum iz_activation act, double a)
                             : 2 * a;
 }
 
+/* A ramp over the numbers of frequencies, between those that turn beta_fast and
+ * beta_slow times; linear scaling keeps none. */
+static double yarn_kept(const struct iz_rope *r, int i)
+{
+    double n = iz_rope_turned(r), at[2];
+    if (r->scaling == IZ_ROPE_LINEAR)
+        return 0;
+    for (int k = 0; k < 2; k++) {
+        double turns = k ? r->low_freq_factor : r->high_freq_factor;
+        at[k] =
+            n / (2 * log(r->theta)) * log(r->original_seq / (turns * 2 * M_PI));
+        at[k] = r->fractions ? at[k] : k ? ceil(at[k]) : floor(at[k]);
+    }
+    double low = fmax(at[0], 0), high = fmin(at[1], n - 1);
+    return i <= low ? 1 : i >= high ? 0 : (high - i) / (high - low);
+}
+
 /* By wavelengths, case by case, as it is usually written. */
 double ref_rope_frequency(const struct iz_rope *r, int i)
 {
@@ -103,6 +120,8 @@ double ref_rope_frequency(const struct iz_rope *r, int i)
            wave = 2 * M_PI / f;
     double low = r->original_seq / r->low_freq_factor;
     double high = r->original_seq / r->high_freq_factor;
+    if (r->factor != 1 && r->scaling != IZ_ROPE_LLAMA3)
+        return f / r->factor * (1 - yarn_kept(r, i)) + f * yarn_kept(r, i);
     if (r->factor == 1 || wave < high)
         return f;
     if (wave > low)
@@ -124,7 +143,8 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
             double *lo = a + i + (r->pairs ? k : 0);
             double *hi = lo + (r->pairs ? 1 : half);
             double complex z = *lo + *hi * I;
-            z *= cexp((back ? -turn : turn) * I);
+            z *= cexp((back ? -turn : turn) * I) *
+                 (r->amplitude != 0 ? (double)r->amplitude : 1);
             *lo = creal(z);
             *hi = cimag(z);
         }

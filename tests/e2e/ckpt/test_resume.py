@@ -184,6 +184,8 @@ SLOW = {"run.inject_delay_us": 3000, "run.steps": 10**6}
 def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     """`only`: to one rank; the others learn it from the step's scalars."""
     c = config(ranks, "bf16", HOMES[3], nvme)
+    if number == signal.SIGHUP:  # which those who start tests may have ignored
+        place.wrap('#!/bin/sh\nexec env --default-signal=HUP {} "$@"\n')
     run_ = place.start(ranks, {**c, **SLOW}, output=place.folder / "stopped")
     run_.until_step(2)
     run_.signal(number, only)

@@ -29,6 +29,8 @@ WINDOW = {"sliding_window": 7}
 SORTS = {**WINDOW, "layer_types": ["sliding_attention", "full_attention",
                                    "sliding_attention"]}
 WIDE = {"head_dim": 12}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0,
+        "original_max_position_embeddings": 16}
 # Beside that, what decides something in this family.
 FAMILIES = {
     "llama": WIDE, "mistral": {**WIDE, **WINDOW}, "qwen2": {}, "qwen3": WIDE,
@@ -52,6 +54,19 @@ FAMILIES = {
     "hyperclovax": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0,
                     "residual_multiplier": 0.4, "logits_scaling": 1.7},
     "internlm3": WIDE, "iquestcoder": WIDE,
+    # Frequencies for more positions than there were.
+    "llama linear": {**WIDE, "rope_parameters": {
+        "rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
+    "qwen2 yarn": {"rope_parameters": {**YARN, "beta_fast": 8, "truncate": False}},
+    "glm4 yarn": {"head_dim": 12, "attention_bias": False, "pad_token_id": 0,
+                  "rope_parameters": {**YARN, "partial_rotary_factor": 0.5,
+                                      "attention_factor": 1.3}},
+    "olmo3 yarn": {**SORTS, "rope_parameters": {
+        "full_attention": {**YARN, "rope_theta": 5e5},
+        "sliding_attention": {"rope_theta": 5e5, "rope_type": "default"}}},
+    "gemma3_text linear": {**WIDE, **SORTS, "rope_parameters": {
+        "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}},
 }
 
 
@@ -99,7 +114,7 @@ def shapes_of(family, path):
     """Saves a model and returns its config and its shapes."""
     import transformers
     config = transformers.AutoConfig.for_model(
-        family, **{**SHAPE, **FAMILIES[family]})
+        family.split()[0], **{**SHAPE, **FAMILIES[family]})
     for k in [k for k in vars(config) if "dropout" in k or "pdrop" in k]:
         setattr(config, k, 0.0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)

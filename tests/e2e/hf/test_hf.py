@@ -420,8 +420,9 @@ CONFIGS = [
      [["attention_bias"], ["mlp_bias"], ["hidden_act"], ["model_type"]]),
     ("llama", {"hidden_size": None}, {}, [["in/config.json: hidden_size"]]),
     *(("llama", {SCALING: theirs}, {}, words) for theirs, words in (
-        ({"rope_type": "yarn", "factor": 2.0}, [["yarn"]]),
-        ({"type": "linear", "factor": 2.0}, [["linear"]]),
+        ({"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}, [["mscale"]]),
+        ({"type": "dynamic", "factor": 2.0}, [["rope_scaling.factor", "yarn"]]),
+        ({"type": "linear", "factor": 2.0, "beta_fast": 16}, [["beta_fast", "yarn"]]),
         ({"factor": 2.0}, [["rope_scaling.factor"]]),
         ({"rope_type": "default", "factor": 2.0}, [["rope_scaling.factor"]]),
         ({"type": "llama3", "factor": 2.0, "high_freq_factor": 4.0},
@@ -431,7 +432,7 @@ CONFIGS = [
         ({"rope_type": "default", "rope_theta": 10000}, None))),
     *(("llama", {SCALING: None, PARAMETERS: theirs}, {}, words) for theirs, words in (
         ({"factor": 2.0}, [["rope_parameters.factor"]]),
-        ({"rope_type": "yarn", "factor": 2.0}, [["yarn"]]),
+        ({"rope_type": "yarn"}, [["rope_parameters.factor"]]),
         ({"type": "longrope"}, [["longrope"]]),
         ({"full_attention": {"rope_type": "default", "rope_theta": 5e5}},
          [["rope_parameters.full_attention"]]))),

@@ -147,4 +147,7 @@ def test_the_states_of_another_optimizer_are_refused(first, second, has, wants, 
     more = {"run.save": True, "run.steps": 1}
     out = place.good(1, {**config(**more), **first}).output
     r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
+    assert r.rc == 1 and "optimizer.type: " in r.err and "another run" in r.err, str(r)
+    run.forget(out)  # older ones tell the states' optimizer alone
+    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
     run.refused(r, f"states of optimizer {has}", f"has those of {wants}")
