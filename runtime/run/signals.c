@@ -37,9 +37,8 @@ static void on_early(int number)
 {
     static const char text[] =
         "\nizar: a warning signal before step 0: there is nothing to save\n";
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
-        _exit(128 + number);
-    _exit(128 + number);
+    ssize_t told = write(STDERR_FILENO, text, sizeof(text) - 1);
+    _exit(told < 0 ? 1 : 128 + number);
 }
 
 static void on_signal(int number)
