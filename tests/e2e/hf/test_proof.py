@@ -43,7 +43,6 @@ def test_an_export_has_the_loss_of_the_run(kind, dtype, ranks, more, said, place
     assert re.search(r"^export: [1-9]\d* values read again, equal as ", p.out), p.out
 
 
-@pytest.mark.sanitized
 def test_what_was_written_wrongly_is_no_export(place):
     """One byte of a tensor, or of the config, by the run and by the tool; the next
     export takes the place of what is left.  The last shard is the first rank's."""
