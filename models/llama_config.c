@@ -115,10 +115,10 @@ static int llama_config_check(const char *model,
               "yarn";
     else if (c->rope_scaling_type != IZ_ROPE_YARN &&
              (c->rope_scaling_beta_fast != 32 ||
-              c->rope_scaling_beta_slow != 1 || !c->rope_scaling_truncate ||
+              c->rope_scaling_beta_slow != 1 ||
               c->rope_scaling_attention_factor != 0))
-        why = "rope_scaling_beta_fast, beta_slow, truncate and "
-              "attention_factor need rope_scaling_type yarn";
+        why = "rope_scaling_beta_fast, beta_slow and attention_factor need "
+              "rope_scaling_type yarn";
     else if ((keyed & ~f->may) != fixed)
         why = "family contradicts qkv_bias or qk_norm";
     else if (!lists_sorts(c->layer_types, c->layers))
@@ -154,6 +154,10 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
         c->context = c->seq;
     if (c->rope_scaling_original_seq == 0)
         c->rope_scaling_original_seq = c->context;
+    if (c->rope_scaling_beta_fast == 0)
+        c->rope_scaling_beta_fast = 32;
+    if (c->rope_scaling_beta_slow == 0)
+        c->rope_scaling_beta_slow = 1;
     double *const factors[] = {
         &c->partial_rotary_factor, &c->embedding_multiplier,
         &c->residual_multiplier, &c->logits_scaling, &c->logit_scale};
