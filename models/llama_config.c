@@ -113,6 +113,10 @@ static int llama_config_check(const char *model,
              c->rope_scaling_factor != 1)
         why = "rope_scaling_factor needs rope_scaling_type llama3, linear or "
               "yarn";
+    else if (c->rope_scaling_attention_factor != 0 &&
+             c->rope_scaling_factor == 1)
+        why = "rope_scaling_attention_factor needs a rope_scaling_factor "
+              "above 1";
     else if (c->rope_scaling_type != IZ_ROPE_YARN &&
              (c->rope_scaling_beta_fast != 32 ||
               c->rope_scaling_beta_slow != 1 ||

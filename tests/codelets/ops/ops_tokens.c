@@ -2,7 +2,6 @@
 /* Embedding and classifier: the ops that read token numbers. */
 #include "tests/codelets/ops/timed.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
