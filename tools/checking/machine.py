@@ -144,7 +144,10 @@ class Clocks:
                      "-lms", "50"], stdout=out, stderr=subprocess.STDOUT,
                     preexec_fn=harness.with_parent)
 
-    def end(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         if self.p:
             harness.end(self.p, os.kill)
 
