@@ -40,6 +40,7 @@ const struct iz_program iz_program = {
     .section = {.keys = iz_llama_keys,
                 .target = &config,
                 .presets = iz_llama_presets,
-                .hf = &iz_llama_hf},
+                .hf = &iz_llama_hf,
+                .idle = iz_llama_idle},
     .open = iz_llama_open,
 };

@@ -50,6 +50,9 @@ bool iz_llama_knows(const char *type, const char *key);
  * if that is no model; `model` is whose it is. */
 int iz_llama_complete(const char *model, struct iz_llama_config *c);
 
+/* Why a key of it can have no effect, as struct iz_section says. */
+const char *iz_llama_idle(const void *config, const char *key);
+
 /* The blocks of a complete one. */
 struct iz_block iz_llama_block(const struct iz_llama_config *c);
 

@@ -272,6 +272,40 @@ struct iz_block iz_llama_block(const struct iz_llama_config *c)
     return b;
 }
 
+const char *iz_llama_idle(const void *config, const char *key)
+{
+    const struct iz_llama_config *c = config;
+    const struct iz_family *f = iz_family_of(c->family);
+    bool turned_by_window = f->has & IZ_HAS_ROPE_IN_WINDOW;
+    const struct {
+        bool is;
+        const char *why, *keys;
+    } rows[] = {
+        {c->rope_scaling_factor == 1, "rope_scaling_factor is 1",
+         "rope_scaling_type|rope_scaling_low_freq_factor|"
+         "rope_scaling_high_freq_factor|rope_scaling_original_seq|"
+         "rope_scaling_beta_fast|rope_scaling_beta_slow|rope_scaling_truncate"},
+        {c->rope_scaling_type != IZ_ROPE_LLAMA3,
+         "rope_scaling_type is not llama3",
+         "rope_scaling_low_freq_factor|rope_scaling_high_freq_factor"},
+        {c->rope_scaling_type != IZ_ROPE_YARN, "rope_scaling_type is not yarn",
+         "rope_scaling_beta_fast|rope_scaling_beta_slow|rope_scaling_truncate|"
+         "rope_scaling_attention_factor"},
+        {c->rope_scaling_type == IZ_ROPE_LINEAR, "rope_scaling_type is linear",
+         "rope_scaling_original_seq"},
+        {*c->no_rope_layers, "no_rope_layers says it",
+         "no_rope_layer_interval"},
+        {c->window == 0 && !f->local_rope, "window is 0",
+         "layer_types|rope_local_base_freq"},
+        {c->window >= c->seq && !turned_by_window,
+         "no sample is longer than the window", "window"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        if (rows[i].is && iz_key_applies(key, rows[i].keys))
+            return rows[i].why;
+    return NULL;
+}
+
 const struct iz_preset iz_llama_presets[] = {
     {"tiny",
      "{\"layers\": 2, \"heads\": 4, \"kv_heads\": 2, \"width\": 32, "

@@ -84,6 +84,14 @@ static struct iz_experts experts_of(const struct iz_moe_config *c)
     return e;
 }
 
+static const char *moe_idle(const void *base, const char *key)
+{
+    const struct iz_moe_config *c = base;
+    if (strcmp(key, "ffn") == 0 && experts_of(c).blocks == c->llama.layers)
+        return "every block has experts";
+    return iz_llama_idle(&c->llama, key);
+}
+
 static int moe_check(const struct iz_moe_config *c)
 {
     const char *why = NULL;
@@ -152,6 +160,7 @@ const struct iz_program iz_program = {
     .section = {.keys = moe_keys,
                 .target = &config,
                 .presets = presets,
-                .hf = &iz_moe_hf},
+                .hf = &iz_moe_hf,
+                .idle = moe_idle},
     .open = iz_moe_open,
 };

@@ -66,6 +66,9 @@ struct iz_section {
     void *target;
     const struct iz_preset *presets; /* ends with name = NULL; may be NULL */
     const struct iz_hf *hf; /* published checkpoints; NULL: there are none */
+    /* Why a key can have no effect beside the other values of the struct at
+     * `base`; NULL: it has one.  May be NULL. */
+    const char *(*idle)(const void *base, const char *key);
 };
 
 /* The row of a table that has this name, or NULL. */

@@ -18,6 +18,7 @@
 #define IZ_RULES_MAX 64
 #define IZ_CHOICES_MAX 16
 #define IZ_CONFIG_KEYS_MAX 160
+#define IZ_MODEL_KEYS_MAX 96
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -243,6 +244,8 @@ struct iz_config {
     bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
     bool
         given[IZ_CONFIG_KEYS_MAX]; /* rows of iz_config_keys that a user gave */
+    bool model_given[IZ_MODEL_KEYS_MAX]; /* rows of the model's, in the same way
+                                          */
 };
 
 /* Reads `path` (NULL: no file), applies the `set` overrides ("key=value", n of
@@ -267,8 +270,8 @@ struct iz_setting {
 
 /* Prints what is odd there, if anything is: a schedule that ends elsewhere,
  * keys that were given and can have no effect. */
-void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
-                      FILE *out);
+void iz_config_remark(const struct iz_config *c, const struct iz_section *model,
+                      const struct iz_setting *run, FILE *out);
 
 /* Fills in what *c leaves open by `lines`, the identity of the run that it goes
  * on with, and keeps it. */

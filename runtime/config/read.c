@@ -235,6 +235,9 @@ static void read_model_key(struct reader *r, const char *name, const json_t *v)
         iz_fault(&r->faults, full, "%s", why);
     else
         check_imported(r, full, name, v);
+    assert(!k || k - r->model->keys < IZ_MODEL_KEYS_MAX);
+    if (k)
+        r->file->c.model_given[k - r->model->keys] = true;
 }
 
 static void read_preset(struct reader *r, const json_t *v)
@@ -254,6 +257,7 @@ static void read_preset(struct reader *r, const json_t *v)
     json_t *object = json_loads(p->json, 0, NULL);
     assert(json_is_object(object)); /* our mistake, if it is not */
     json_object_foreach(object, key, value) read_model_key(r, key, value);
+    memset(r->file->c.model_given, 0, sizeof(r->file->c.model_given));
     json_decref(object);
 }
 
@@ -537,7 +541,8 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
 }
 
 /* The effective config of a run gives every key: those of an override count. */
-static void keep_given(struct iz_config_file *file, char *const *set, int n)
+static void keep_given(struct iz_config_file *file,
+                       const struct iz_section *model, char *const *set, int n)
 {
     bool all = true;
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
@@ -547,6 +552,13 @@ static void keep_given(struct iz_config_file *file, char *const *set, int n)
         bool given = file->given[k - iz_config_keys] == IZ_GIVEN_VALUE;
         file->c.given[k - iz_config_keys] =
             given && (!all || overrides(set, n, k->name, NULL));
+    }
+    for (const struct iz_key *k = model ? model->keys : NULL; k && k->name;
+         k++) {
+        char name[IZ_KEY_NAME_MAX];
+        snprintf(name, sizeof(name), "model.%s", k->name);
+        file->c.model_given[k - model->keys] &=
+            !all || overrides(set, n, name, NULL);
     }
 }
 
@@ -582,7 +594,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_decref(root);
     if (r.faults.count > 0)
         return -EINVAL;
-    keep_given(&file, set, n_set);
+    keep_given(&file, model, set, n_set);
     memcpy(c, &file.c, sizeof(*c));
     return 0;
 }

@@ -344,14 +344,34 @@ static void remark_samples(const struct iz_config *c, int64_t samples,
                 (long long)c->train_batch_size, (long long)samples);
 }
 
-static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
-                        FILE *out)
+/* Keys that one reason has follow one another. */
+struct telling {
+    FILE *out;
+    const char *why; /* NULL: nothing was told yet */
+};
+
+static void tell(struct telling *t, const char *section, const char *key,
+                 const char *why)
+{
+    if (!t->why)
+        fputs("config: without effect here: ", t->out);
+    else if (t->why == why)
+        fputs(", ", t->out);
+    else
+        fprintf(t->out, " (%s); ", t->why);
+    fprintf(t->out, "%s%s", section, key);
+    t->why = why;
+}
+
+static void remark_idle(const struct iz_config *c,
+                        const struct iz_section *model,
+                        const struct iz_setting *run, FILE *out)
 {
     const struct at a = {c, run};
-    bool told[IZ_CONFIG_KEYS_MAX] = {false}, any = false;
+    struct telling t = {out, NULL};
+    bool told[IZ_CONFIG_KEYS_MAX] = {false};
     for (size_t i = 0; i < sizeof(idle) / sizeof(idle[0]); i++) {
         char key[IZ_KEY_NAME_MAX];
-        bool some = false;
         if (!idle[i].is(&a))
             continue;
         for (int k = 0; iz_text_word(key, sizeof(key), idle[i].keys, k); k++) {
@@ -359,23 +379,25 @@ static void remark_idle(const struct iz_config *c, const struct iz_setting *run,
             assert(row); /* of the table */
             if (!c->given[row - iz_config_keys] || told[row - iz_config_keys])
                 continue;
-            fprintf(out, "%s%s",
-                    some  ? ", "
-                    : any ? "; "
-                          : "config: without effect here: ",
-                    key);
-            told[row - iz_config_keys] = some = any = true;
+            tell(&t, "", key, idle[i].why);
+            told[row - iz_config_keys] = true;
         }
-        if (some)
-            fprintf(out, " (%s)", idle[i].why);
     }
-    fputs(any ? "\n" : "", out);
+    for (const struct iz_key *k = model->keys; model->idle && k->name; k++) {
+        const char *why = c->model_given[k - model->keys]
+                              ? model->idle(model->target, k->name)
+                              : NULL;
+        if (why)
+            tell(&t, "model.", k->name, why);
+    }
+    if (t.why)
+        fprintf(out, " (%s)\n", t.why);
 }
 
-void iz_config_remark(const struct iz_config *c, const struct iz_setting *run,
-                      FILE *out)
+void iz_config_remark(const struct iz_config *c, const struct iz_section *model,
+                      const struct iz_setting *run, FILE *out)
 {
     remark_rate(c, out);
     remark_samples(c, run->samples, out);
-    remark_idle(c, run, out);
+    remark_idle(c, model, run, out);
 }

@@ -134,7 +134,7 @@ void iz_run_remark(const struct run *r, const struct iz_plan *p)
         .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
         .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN),
         .samples = r->data ? iz_data_windows(r->data, IZ_TRAIN) : 0};
-    iz_config_remark(&r->c, &s, stdout);
+    iz_config_remark(&r->c, &r->p->section, &s, stdout);
 }
 
 static void print_header(struct run *r, const struct iz_binding *bindings)

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+import run
+
 ZERO, STATES, PARAMS = ("zero_optimization", "zero_optimization.offload_optimizer",
                         "zero_optimization.offload_param")
 PLAIN = {
@@ -91,3 +93,24 @@ def test_what_has_no_effect_is_told(ranks, base, idle, used, place):
         again = place.as_it_is({**r.config, "run": {**r.config["run"], "output": str(
             place.folder / "again")}})
         assert again.hash == r.hash and "without effect" not in again.out
+
+
+@pytest.mark.parametrize("name, base, idle, used", [
+    ("llama", {}, {"rope_scaling_low_freq_factor": 2, "rope_scaling_truncate": False,
+                   "rope_scaling_original_seq": 99, "rope_scaling_type": "yarn", "window": 16},
+     {"kv_heads": 2}),
+    ("llama", {"family": "cohere2", "no_rope_layers": "1,0"},
+     {"no_rope_layer_interval": 2, "layer_types": "full_attention,sliding_attention"},
+     {"rope_theta": 500}),
+    ("moe", {"rope_scaling_factor": 4, "rope_scaling_type": "linear"},
+     {"ffn": 99, "rope_scaling_original_seq": 7, "rope_scaling_high_freq_factor": 9}, {})],
+    ids=("llama", "layers", "moe"))
+def test_of_a_model_too(name, base, idle, used, place):
+    """The keys of model that are told change no bit, and the others are not told."""
+    place.use(run.built(f"models/{name}"), {"preset": "tiny", **base, **used})
+    plain = place.good(1, {})
+    r = place.good(1, {f"model.{k}": v for k, v in idle.items()})
+    said, = re.findall(r"^config: without effect here: (.*)$", r.out, re.M)
+    assert set(re.findall(r"model\.(\w+)", said)) == set(idle)
+    assert not re.search("^config: without effect.* model\\.", plain.out, re.M)
+    assert r.hash == plain.hash
