@@ -350,8 +350,8 @@ struct telling {
     const char *why; /* NULL: nothing was told yet */
 };
 
-static void tell(struct telling *t, const char *section, const char *key,
-                 const char *why)
+static void tell_idle(struct telling *t, const char *section, const char *key,
+                      const char *why)
 {
     if (!t->why)
         fputs("config: without effect here: ", t->out);
@@ -379,7 +379,7 @@ static void remark_idle(const struct iz_config *c,
             assert(row); /* of the table */
             if (!c->given[row - iz_config_keys] || told[row - iz_config_keys])
                 continue;
-            tell(&t, "", key, idle[i].why);
+            tell_idle(&t, "", key, idle[i].why);
             told[row - iz_config_keys] = true;
         }
     }
@@ -388,7 +388,7 @@ static void remark_idle(const struct iz_config *c,
                               ? model->idle(model->target, k->name)
                               : NULL;
         if (why)
-            tell(&t, "model.", k->name, why);
+            tell_idle(&t, "model.", k->name, why);
     }
     if (t.why)
         fprintf(out, " (%s)\n", t.why);
