@@ -213,7 +213,7 @@ static void usage(FILE *out)
         "       ckpt export DIR --out FOLDER [--step N] "
         "[--dtype fp32|bf16|fp16]\n"
         "                       [--shard-bytes N] [--adapter]\n"
-        "       ckpt check FOLDER\n\n"
+        "       ckpt check FOLDER [--data FILE [--set key=value ...]]\n\n"
         "DIR is a run's output.  list prints its checkpoints, newest first; "
         "verify reads\nall of them (or one) and compares every checksum; "
         "export writes the weights of\nthe newest one (or of step N) as a "
@@ -221,7 +221,9 @@ static void usage(FILE *out)
         "with adapters of LoRA added to them, or with --adapter "
         "these\nalone.\ncheck "
         "says of a Hugging Face model which program reads it, which tensor is\n"
-        "what, what is not read, and what contradicts.\n"
+        "what, what is not read, and what contradicts, and with --data, as "
+        "data.path has it,\nits loss of that: --set model.seq=N for samples of "
+        "N tokens, data.bytes=true for\nbytes.\n"
         "Exit status: 0 all is well, 1 it is not, 2 usage.\n",
         out);
 }
@@ -244,9 +246,14 @@ static int read_dtype(const char *text)
 static bool read_option(struct ckpt_options *o, const char *name,
                         const char *value)
 {
+    bool is_check = o->command->run == ckpt_check;
+    if (strcmp(name, "--data") == 0 && is_check)
+        return *(o->data = value) != '\0';
+    if (strcmp(name, "--set") == 0 && is_check &&
+        o->n_set + 1 < (int)(sizeof(o->set) / sizeof(*o->set)))
+        return strchr(o->set[o->n_set++] = value, '=') != NULL;
     bool is_export = o->command->run == ckpt_export;
-    if (strcmp(name, "--step") == 0 && o->command->one != list_one &&
-        o->command->run != ckpt_check)
+    if (strcmp(name, "--step") == 0 && o->command->one != list_one && !is_check)
         return (o->step = whole(value)) >= 0;
     if (strcmp(name, "--out") == 0 && is_export)
         return *(o->out = value) != '\0';

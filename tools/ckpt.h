@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/unit/layer.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/comm/coll.h"
 
@@ -15,7 +16,10 @@ struct ckpt_options {
     int64_t step; /* -1: the newest */
     int dtype;    /* -1: that of the run */
     int64_t file_bytes;
-    bool adapter; /* alone */
+    bool adapter;     /* alone */
+    const char *data; /* of a check: what it shall have the loss of, or NULL */
+    const char *set[8]; /* with that: settings of the program */
+    int n_set;
 };
 
 struct checkpoint {
@@ -37,6 +41,20 @@ struct iz_program;
 
 /* The programs of models, i = 0, 1, ...; NULL after the last. */
 const struct iz_program *ckpt_program(int i);
+
+enum { CKPT_SETTINGS = 32 };
+
+/* All frozen but one tensor, as a setting: such a run needs the least memory.
+ */
+void ckpt_freeze(char *out, size_t size, const struct iz_model *m);
+
+/* The validation loss that the metrics in a run's output have of a step; NAN:
+ * none. */
+double ckpt_validation(const char *output, int64_t step);
+/* That of a run of no steps, of this config (NULL: none) and settings (the last
+ * is NULL, CKPT_SETTINGS at most); NAN with the reason printed. */
+double ckpt_loss(struct iz_coll *coll, const struct iz_program *p,
+                 const char *config, const char *const *more);
 
 /* What a foreign folder is, on stdout; what contradicts, on stderr. */
 int ckpt_check(const struct ckpt_options *o, struct iz_coll *coll);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a folder in the layout of Hugging Face would be here, without a run:
  * which program reads it, which tensor is what, what is not read, and what
- * contradicts.  It has no loss: the program has. */
+ * contradicts; and, by that program, its loss of given data. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,31 @@ static int read_values(struct iz_hf_reader *r, const struct iz_model *m)
     return err;
 }
 
+/* The loss that the program computes of the data, all of it; false: it does
+ * not, and has told why. */
+static bool print_loss(const struct ckpt_options *o, const struct iz_program *p,
+                       const struct iz_model *m, struct iz_coll *coll)
+{
+    char data[IZ_PATH_MAX + 32], val[IZ_PATH_MAX + 32],
+        import[IZ_PATH_MAX + 32], frozen[IZ_KEY_NAME_MAX + 128];
+    const char *set[CKPT_SETTINGS + 1] = {"train_batch_size=1",
+                                          "zero_optimization.stage=3",
+                                          "run.eval_batches=1000000000",
+                                          data,
+                                          val,
+                                          import,
+                                          frozen};
+    snprintf(data, sizeof(data), "data.path=%s", o->data);
+    snprintf(val, sizeof(val), "data.val_path=%s", o->data);
+    snprintf(import, sizeof(import), "model.import=%s", o->dir);
+    ckpt_freeze(frozen, sizeof(frozen), m);
+    memcpy(set + 7, o->set, sizeof(o->set));
+    double loss = ckpt_loss(coll, p, NULL, set);
+    if (!isnan(loss) && coll->rank == 0)
+        printf("loss %.9g nats per token of %s\n", loss, o->data);
+    return !isnan(loss);
+}
+
 int ckpt_check(const struct ckpt_options *o, struct iz_coll *coll)
 {
     const struct iz_program *p = find_reader(o->dir);
@@ -154,6 +180,8 @@ int ckpt_check(const struct ckpt_options *o, struct iz_coll *coll)
     if (m && iz_tokens_check(o->dir, m->vocab, stderr))
         err = -EINVAL;
     printf("%s %s be imported\n", o->dir, err ? "cannot" : "can");
+    if (!err && o->data && !print_loss(o, p, m, coll))
+        err = -EINVAL;
     iz_hf_read_close(&r);
     iz_model_close(&m);
     return err;

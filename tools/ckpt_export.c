@@ -3,6 +3,7 @@
  * folder in the layout of Hugging Face. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "runtime/formats/peft.h"
 #include "runtime/formats/published.h"
 #include "runtime/hf/adapter.h"
+#include "runtime/hf/proof.h"
 #include "runtime/hf/tensors.h"
 #include "runtime/model/lora.h"
 #include "runtime/model/rules.h"
@@ -303,6 +305,12 @@ static enum iz_dtype run_dtype(const json_t *config)
     return is_enabled(config, "bf16") ? IZ_BF16 : IZ_F32;
 }
 
+static bool learns_pairs(const json_t *config)
+{
+    const char *type = iz_json_text_of(json_object_get(config, "loss"), "type");
+    return *type && strcmp(type, "cross_entropy") != 0;
+}
+
 static bool has_name(const void *arg, const char *name)
 {
     const struct iz_ckpt *k = arg;
@@ -357,10 +365,52 @@ struct look {
     const struct iz_program *p;
     const struct iz_model *m;
     const struct iz_config *like_run;
-    enum iz_dtype type;
+    enum iz_dtype type, own; /* of the folder; of the run's parameters */
+    bool pairs;              /* the run learnt from such */
     struct stream *s;
     struct iz_coll *coll;
 };
+
+/* Whether the program finds in the folder the loss that the run has told of
+ * this step; where it told none, or the program cannot, that is said. */
+static int look_at_loss(const struct look *l, const char *folder)
+{
+    char config[IZ_PATH_MAX + 32], import[IZ_PATH_MAX + 64],
+        frozen[IZ_KEY_NAME_MAX + 128];
+    const char *set[CKPT_SETTINGS + 1] = {
+        import, "train_micro_batch_size_per_gpu=null",
+        "gradient_accumulation_steps=null", "run.sum_group=0"};
+    const char *merged[] = {frozen, "lora.rank=0", "lora.alpha=0",
+                            "lora.import=", "lora.targets="};
+    int64_t seq =
+        iz_json_count_of(json_object_get(l->c->index->root, "model"), "seq");
+    struct iz_hf_losses losses = {.type = l->type,
+                                  .own = l->own,
+                                  .units = l->m->n_units,
+                                  .run = ckpt_validation(l->o->dir, l->c->step),
+                                  .found = NAN};
+    const char *why = isnan(losses.run) ? "the run told none of this step"
+                      : l->pairs        ? "it would be one of pairs"
+                                        : NULL;
+    snprintf(config, sizeof(config), "%s/config.json", l->o->dir);
+    snprintf(import, sizeof(import), "lora.import=%s", folder);
+    if (!l->o->adapter) { /* its config.json has the shape */
+        snprintf(import, sizeof(import),
+                 "model={\"import\": \"%s\", \"seq\": %" PRId64 "}", folder,
+                 seq);
+        ckpt_freeze(frozen, sizeof(frozen), l->m);
+        memcpy(set + 4, merged, sizeof(merged));
+    }
+    if (!why)
+        losses.found = ckpt_loss(l->coll, l->p, config, set);
+    if (!why && isnan(losses.found))
+        why = "the program cannot, see above";
+    if (!why)
+        return iz_hf_compare_losses(&losses, l->coll->rank == 0);
+    if (l->coll->rank == 0)
+        printf("export: no loss: %s\n", why);
+    return 0;
+}
 
 /* Reads the checkpoint once more, beside the folder. */
 static int look_again(void *arg, const char *folder)
@@ -389,7 +439,7 @@ static int look_again(void *arg, const char *folder)
                iz_dtype_name(l->type));
     iz_hf_read_close(&a.r);
     free(a.found);
-    return err;
+    return err ? err : look_at_loss(l, folder);
 }
 
 static int export_model(const struct ckpt_options *o, struct checkpoint *c,
@@ -437,6 +487,8 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
             s[n].w = w;
         look.s = s;
         look.type = order.type;
+        look.own = run_dtype(config);
+        look.pairs = learns_pairs(config);
         set_streams(c, m, pass_on, !o->adapter, s);
         err = iz_ckpt_load(&c->k, c->step, coll);
         err = iz_hf_write_close(&w, err);

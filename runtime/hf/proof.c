@@ -23,9 +23,34 @@
 static const double roundings[] = {
     [IZ_F32] = 0x1p-20, [IZ_BF16] = 0x1p-9, [IZ_F16] = 0x1p-12};
 
-double iz_hf_rounding(enum iz_dtype t, int units, double loss)
+static double rounding_of(enum iz_dtype t, int units, double loss)
 {
     return roundings[t] * sqrt(units) * fmax(1, fabs(loss));
+}
+
+int iz_hf_compare_losses(const struct iz_hf_losses *l, bool tells)
+{
+    double apart = fabs(l->run - l->found);
+    enum iz_dtype coarse =
+        roundings[l->type] > roundings[l->own] ? l->type : l->own;
+    double most = l->exact ? 0 : rounding_of(coarse, l->units, l->run);
+    bool neither = isnan(l->run) && isnan(l->found); /* values are the run's */
+    if (!(apart <= most) && !neither) {
+        if (tells)
+            iz_text_refuse(stderr,
+                           WHO ": what was written has loss %.9g, the run "
+                               "%.9g: rounding to %s is %.1e at most",
+                           l->found, l->run, iz_dtype_name(coarse), most);
+        return -EBADMSG;
+    }
+    if (!tells)
+        return 0;
+    printf("export: loss %.4f, run %.4f ", l->found, l->run);
+    if (apart > 0)
+        printf("(%s rounding %.0e)\n", iz_dtype_name(coarse), apart);
+    else
+        printf("(equal)\n");
+    return 0;
 }
 
 struct again {
@@ -103,33 +128,6 @@ static double probe(struct iz_engine *e, bool merged)
     return v.loss;
 }
 
-static int judge(const struct iz_engine *e, enum iz_dtype type, bool merged,
-                 double run, double found)
-{
-    enum iz_dtype own = e->plan.param_type;
-    enum iz_dtype coarse = roundings[type] > roundings[own] ? type : own;
-    bool exact = !merged && (type == own || type == IZ_F32);
-    double apart = fabs(run - found);
-    double most = exact ? 0 : iz_hf_rounding(coarse, e->plan.n_units, run);
-    bool neither = isnan(run) && isnan(found); /* its values are the run's */
-    if (!(apart <= most) && !neither) {
-        if (e->coll->rank == 0)
-            iz_text_refuse(stderr,
-                           WHO ": what was written has loss %.9g, the run "
-                               "%.9g: rounding to %s is %.1e at most",
-                           found, run, iz_dtype_name(coarse), most);
-        return -EBADMSG;
-    }
-    if (e->coll->rank != 0)
-        return 0;
-    printf("export: loss %.4f, run %.4f ", found, run);
-    if (apart > 0)
-        printf("(%s rounding %.0e)\n", iz_dtype_name(coarse), apart);
-    else
-        printf("(equal)\n");
-    return 0;
-}
-
 static int again_open(struct again *a, const struct iz_hf_proof *p,
                       const char *folder)
 {
@@ -162,6 +160,7 @@ int iz_hf_prove(void *arg, const char *folder)
     struct again a = {0};
     struct iz_quant_source source = {.read = quant_values, .arg = &a};
     bool merged = has_adapters(e->model) && !is_alone(e);
+    enum iz_dtype own = e->plan.param_type;
     double run = probe(e, merged), found;
     iz_graph_wait(e->graph);
     int err = iz_agree(e->coll, check_config(p, folder));
@@ -175,7 +174,15 @@ int iz_hf_prove(void *arg, const char *folder)
     if (!err) {
         found = probe(e, merged);
         iz_graph_wait(e->graph);
-        err = judge(e, p->type, merged, run, found);
+        err = iz_hf_compare_losses(
+            &(struct iz_hf_losses){
+                .type = p->type,
+                .own = own,
+                .units = e->plan.n_units,
+                .exact = !merged && (p->type == own || p->type == IZ_F32),
+                .run = run,
+                .found = found},
+            e->coll->rank == 0);
     }
     e->quant_from = NULL;
     e->counts = counts;

@@ -17,7 +17,15 @@ struct iz_hf_proof {
  * are the folder's, and its adapters add nothing if they were merged. */
 int iz_hf_prove(void *arg, const char *folder);
 
-/* How far losses may be apart where weights are rounded to a type: of `units`
- * layers each errs by a part of itself, and the errors of many add up like
- * steps of a random walk. */
-double iz_hf_rounding(enum iz_dtype t, int units, double loss);
+/* The loss of a folder beside that of the run, each on one batch or all. */
+struct iz_hf_losses {
+    enum iz_dtype type, own; /* of the folder; of the run's parameters */
+    int units;
+    bool exact; /* they must be equal */
+    double run, found;
+};
+
+/* Tells both on stdout, or -EBADMSG and the reason on stderr, if `tells`: where
+ * weights are rounded to a type each of `units` layers errs by a part of
+ * itself, and the errors of many add up like steps of a random walk. */
+int iz_hf_compare_losses(const struct iz_hf_losses *l, bool tells);

@@ -69,7 +69,26 @@ static void close_all(struct run *r)
     free(r->changes);
     if (r->claim > 0)
         close(r->claim);
-    iz_coll_close(&r->coll);
+}
+
+static int run_on(struct run *r)
+{
+    r->coll->timeout_s = 300; /* until the config is known */
+    r->coll->phase = "the start of the run";
+    iz_progress_rank(r->coll->rank, r->coll->size);
+    int s = run_run_all(r);
+    close_all(r);
+    return s;
+}
+
+int iz_run_on(struct iz_coll *coll, const struct iz_program *p,
+              const char *config, char **set, int n)
+{
+    struct run r = {.p = p, .stop = &stop_signal, .coll = coll};
+    r.o = (struct iz_options){.path = config, .set = set, .n_set = n};
+    iz_environment_keep();
+    iz_signals_open();
+    return run_on(&r);
 }
 
 int iz_run(int argc, char **argv, const struct iz_program *p)
@@ -95,14 +114,9 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
         return s ? 2 : 0;
     }
     s = iz_coll_open(&r.coll, &argc, &argv);
-    if (!s) {
-        r.coll->timeout_s = 300; /* until the config is known */
-        r.coll->phase = "the start of the run";
-        iz_progress_rank(r.coll->rank, r.coll->size);
-        s = run_run_all(&r);
-    }
-    if (r.coll)
-        close_all(&r);
+    if (!s)
+        s = run_on(&r);
+    iz_coll_close(&r.coll);
     iz_options_clear(&r.o);
     if (fflush(stdout) || ferror(stdout))
         fprintf(stderr, "izar: lines of the standard output were lost\n");

@@ -6,6 +6,8 @@
 #include "codelets/unit/layer.h"
 #include "runtime/config/config.h"
 
+struct iz_coll;
+
 /* What a model's program needs to know of its model. */
 struct iz_program {
     const char *name;          /* "gpt2" */
@@ -18,3 +20,7 @@ struct iz_program {
 
 /* Returns the exit status. */
 int iz_run(int argc, char **argv, const struct iz_program *p);
+/* The same on ranks that are there, of a config with `n` overrides.  0, or a
+ * negative errno with the reason printed. */
+int iz_run_on(struct iz_coll *coll, const struct iz_program *p,
+              const char *config, char **set, int n);

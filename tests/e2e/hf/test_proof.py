@@ -18,12 +18,12 @@ ALONE = {**LORA, "lora.export": "adapter"}
 # Settings beside the type and ranks; what is said of the two losses.
 PROVEN = [
     ("gpt2", "fp32", 2, {}, "equal"), ("gpt2", "bf16", 1, EVAL, "equal"),
-    ("mistral", "fp16", 3, {"run.export_dtype": "fp32"}, "equal"),
+    ("mistral", "fp16", 3, {"run.export_dtype": "fp32", **EVAL}, "equal"),
     ("qwen3_moe", "fp32", 1, {"run.export_dtype": "bf16", **EVAL}, "bf16 rounding"),
     ("llama", "bf16", 2, {"zero_optimization.stage": 1, **LORA}, "bf16 rounding"),
-    ("llama", "bf16", 2, {"model.base_dtype": "nf4", **LORA}, "bf16 rounding"),
+    ("llama", "bf16", 2, {"model.base_dtype": "nf4", **LORA, **EVAL}, "bf16 rounding"),
     ("gpt2", "fp32", 1, {"model.base_dtype": "int8", **LORA}, "fp32 rounding"),
-    ("gpt2", "fp16", 2, {"model.base_dtype": "int8", **ALONE}, "equal"),
+    ("gpt2", "fp16", 2, {"model.base_dtype": "int8", **ALONE, **EVAL}, "equal"),
     ("mixtral", "bf16", 1, {**ALONE, "run.export_dtype": "fp16"}, "bf16 rounding")]
 
 
@@ -41,6 +41,29 @@ def test_an_export_has_the_loss_of_the_run(kind, dtype, ranks, more, said, place
     alone = ["--adapter"] if "lora.export" in more else []
     p = ckpt("export", r.output, "--out", place.folder / "tool", *alone)
     assert re.search(r"^export: [1-9]\d* values read again, equal as ", p.out), p.out
+    losses = re.search(r"\nexport: loss (\S+), run (\S+) \(", p.out)
+    assert bool(losses) == (EVAL.items() <= more.items()), str(p)
+    assert losses or "\nexport: no loss: the run told none of this step\n" in p.out
+    if losses:
+        assert abs(float(losses[1]) - float(losses[2])) < 0.02
+        assert losses[2] == f"{r.validation[-1]:.4f}"
+
+
+def test_another_loss_is_no_export(place):
+    """What the metrics say of the step is not what the program finds."""
+    data, out = place.folder / "text", place.folder / "out"
+    data.write_bytes(place.data.read_bytes())
+    r = place.good(1, {"run.save": True, **EVAL, "data.path": str(data)})
+    metrics = r.output / "metrics.jsonl"
+    told = f'"validation_loss": {r.validation[-1]}'
+    assert told[:25] in metrics.read_text()
+    metrics.write_text(re.sub(r'("validation_loss": \d)', r"\g<1>1", metrics.read_text()))
+    p = ckpt("export", r.output, "--out", out, rc=1)
+    assert "what was written has loss" in p.err and not out.exists()
+    # what the program cannot read: the export is there, without a loss
+    data.unlink()
+    p = ckpt("export", r.output, "--out", out)
+    assert str(data) in p.err and "no loss: the program cannot, see above" in p.out
 
 
 def test_what_was_written_wrongly_is_no_export(place):
@@ -119,13 +142,11 @@ def test_a_foreign_folder_is_checked_without_a_run(kind, change, tensors, said, 
 def test_one_command_has_the_loss_of_a_text(place):
     folder, data = written(place, "qwen3"), place.folder / "text"
     data.write_bytes(place.data.read_bytes()[:16 * 5 + 1])
-    r = run.call(run.built("models/llama"), run.ROOT / "configs/loss.json",
-                 *(x for k, v in {
-                     "model.import": folder, "model.seq": 16, "data.path": data,
-                     "data.val_path": data, "data.bytes": "true",
-                     "run.output": place.folder / "loss"}.items()
-                   for x in ("--set", f"{k}={v}")))
-    loss, = re.findall(r"validation loss (\S+) nats per token \(5 windows, 80 targets", r.out)
+    settings = ["--data", data, "--set", "model.seq=16"]
+    p = ckpt("check", folder, *settings, "--set", "data.bytes=true")
+    loss, = re.findall(rf"^loss (\S+) nats per token of {data}$", p.out, re.M)
     mean = place.good(1, {**model(folder), **STILL, "train_batch_size": 5,
                           "data.path": str(data), "data.val_fraction": 0}).losses[0]
-    assert abs(float(loss) - mean) < 1e-4
+    assert abs(float(loss) - mean) < 1e-6
+    p = ckpt("check", folder, *settings, rc=1)
+    assert "data.bytes" in p.err and "can be imported" in p.out
