@@ -123,6 +123,9 @@ static const struct iz_hf_name hf_names[] = {
     {.tensor = "lm_head.weight", .param = "lm_head.weight"},
     {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
     {.tensor = ATTN "rotary_emb.inv_freq"},
+    /* Beside a text model. */
+    {.tensor = "vision_tower.*"},
+    {.tensor = "multi_modal_projector.*"},
     {0},
 };
 
@@ -218,8 +221,11 @@ static bool has_amplitude(const void *self)
  * that have one. */
 static const struct iz_hf_key hf_keys[] = {
     {.name = "num_hidden_layers", .key = "layers"},
-    {.name = "num_attention_heads", .key = "heads"},
-    {"num_key_value_heads", "kv_heads", "0", .null_is_zero = true},
+    {.name = "num_attention_heads", .key = "heads", .types = "!gemma3_text"},
+    {"num_attention_heads", "heads", "8", .types = "gemma3_text"},
+    {"num_key_value_heads", "kv_heads", "0", .types = "!gemma3_text",
+     .null_is_zero = true},
+    {"num_key_value_heads", "kv_heads", "4", .types = "gemma3_text"},
     {"head_dim", "head_dim", "0",
      .types = "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
               "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma",
@@ -256,8 +262,12 @@ static const struct iz_hf_key hf_keys[] = {
      .told = "transformers adds no router_aux_loss_coef to its loss then; here "
              "it acts, unless model.router_aux_loss_coef is 0"},
     {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
-    {.name = "vocab_size", .key = "vocab"},
-    {.name = "max_position_embeddings", .key = "context"},
+    {.name = "vocab_size", .key = "vocab", .types = "!gemma3_text"},
+    {"vocab_size", "vocab", "262208", .types = "gemma3_text"},
+    {.name = "max_position_embeddings",
+     .key = "context",
+     .types = "!gemma3_text"},
+    {"max_position_embeddings", "context", "131072", .types = "gemma3_text"},
     {"rms_norm_eps", "norm_eps", "1e-06",
      .types = "llama|mistral|qwen2|qwen3|qwen3_moe|granite|seed_oss|ministral|"
               "smollm3|gemma|gemma2|gemma3_text|vaultgemma|hyperclovax"},
@@ -347,6 +357,15 @@ static const struct iz_hf_key hf_keys[] = {
     {"layer_types", "layer_types", "[]",
      .types = "ministral|gemma2|gemma3_text|vaultgemma|olmo3|cohere2|exaone4",
      .null_is_zero = true},
+    {.name = "sliding_window_pattern",
+     .values = "6",
+     .types = "gemma3_text",
+     .write = never},
+    {.name = "sliding_window_pattern",
+     .values = "4",
+     .types = "cohere2",
+     .write = never},
+    {.name = "_sliding_window_pattern", .types = "gemma3_text"},
     {"no_rope_layers", "no_rope_layers", "[]", .types = "smollm3"},
     {"no_rope_layer_interval", "no_rope_layer_interval", "4",
      .types = "smollm3"},

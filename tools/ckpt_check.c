@@ -23,9 +23,7 @@
 /* The program that reads this model_type; NULL, told: none does. */
 static const struct iz_program *find_reader(const char *folder)
 {
-    char path[IZ_PATH_MAX + 32];
-    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
-    json_t *root = iz_json_read(path, stderr);
+    json_t *root = iz_published_open(folder, NULL, stderr);
     const char *type = iz_json_text_of(root, "model_type");
     const struct iz_program *found = NULL, *p;
     for (int i = 0; root && !found && (p = ckpt_program(i)); i++)
@@ -37,8 +35,10 @@ static const struct iz_program *find_reader(const char *folder)
     if (found)
         printf("model_type %s, read by %s\n", type, found->name);
     else if (root)
-        iz_text_refuse(stderr, KEY ": %s: model_type \"%s\" is read by none",
-                       path, type);
+        iz_text_refuse(stderr,
+                       KEY ": %s/" IZ_PUBLISHED_CONFIG
+                           ": model_type \"%s\" is read by none",
+                       folder, type);
     json_decref(root);
     return found;
 }

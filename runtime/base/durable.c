@@ -17,6 +17,7 @@
 #include "runtime/base/text.h"
 
 #define TEXT_MAX ((int64_t)1 << 30)
+#define PATH 4096
 
 int iz_durable_refuse(const char *who, const char *path, const char *what,
                       int err)
@@ -227,10 +228,21 @@ static bool is_among(const char *name, const char *const *names)
     return *names != NULL;
 }
 
+/* Whether an entry of a directory is one, whose path is then `inner`. */
+static bool is_directory(char inner[PATH], const char *path,
+                         const struct dirent *e)
+{
+    struct stat st;
+    snprintf(inner, PATH, "%s/%s", path, e->d_name);
+    return strcmp(e->d_name, ".") && strcmp(e->d_name, "..") &&
+           !lstat(inner, &st) && S_ISDIR(st.st_mode);
+}
+
 /* The directory, and 0 if all in it is ours; NULL and 0 if there is none. */
 static int open_ours(DIR **d, const char *who, const char *path,
                      const char *const *names)
 {
+    char inner[PATH];
     int err = 0;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     *d = fd < 0 ? NULL : fdopendir(fd);
@@ -245,6 +257,8 @@ static int open_ours(DIR **d, const char *who, const char *path,
                     "program: move it away\n",
                     who, path, e->d_name);
             err = -ENOTEMPTY;
+        } else if (is_directory(inner, path, e)) {
+            err = iz_durable_check_directory(who, inner, names);
         }
     rewinddir(*d);
     return err;
@@ -264,11 +278,14 @@ int iz_durable_remove_directory(const char *who, const char *path,
                                 const char *const *names)
 {
     DIR *d;
+    char inner[PATH];
     int err = open_ours(&d, who, path, names);
     if (!d)
         return err;
     for (struct dirent *e; !err && (e = readdir(d));)
-        if (is_among(e->d_name, names))
+        if (is_directory(inner, path, e))
+            err = iz_durable_remove_directory(who, inner, names);
+        else if (is_among(e->d_name, names))
             unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
     return err || !rmdir(path)

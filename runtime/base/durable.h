@@ -37,8 +37,9 @@ int iz_durable_sync_directory(const char *who, const char *path);
 /* With all directories above it; those that are there stay. */
 int iz_durable_make_directories(const char *who, const char *path);
 /* A directory of files whose names are among these patterns (fnmatch, ended by
- * NULL), or none.  Refuses before anything is removed if something else is in
- * it: that is not ours.  Follows no symlink.  Not synced. */
+ * NULL), and of such directories of such files, or none.  Refuses before
+ * anything is removed if something else is in it: that is not ours.  Follows no
+ * symlink.  Not synced. */
 int iz_durable_remove_directory(const char *who, const char *path,
                                 const char *const *names);
 /* Only whether that would refuse. */

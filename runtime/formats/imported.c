@@ -2,7 +2,9 @@
 /* Copies of small files, complete or not there; see imported.h. */
 #include "runtime/formats/imported.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +20,8 @@
 #define PATH (IZ_PATH_MAX + 64)
 
 static const char *const files[] = {IZ_IMPORTED_FILES, NULL};
+static const char *const ours[] = {IZ_IMPORTED_FILES, IZ_IMPORTED_TEMPLATES,
+                                   IZ_IMPORTED_TEMPLATE, NULL};
 
 /* A link that leads nowhere, too: it is refused when it is read. */
 static bool has(const char *folder, const char *name)
@@ -26,6 +30,27 @@ static bool has(const char *folder, const char *name)
     struct stat st;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     return lstat(path, &st) == 0;
+}
+
+/* Those that a chat may have beside its own, if there are some. */
+static int copy_templates(const char *who, const char *to, const char *from)
+{
+    char a[PATH + 320], b[PATH + 320], in[PATH + 64], out[PATH + 64];
+    snprintf(in, sizeof(in), "%s/" IZ_IMPORTED_TEMPLATES, from);
+    snprintf(out, sizeof(out), "%s/" IZ_IMPORTED_TEMPLATES, to);
+    DIR *d = opendir(in);
+    int err = d ? iz_durable_make_directories(who, out) : 0;
+    for (struct dirent *e; d && !err && (e = readdir(d));) {
+        snprintf(a, sizeof(a), "%s/%s", in, e->d_name);
+        snprintf(b, sizeof(b), "%s/%s", out, e->d_name);
+        if (!fnmatch(IZ_IMPORTED_TEMPLATE, e->d_name, FNM_PERIOD))
+            err = iz_durable_copy(who, b, a);
+    }
+    if (d && !err)
+        err = iz_durable_sync_directory(who, out);
+    if (d)
+        closedir(d);
+    return err;
 }
 
 static int copy(const char *who, const char *to, const char *from,
@@ -39,7 +64,7 @@ static int copy(const char *who, const char *to, const char *from,
         if (strcmp(*name, IZ_PUBLISHED_CONFIG) == 0 || has(from, *name))
             err = iz_durable_copy(who, b, a);
     }
-    return err;
+    return err ? err : copy_templates(who, to, from);
 }
 
 int iz_imported_copy(const char *who, const char *to, const char *from)
@@ -52,7 +77,7 @@ static int replace(const char *kept, const char *from)
 {
     char tmp[PATH + 8];
     snprintf(tmp, sizeof(tmp), "%s.tmp", kept);
-    int err = iz_durable_remove_directory(WHO, tmp, files);
+    int err = iz_durable_remove_directory(WHO, tmp, ours);
     if (err)
         return err;
     if (mkdir(tmp, 0777) != 0)
@@ -63,7 +88,7 @@ static int replace(const char *kept, const char *from)
     if (!err)
         err = iz_durable_rename(WHO, tmp, kept);
     if (err)
-        iz_durable_remove_directory(WHO, tmp, files);
+        iz_durable_remove_directory(WHO, tmp, ours);
     return err;
 }
 
@@ -73,10 +98,7 @@ int iz_imported_keep(const char *output, const char *folder, bool goes_on)
     snprintf(kept, sizeof(kept), "%s/" KEPT, output);
     if (goes_on && has(kept, IZ_PUBLISHED_CONFIG))
         return 0;
-    int err = iz_durable_remove_directory(WHO, kept, files);
-    if (!err && *folder && has(folder, "additional_chat_templates"))
-        printf("model.import: additional_chat_templates are not kept: an "
-               "export lacks them\n");
+    int err = iz_durable_remove_directory(WHO, kept, ours);
     return err || !*folder ? err : replace(kept, folder);
 }
 

@@ -12,6 +12,9 @@
         "chat_template.json", "tokenizer_config.json",                         \
         "special_tokens_map.json", "added_tokens.json", "merges.txt",          \
         "vocab.json", "tekken.json", "tokenizer.model", "tokenizer.json"
+/* And a folder of such files. */
+#define IZ_IMPORTED_TEMPLATES "additional_chat_templates"
+#define IZ_IMPORTED_TEMPLATE "*.jinja"
 
 /* Copies the folder's files into the run's output.  An export takes them from
  * there, so the folder may be gone by then.  A resumed run keeps existing

@@ -23,13 +23,16 @@ struct numbers {
     char of[HOLES][NUMBER];
 };
 
-/* Whether `name` is the pattern with a number for each {}: those go to n. */
+/* Whether `name` is the pattern with a number for each {}: those go to n; with
+ * anything for a * at its end. */
 static bool matches(const char *pattern, const char *name, struct numbers *n)
 {
     int hole = 0;
     *n = (struct numbers){0};
     while (*pattern) {
         size_t digits = strspn(name, DIGITS);
+        if (pattern[0] == '*')
+            return true;
         if (pattern[0] != '{') {
             if (*pattern++ != *name++)
                 return false;
@@ -235,8 +238,12 @@ void iz_hf_map_close(struct iz_hf_map *m)
 
 const char *iz_hf_bare(const struct iz_hf_map *m, const char *name)
 {
+    static const char inner[] = "language_model.";
     size_t n = m->hf->prefix ? strlen(m->hf->prefix) : 0;
-    return n && strncmp(name, m->hf->prefix, n) == 0 ? name + n : name;
+    bool begins = n && strncmp(name, m->hf->prefix, n) == 0;
+    if (strncmp(begins ? name + n : name, inner, strlen(inner)) == 0)
+        return iz_hf_bare(m, name + (begins ? n : 0) + strlen(inner));
+    return begins ? name + n : name;
 }
 
 const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,

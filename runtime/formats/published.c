@@ -19,6 +19,66 @@ struct reader {
     int faults, members;
 };
 
+/* ---- the file ---- */
+
+/* Members that do not change what a model computes here: of what it is called,
+ * of a tokenizer, of training and of generating; dropout, which there is none
+ * of; shapes that the tensors tell as well; and what is looked at elsewhere. */
+static const char harmless[] =
+    "architectures|model_type|torch_dtype|dtype|transformers_version|"
+    "_name_or_path|name_or_path|_attn_implementation|attn_implementation|"
+    "_attn_implementation_autoset|cache_implementation|_commit_hash|auto_map|"
+    "custom_pipelines|"
+    "use_cache|output_attentions|output_hidden_states|return_dict|is_decoder|"
+    "is_encoder_decoder|chunk_size_feed_forward|id2label|label2id|"
+    "problem_type|num_labels|finetuning_task|task_specific_params|"
+    "gradient_checkpointing|initializer_range|tokenizer_class|bos_token_id|"
+    "eos_token_id|pad_token_id|sep_token_id|unk_token_id|mask_token_id|"
+    "decoder_start_token_id|bos_token|eos_token|pad_token|unk_token|prefix|"
+    "torchscript|use_bfloat16|tf_legacy_loss|pruned_heads|"
+    "tie_encoder_decoder|cross_attention_hidden_size|max_length|min_length|"
+    "do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
+    "temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|"
+    "no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
+    "num_return_sequences|output_scores|return_dict_in_generate|"
+    "forced_bos_token_id|forced_eos_token_id|remove_invalid_values|"
+    "exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|"
+    "attention_dropout|hidden_dropout|attn_pdrop|embd_pdrop|resid_pdrop|"
+    "dropout|summary_activation|summary_first_dropout|summary_proj_to_labels|"
+    "summary_type|summary_use_proj|reorder_and_upcast_attn|n_inner|"
+    "pretraining_tp|max_window_layers|quantization_config|use_flash_attn|"
+    "unsloth_version|unsloth_fixed|max_sequence_length|is_llama_config|"
+    "transformers.js_config";
+
+/* Of a model of text and images the model of text; NULL: it is none such. */
+static json_t *text_part(json_t *root)
+{
+    json_t *text = json_object_get(root, "text_config");
+    const char *type = iz_json_text_of(root, "model_type");
+    return json_is_object(text) && iz_text_among(type, "gemma3|mistral3")
+               ? text
+               : NULL;
+}
+
+json_t *iz_published_open(const char *folder, bool *part, FILE *err)
+{
+    char path[IZ_PATH_MAX + 64];
+    const char *key = NULL;
+    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
+    json_t *root = iz_json_read(path, err), *text = text_part(root);
+    if (part)
+        *part = text != NULL;
+    if (!text)
+        return root;
+    while ((key = iz_json_key(root, key)))
+        if (strcmp(key, "tie_word_embeddings") == 0 ||
+            (strcmp(key, "model_type") != 0 && iz_text_among(key, harmless)))
+            json_object_set(text, key, json_object_get(root, key));
+    json_incref(text);
+    json_decref(root);
+    return text;
+}
+
 /* ---- reading ---- */
 
 static void published_fault(struct reader *r, const char *name,
@@ -240,34 +300,6 @@ static const struct iz_hf_type *read_type(struct reader *r,
 
 /* ---- what is not read ---- */
 
-/* Members that do not change what a model computes here: of what it is called,
- * of a tokenizer, of training and of generating; dropout, which there is none
- * of; shapes that the tensors tell as well; and what is looked at elsewhere. */
-static const char harmless[] =
-    "architectures|model_type|torch_dtype|dtype|transformers_version|"
-    "_name_or_path|name_or_path|_attn_implementation|attn_implementation|"
-    "_attn_implementation_autoset|_commit_hash|auto_map|custom_pipelines|"
-    "use_cache|output_attentions|output_hidden_states|return_dict|is_decoder|"
-    "is_encoder_decoder|chunk_size_feed_forward|id2label|label2id|"
-    "problem_type|num_labels|finetuning_task|task_specific_params|"
-    "gradient_checkpointing|initializer_range|tokenizer_class|bos_token_id|"
-    "eos_token_id|pad_token_id|sep_token_id|unk_token_id|mask_token_id|"
-    "decoder_start_token_id|bos_token|eos_token|pad_token|unk_token|prefix|"
-    "torchscript|use_bfloat16|tf_legacy_loss|pruned_heads|"
-    "tie_encoder_decoder|cross_attention_hidden_size|max_length|min_length|"
-    "do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
-    "temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|"
-    "no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
-    "num_return_sequences|output_scores|return_dict_in_generate|"
-    "forced_bos_token_id|forced_eos_token_id|remove_invalid_values|"
-    "exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|"
-    "attention_dropout|hidden_dropout|attn_pdrop|embd_pdrop|resid_pdrop|"
-    "dropout|summary_activation|summary_first_dropout|summary_proj_to_labels|"
-    "summary_type|summary_use_proj|reorder_and_upcast_attn|n_inner|"
-    "pretraining_tp|max_window_layers|quantization_config|use_flash_attn|"
-    "unsloth_version|unsloth_fixed|max_sequence_length|is_llama_config|"
-    "transformers.js_config";
-
 /* Whether a row names it ("a"), or a member of it ("a.b"). */
 static bool is_read(const struct reader *r, const struct iz_hf *hf,
                     const char *member, bool inside)
@@ -352,8 +384,14 @@ char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *notes,
     char path[IZ_PATH_MAX + 32], *text = NULL;
     struct reader r = {.path = path, .notes = notes, .err = err};
     snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
-    json_t *root = iz_json_read(path, err);
+    bool part;
+    json_t *root = iz_published_open(folder, &part, err);
     r.root = root;
+    if (part && notes)
+        fprintf(notes,
+                "model.import: %s: text_config alone is read; an export is a "
+                "model of text\n",
+                path);
     if (root)
         text = read_keys(&r, hf);
     json_decref(root);
@@ -436,10 +474,8 @@ static bool is_ours(const struct iz_hf *hf, const struct iz_hf_type *t,
 static int put_rest(FILE *out, const struct iz_hf *hf,
                     const struct iz_hf_type *t, const char *like)
 {
-    char path[IZ_PATH_MAX + 64];
     const char *key = NULL;
-    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, like);
-    json_t *root = iz_json_read(path, stderr);
+    json_t *root = iz_published_open(like, NULL, stderr);
     if (!root)
         return -EINVAL;
     while ((key = iz_json_key(root, key))) {

@@ -3,6 +3,7 @@
 #include "runtime/formats/tokens.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/json.h"
@@ -18,7 +19,9 @@ struct file {
 
 static void take_id(struct file *f, const char *token, int64_t id)
 {
-    if (f->id >= 0 || id < f->vocab)
+    /* Of images: tokenizers of Gemma 3 for text alone have it too. */
+    bool unused = token && strcmp(token, "<image_soft_token>") == 0;
+    if (f->id >= 0 || id < f->vocab || unused)
         return;
     f->id = id;
     snprintf(f->token, sizeof(f->token), "%s", token ? token : "");

@@ -10,6 +10,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
+#include "runtime/formats/published.h"
 #include "runtime/model/lora.h"
 
 #define TAIL ".weight"
@@ -201,7 +202,14 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
                     const struct iz_config *c)
 {
     struct layout l = {0};
-    int err = layout_open(&l, hf, m);
+    bool part;
+    json_decref(iz_published_open(c->import, &part, NULL));
+    int err = part ? iz_text_refuse(
+                         stderr,
+                         "lora.export: %s is a model of text and images: "
+                         "export merged, or train adapters of an export of it",
+                         c->import)
+                   : layout_open(&l, hf, m);
     *config = NULL;
     if (!err)
         err = check_trained(m);

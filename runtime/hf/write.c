@@ -82,6 +82,8 @@ static const char *const names[] = {MARK,
                                     IZ_HF_INDEX,
                                     "*.safetensors",
                                     IZ_IMPORTED_FILES,
+                                    IZ_IMPORTED_TEMPLATES,
+                                    IZ_IMPORTED_TEMPLATE,
                                     NULL};
 
 static int check_tmp(const char *folder)

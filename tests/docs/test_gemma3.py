@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of "Fine-tune Gemma 3" in docs/finetune.md, with small models in the
+place of the downloads: one of text, and one that sees images."""
+import json
+import os
+import re
+import sys
+
+import pytest
+
+from test_adding import BUILD, ROOT, check
+
+sys.path[:0] = [str(ROOT / "tests/runtime/hf"), str(ROOT / "tests/e2e/hf")]
+import families  # noqa: E402
+import folder as hf  # noqa: E402
+
+PYTHON = os.environ.get("IZ_TEST_PYTHON")
+SPECIAL = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
+TEMPLATE = """{{ bos_token }}{% for m in messages %}<start_of_turn>\
+{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content | trim }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+GOLDEN = json.loads(families.GOLDEN.read_text())["gemma3_text"]
+VOCAB = 256 + len(SPECIAL) - 1  # without the last one, as the 1B has it
+
+
+def blocks():
+    text = (ROOT / "docs/finetune.md").read_text().partition("## Fine-tune Gemma 3")[2]
+    return re.findall(r"```(?:sh|python)\n(.*?)```", text.partition("\n## ")[0], re.S)
+
+
+def write_tokenizer(path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    t = tokenizers.Tokenizer(tokenizers.models.BPE(
+        {x: i for i, x in enumerate(alphabet)}, []))
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = tokenizers.decoders.ByteLevel()
+    t.add_special_tokens(list(SPECIAL))
+    t.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": "<bos>", "eos_token": "<eos>",
+        "tokenizer_class": "PreTrainedTokenizerFast"}))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
+    (path / "generation_config.json").write_text(json.dumps(
+        {"eos_token_id": [257, 259], "bos_token_id": 256, "max_new_tokens": 8}))
+
+
+def write_models(path):
+    """Of text; and the same one that has eyes, as they lie there."""
+    config = {**GOLDEN["config"], "vocab_size": VOCAB, "eos_token_id": [257, 259]}
+    shapes = {**GOLDEN["shapes"], "model.embed_tokens.weight": [VOCAB, 32]}
+    shapes = {k: s for k, s in shapes.items() if k != "lm_head.weight"}
+    tensors = families.tensors(shapes, 1)
+    hf.write(path / "gemma-3", tensors, config)
+    eyes = {"vision_tower.patch.weight": ("F32", (2, 2), bytes(16)),
+            "multi_modal_projector.norm.weight": ("F32", (2,), bytes(8))}
+    hf.write(path / "gemma-3-4b",
+             {**{"language_model." + k: t for k, t in tensors.items()}, **eyes},
+             {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+              "text_config": {k: v for k, v in config.items() if k != "eos_token_id"},
+              "eos_token_id": [257, 259], "vision_config": {"hidden_size": 2}})
+    for name in "gemma-3", "gemma-3-4b":
+        write_tokenizer(path / name)
+    return tensors
+
+
+def test_the_commands_fine_tune_a_small_one(tmp_path):
+    first, full, python, text = blocks()
+    download, first = first.split("\n", 1)
+    assert download.startswith("hf download ")
+    before = write_models(tmp_path / "models")
+    talk = {"messages": [{"role": "user", "content": "What is two and two?"},
+                         {"role": "assistant", "content": "It is four. " * 2}]}
+    (tmp_path / "chat.jsonl").write_text((json.dumps(talk) + "\n") * 40)
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    (tmp_path / "build").symlink_to(BUILD)
+
+    def bash(script):
+        small = script.replace("2048", "64").replace('"steps": 300', '"steps": 3')
+        return check("bash", "-ec", small, cwd=tmp_path, STARPU_HOME=str(tmp_path),
+                     STARPU_SILENT="1")
+
+    out = bash(first)
+    assert "models/gemma-3 can be imported" in out and "not read" not in out, out
+    assert "step 3/3" in out and "step 3/3" in bash(full)
+    assert "alone is read" in bash(text)
+    assert "lora.export: models/gemma-3-4b is a model of text and images" in bash(
+        "! build/models/llama gemma-3.json --set model.import=models/gemma-3-4b "
+        "--set run.output=runs/eyes --set run.export=models/eyes")
+    after = {k: hf.read(tmp_path / "models" / k) for k in
+             ("mine", "mine-full", "gemma-3-text")}
+    for name, tensors in after.items():
+        assert {k: t[1] for k, t in tensors.items()} == \
+            {k: t[1] for k, t in before.items()}, name
+        for kept in "chat_template.jinja", "additional_chat_templates/short.jinja", \
+                "generation_config.json", "tokenizer.json":
+            assert (tmp_path / "models" / name / kept).read_bytes() == \
+                (tmp_path / "models/gemma-3" / kept).read_bytes()
+    for k, (_, shape, bf16) in after["gemma-3-text"].items():  # half of what fp32 has
+        assert len(shape) == 1 or bf16[1::2] == before[k][2][3::4], k
+    written = json.loads((tmp_path / "models/gemma-3-text/config.json").read_text())
+    assert written["model_type"] == "gemma3_text" and \
+        written["eos_token_id"] == [257, 259] and "vision_config" not in written
+    if PYTHON:
+        print(check(PYTHON, "-c", python, cwd=tmp_path))
