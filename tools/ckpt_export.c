@@ -311,13 +311,22 @@ static bool learns_pairs(const json_t *config)
     return *type && strcmp(type, "cross_entropy") != 0;
 }
 
-static bool has_name(const void *arg, const char *name)
+static bool find_adapter(const void *arg, const char *b, int *rank,
+                         double *alpha)
 {
-    const struct iz_ckpt *k = arg;
+    const struct checkpoint *c = arg;
+    const json_t *model = json_object_get(c->index->root, "model");
+    const json_t *own =
+        json_object_get(json_object_get(model, "lora_alphas"), b);
     int i = 0;
-    while (i < k->n_names && strcmp(k->names[i].name, name) != 0)
+    while (i < c->k.n_names && strcmp(c->k.names[i].name, b) != 0)
         i++;
-    return i < k->n_names;
+    if (i == c->k.n_names)
+        return false;
+    *rank = (int)c->k.names[i].cols;
+    *alpha =
+        json_number_value(own ? own : json_object_get(model, "lora_alpha"));
+    return true;
 }
 
 /* The adapters that the checkpoint has, and in *l what its index says of all.
@@ -328,9 +337,9 @@ static int add_adapters(const struct checkpoint *c, const struct iz_program *p,
     const json_t *model = json_object_get(c->index->root, "model");
     l->rank = (int)max64(iz_json_count_of(model, "lora_rank"), 0);
     l->alpha = json_number_value(json_object_get(model, "lora_alpha"));
-    return l->rank ? iz_lora_restore(m, l->rank, l->alpha, p->section.hf,
-                                     has_name, &c->k)
-                   : 0;
+    m->adapter_root = l->use_rslora =
+        json_is_true(json_object_get(model, "lora_rslora"));
+    return l->rank ? iz_lora_restore(m, p->section.hf, find_adapter, c) : 0;
 }
 
 /* What is written: the model with its adapters merged, or these alone. */

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -45,8 +46,9 @@ struct iz_param {
      * copies; of an adapter, whether that is stored as [out, in]. */
     int adapts;
     bool out_in;
-    /* Of its b: the output that its first row adds to. */
+    /* Of its b: the output that its first row adds to, and alpha. */
     int64_t first;
+    double alpha;
 };
 
 /* The arguments of one call of a layer function, on one micro-batch. */
@@ -153,7 +155,7 @@ struct iz_model {
     struct iz_unit *unit;
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
-    float adapter_scale;
+    bool adapter_root;      /* adapters are multiplied by alpha / sqrt(rank) */
     double adapter_dropout; /* of what adapters read, in training; 0: none */
     uint64_t dropout_key;
     /* Without records: the tokens per window and the number of valid tokens,
@@ -307,6 +309,14 @@ static inline int iz_unit_own(const struct iz_unit *u)
 static inline int iz_unit_base(const struct iz_unit *u)
 {
     return iz_unit_own(u) - 2 * u->n_adapters;
+}
+
+/* What an adapter is multiplied by, given its b. */
+static inline float iz_param_scale(const struct iz_model *m,
+                                   const struct iz_param *b)
+{
+    double rank = (double)b->cols;
+    return (float)(b->alpha / (m->adapter_root ? sqrt(rank) : rank));
 }
 
 /* Which parameter the reference of pairs has for this one: a copy, or itself.

@@ -102,7 +102,7 @@ static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
                                  .da = view_of(u, i, type, grad, at[0]),
                                  .db = view_of(u, i + 1, type, grad, at[1]),
                                  .drop = drop_of(arg, i),
-                                 .scale = l->model->adapter_scale,
+                                 .scale = iz_param_scale(l->model, b),
                                  .first = b->first,
                                  .next = w[a->adapts].adapter};
         if (a->frozen)

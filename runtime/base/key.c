@@ -192,6 +192,27 @@ static bool store_list(char *why, char *at, const struct iz_key *k,
     return true;
 }
 
+/* Of numbers that are in range. */
+static bool store_map(char *why, char *at, const struct iz_key *k,
+                      const json_t *v)
+{
+    const char *name;
+    json_t *e;
+    json_object_foreach((json_t *)(uintptr_t)v, name, e)
+    {
+        if (!json_is_number(e))
+            return mismatch(why, "numbers", e);
+        if (!in_range(why, k, json_number_value(e)))
+            return false;
+    }
+    size_t n =
+        json_dumpb(v, at, k->size - 1, JSON_COMPACT | JSON_REAL_PRECISION(15));
+    if (n >= k->size)
+        return too_long(why, k, n);
+    at[n] = '\0';
+    return true;
+}
+
 /* Only shells know what ~ stands for. */
 static bool begins_at_home(char *why, const char *path)
 {
@@ -212,6 +233,9 @@ static bool store_string(char *why, char *at, const struct iz_key *k,
                          const json_t *v)
 {
     size_t n = json_string_length(v);
+    if (k->type == IZ_KEY_MAP)
+        return json_is_object(v) ? store_map(why, at, k, v)
+                                 : mismatch(why, "an object of numbers", v);
     if ((k->type == IZ_KEY_LIST || k->type == IZ_KEY_INTS) && json_is_array(v))
         return store_list(why, at, k, v) && !begins_at_home(why, at);
     if (!json_is_string(v))
@@ -303,6 +327,7 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
     case IZ_KEY_PATH:
     case IZ_KEY_LIST:
     case IZ_KEY_INTS:
+    case IZ_KEY_MAP:
         return store_string(why, at, k, v);
     case IZ_KEY_ENUM:
         return store_word(why, at, k, v);
@@ -382,6 +407,9 @@ void iz_key_print(FILE *out, const struct iz_key *k, const void *base)
         break;
     case IZ_KEY_INTS:
         fprintf(out, "[%s]", (const char *)at);
+        break;
+    case IZ_KEY_MAP:
+        fputs(at, out);
         break;
     case IZ_KEY_ENUM:
         print_word(out, k->words, *(const int *)at);

@@ -23,6 +23,7 @@ enum iz_key_type {
     IZ_KEY_PATH,   /* the same, of a file or folder */
     IZ_KEY_LIST,   /* paths or names with commas: in JSON also an array */
     IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
+    IZ_KEY_MAP,    /* char[size], JSON: an object of numbers */
     IZ_KEY_PAIR,   /* double[2] */
     /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
      * stands for JSON's null */
@@ -52,7 +53,7 @@ struct iz_key {
 
 static inline bool iz_key_is_text(const struct iz_key *k)
 {
-    return k->type >= IZ_KEY_STRING && k->type <= IZ_KEY_INTS;
+    return k->type >= IZ_KEY_STRING && k->type <= IZ_KEY_MAP;
 }
 
 /* "gpt2-124m": model.preset = name applies `json` before the other keys. */

@@ -297,6 +297,14 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
     }
     compare_number(f, path, "lora.rank", l->rank, "r", p.rank);
     compare_number(f, path, "lora.alpha", l->alpha, "lora_alpha", p.alpha);
+    if (l->use_rslora && !p.use_rslora)
+        iz_fault(f, "lora.use_rslora", "true, but %s has no use_rslora", path);
+    if (strcmp(l->rank_pattern, "{}") || strcmp(l->alpha_pattern, "{}"))
+        iz_fault(f, "lora.rank_pattern",
+                 "those of %s apply, with "
+                 "lora.alpha_pattern: give none",
+                 path);
+    l->use_rslora = p.use_rslora;
     l->rank = p.rank;
     l->alpha = p.alpha;
     l->gate_up = p.gate_up;

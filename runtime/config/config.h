@@ -192,6 +192,10 @@ struct iz_lora_config {
     int rank; /* 0: no adapters */
     double alpha;
     double dropout;
+    bool use_rslora; /* the scale is alpha / sqrt(rank) */
+    /* JSON: others than those, by names as in targets; of an import the
+     * folder has them. */
+    char rank_pattern[IZ_PATH_MAX], alpha_pattern[IZ_PATH_MAX];
     char targets[IZ_PATH_MAX]; /* patterns with commas between */
     char import[IZ_PATH_MAX];  /* folder of an adapter to begin with */
     enum iz_lora_export export;

@@ -42,17 +42,12 @@ static void print_range(FILE *out, const struct iz_key *k)
 static void print_type(FILE *out, const struct iz_key *k)
 {
     static const char *const types[] = {
-        [IZ_KEY_BOOL] = "true, false",
-        [IZ_KEY_INT] = "integer",
-        [IZ_KEY_INT64] = "integer",
-        [IZ_KEY_UINT64] = "integer",
-        [IZ_KEY_DOUBLE] = "number",
-        [IZ_KEY_PAIR] = "two numbers",
-        [IZ_KEY_STRING] = "string",
-        [IZ_KEY_PATH] = "path",
-        [IZ_KEY_LIST] = "string, or several",
-        [IZ_KEY_INTS] = "integers",
-        [IZ_KEY_ENUM] = "",
+        [IZ_KEY_BOOL] = "true, false",        [IZ_KEY_INT] = "integer",
+        [IZ_KEY_INT64] = "integer",           [IZ_KEY_UINT64] = "integer",
+        [IZ_KEY_DOUBLE] = "number",           [IZ_KEY_PAIR] = "two numbers",
+        [IZ_KEY_STRING] = "string",           [IZ_KEY_PATH] = "path",
+        [IZ_KEY_LIST] = "string, or several", [IZ_KEY_INTS] = "integers",
+        [IZ_KEY_MAP] = "names with numbers",  [IZ_KEY_ENUM] = "",
     };
     char word[IZ_KEY_NAME_MAX];
     fputs(types[k->type], out);

@@ -40,6 +40,12 @@
         KEY(name, change, type, field, fallback, doc), .min = (min_),          \
                                                        .max = (max_)           \
     }
+#define MAP(name, change, field, min_, max_, doc)                              \
+    {                                                                          \
+        KEY(name, change, MAP, field, "{}", doc),                              \
+            .min = (min_), .max = (max_),                                      \
+            .size = sizeof(((struct iz_config_file *)0)->field)                \
+    }
 #define COUNT_MAX 1e15
 
 const struct iz_key iz_config_keys[] = {
@@ -295,6 +301,13 @@ const struct iz_key iz_config_keys[] = {
            "parameters are frozen, unless a rule of `parameters` trains them."),
     NUMBER("lora.alpha", SAME, DOUBLE, c.lora.alpha, 0, 1e6, "0.0",
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
+    BOOL("lora.use_rslora", SAME, c.lora.use_rslora, "false",
+         "Multiply by alpha / sqrt(rank) instead (arXiv 2312.03732)."),
+    MAP("lora.rank_pattern", SAME, c.lora.rank_pattern, 1, 4096,
+        "Other ranks, by names as in lora.targets: {\"q_proj\": 16}; the first "
+        "name that matches counts."),
+    MAP("lora.alpha_pattern", SAME, c.lora.alpha_pattern, 1e-9, 1e6,
+        "The same of alpha."),
     NUMBER(
         "lora.dropout", TOLD, DOUBLE, c.lora.dropout, 0, 0.999, "0.0",
         "In training, on a CPU: the probability with which an element of "

@@ -405,7 +405,7 @@ static bool is_text(const struct reader *r, const char *name)
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     if (!k && r->model && starts_section(name, "model"))
         k = iz_key_find(r->model->keys, name + strlen("model."));
-    return k && iz_key_is_text(k) && k->type != IZ_KEY_INTS;
+    return k && iz_key_is_text(k) && k->type < IZ_KEY_INTS;
 }
 
 /* A path that looks like a number is still a path.  New reference. */

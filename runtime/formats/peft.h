@@ -10,10 +10,15 @@
 struct iz_peft {
     int rank;
     double alpha;
+    bool use_rslora;
     bool gate_up, down; /* adapters of the fused weights of experts */
 };
 
 typedef void iz_peft_fault(void *arg, const char *what);
+
+/* Whether a key of rank_pattern or alpha_pattern is one of this module, by the
+ * name of its weight: a regular expression for the end of the name. */
+bool iz_peft_matches(const char *key, const char *weight);
 
 /* Reads such a file.  Everything that makes another adapter than this program
  * has is a fault.  False with the reason printed on `err` (may be NULL): it is

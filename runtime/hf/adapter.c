@@ -166,6 +166,34 @@ static void put_module(FILE *f, const struct iz_hf_tensor *a)
     iz_json_print(f, module);
 }
 
+static double rank_of(const struct iz_param *b)
+{
+    return (double)b->cols;
+}
+
+static double alpha_of(const struct iz_param *b)
+{
+    return b->alpha;
+}
+
+/* The modules whose adapters have another number than most. */
+static void put_pattern(FILE *f, const struct layout *l,
+                        const struct iz_model *m,
+                        double (*of)(const struct iz_param *b), double most)
+{
+    const char *between = "\n    ";
+    for (int i = 0; i < l->out.n; i += 2) {
+        const struct iz_hf_tensor *a = &l->out.tensor[i];
+        double n = of(&m->unit[a->unit].param[a->param + 1]);
+        if (n == most)
+            continue;
+        fputs(between, f);
+        put_module(f, a);
+        fprintf(f, ": %.17g", n);
+        between = ",\n    ";
+    }
+}
+
 static char *config_text(const struct layout *l, const struct iz_model *m,
                          const struct iz_config *c)
 {
@@ -186,9 +214,14 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
             "  \"lora_dropout\": %.17g,\n  \"bias\": \"none\",\n"
             "  \"fan_in_fan_out\": %s,\n  \"inference_mode\": true,\n"
             "  \"init_lora_weights\": true,\n  \"modules_to_save\": null,\n"
-            "  \"target_modules\": [",
+            "  \"use_rslora\": %s,\n  \"rank_pattern\": {",
             c->lora.rank, c->lora.alpha, c->lora.dropout,
-            l->fan_in_fan_out ? "true" : "false");
+            l->fan_in_fan_out ? "true" : "false",
+            c->lora.use_rslora ? "true" : "false");
+    put_pattern(f, l, m, rank_of, c->lora.rank);
+    fputs("},\n  \"alpha_pattern\": {", f);
+    put_pattern(f, l, m, alpha_of, c->lora.alpha);
+    fputs("},\n  \"target_modules\": [", f);
     for (int i = 0; i < l->out.n; i += 2) {
         fputs(i ? ",\n    " : "\n    ", f);
         put_module(f, &l->out.tensor[i]);

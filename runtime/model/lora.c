@@ -14,33 +14,36 @@
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/unit/unit.h"
+#include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/formats/folder.h"
 #include "runtime/formats/map.h"
+#include "runtime/formats/peft.h"
 #include "runtime/formats/st.h"
 #include "runtime/model/rules.h"
 
 /* ---- making them ---- */
 
-/* The patterns of lora.targets, between commas. */
-struct targets {
-    char text[IZ_PATH_MAX];
-    const char *pattern[IZ_PATH_MAX / 2];
-    bool found[IZ_PATH_MAX / 2];
-    int n;
+/* Of a key of the config: names, with numbers in a map. */
+struct patterns {
+    const char *key;
+    json_t *of, *found;
+    bool regular; /* as in a file of PEFT */
 };
 
-static void split(struct targets *t, const char *text)
+/* Names with commas between. */
+static json_t *split(const char *text)
 {
-    char *rest = t->text, *part;
-    memset(t, 0, sizeof(*t));
-    snprintf(t->text, sizeof(t->text), "%s", text);
+    json_t *of = json_object();
+    char copy[IZ_PATH_MAX], *rest = copy, *part;
+    snprintf(copy, sizeof(copy), "%s", text);
     while ((part = strsep(&rest, ","))) {
         part += strspn(part, " ");
         part[strcspn(part, " ")] = '\0';
         if (*part)
-            t->pattern[t->n++] = part;
+            json_object_set_new(of, part, json_true());
     }
+    return of;
 }
 
 /* As PEFT has it: "q_proj" is every module of this name. */
@@ -53,14 +56,27 @@ static bool ends_module(const char *end, const char *name)
     return strncmp(name, end, k) == 0 && (n == k + tail || name[-1] == '.');
 }
 
-static bool is_target(struct targets *t, const char *name)
+/* What the first pattern that matches has; NULL: none does. */
+static const json_t *match(struct patterns *p, const char *name)
 {
-    bool any = false;
-    for (int i = 0; i < t->n; i++)
-        if (fnmatch(t->pattern[i], name, 0) == 0 ||
-            ends_module(t->pattern[i], name))
-            any = t->found[i] = true;
-    return any;
+    const json_t *first = NULL;
+    const char *text;
+    json_t *v;
+    json_object_foreach(p->of, text, v)
+    {
+        if (p->regular ? !iz_peft_matches(text, name)
+                       : fnmatch(text, name, 0) && !ends_module(text, name))
+            continue;
+        json_object_set_new(p->found, text, json_true());
+        first = first ? first : v;
+    }
+    return first;
+}
+
+static double number_of(struct patterns *p, const char *name, double otherwise)
+{
+    const json_t *v = match(p, name);
+    return v ? json_number_value(v) : otherwise;
 }
 
 bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
@@ -82,12 +98,15 @@ struct aim {
     bool out_in;
     int64_t first, outputs;
     int64_t experts; /* 1: it is a weight of none */
+    int rank;
+    double alpha;
 };
 
 /* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
  * so that the first step is that of the model without. */
-static int add_adapter(struct iz_unit *u, const struct aim *aim, int rank)
+static int add_adapter(struct iz_unit *u, const struct aim *aim)
 {
+    int rank = aim->rank;
     const struct iz_param w = u->param[aim->target];
     int64_t in = aim->out_in ? w.cols : w.rows;
     struct iz_param *a = &u->param[u->n_params], *b = a + 1;
@@ -102,7 +121,8 @@ static int add_adapter(struct iz_unit *u, const struct aim *aim, int rank)
                            .init = IZ_INIT_ZERO,
                            .adapts = aim->target,
                            .out_in = aim->out_in,
-                           .first = aim->first};
+                           .first = aim->first,
+                           .alpha = aim->alpha};
     u->n_params += 2;
     u->n_adapters++;
     bool named = iz_lora_name(a->name, sizeof(a->name), "", aim->name, 'A') &&
@@ -159,11 +179,11 @@ bool iz_lora_fused(const struct iz_lora_config *l, const char *weight,
 /* Where adapters are wanted: by patterns, by a file that has them, or by what
  * parameters there are. */
 struct wish {
-    struct targets t;
+    struct patterns targets, ranks, alphas;
     const struct iz_st *file;           /* or NULL, and: */
     const struct iz_lora_config *fused; /* of the file, whose experts are one
                                            tensor; NULL: they are not */
-    bool (*has)(const void *arg, const char *name);
+    iz_lora_find *find;
     const void *arg;
     struct iz_hf_map map;
     int rank;
@@ -174,10 +194,26 @@ struct wish {
 /* Not of one by a file. */
 static bool is_wanted(struct wish *w, const char *name)
 {
-    char a[IZ_HF_NAME];
-    if (!w->has)
-        return is_target(&w->t, name);
-    return iz_lora_name(a, sizeof(a), "", name, 'A') && w->has(w->arg, a);
+    char b[IZ_HF_NAME];
+    struct aim any;
+    if (!w->find)
+        return match(&w->targets, name) != NULL;
+    return iz_lora_name(b, sizeof(b), "", name, 'B') &&
+           w->find(w->arg, b, &any.rank, &any.alpha);
+}
+
+/* Of what is tensor `first` in published models, or begins with it; there are n
+ * of them. */
+static void set_strength(struct wish *w, struct aim *aim, int first, int n)
+{
+    char b[IZ_HF_NAME];
+    const char *name =
+        w->ranks.regular && n ? w->map.tensor[first].name : aim->name;
+    if (w->find && iz_lora_name(b, sizeof(b), "", aim->name, 'B') &&
+        w->find(w->arg, b, &aim->rank, &aim->alpha))
+        return;
+    aim->rank = (int)number_of(&w->ranks, name, w->rank);
+    aim->alpha = number_of(&w->alphas, name, w->alpha);
 }
 
 /* The matrix a of a published tensor; NULL: the file has none. */
@@ -191,21 +227,24 @@ static const struct iz_st_tensor *in_file(const struct wish *w, int tensor)
 }
 
 /* Whether one adapter of the whole weight is the same: all parts have one, with
- * equal a. */
-static bool alike(const struct wish *w, int first, int n)
+ * equal a and alpha. */
+static bool alike(struct wish *w, int first, int n)
 {
+    const struct iz_hf_tensor *t = w->map.tensor;
     const struct iz_st_tensor *a = n ? in_file(w, first) : NULL, *b = a;
     for (int i = 1; i < n && b; i++) {
         b = in_file(w, first + i);
         if (b && (b->bytes != a->bytes ||
-                  memcmp(a->data, b->data, (size_t)a->bytes) != 0))
+                  memcmp(a->data, b->data, (size_t)a->bytes) != 0 ||
+                  number_of(&w->alphas, t[first].name, w->alpha) !=
+                      number_of(&w->alphas, t[first + i].name, w->alpha)))
             b = NULL;
     }
     return b != NULL;
 }
 
 /* The same of each expert. */
-static bool all_alike(const struct wish *w, int first, int n, int experts)
+static bool all_alike(struct wish *w, int first, int n, int experts)
 {
     bool all = n > 0;
     for (int i = 0; i < experts && all; i++)
@@ -225,7 +264,7 @@ static bool is_part(struct wish *w, int tensor)
 static int experts_with(struct wish *w, int at, int step, int experts)
 {
     int n = 0;
-    if (w->has)
+    if (w->find)
         return is_part(w, at) ? experts : 0;
     for (int i = 0; i < experts; i++)
         n += is_part(w, at + i * step);
@@ -244,22 +283,24 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
                         .experts = experts};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
     int parts = n / experts, stem;
+    set_strength(w, &whole, first, n);
     if (w->fused && seen->experts) {
         bool has = iz_lora_fused(w->fused, whole.name, &stem);
         if (!stem)
             return iz_text_refuse(
                 w->err, "lora.import: its adapters of experts are of one "
                         "tensor: model.experts_per_unit must be 0");
-        return has ? add_adapter(u, &whole, w->rank) : 0;
+        return has ? add_adapter(u, &whole) : 0;
     }
     if (w->file ? all_alike(w, first, n, experts)
                 : is_wanted(w, u->param[i].name))
-        return add_adapter(u, &whole, w->rank);
+        return add_adapter(u, &whole);
     for (int k = first; k < first + parts && !err; k++) {
         int with = experts_with(w, k, parts, experts);
         struct aim part = part_of(&w->map, k, &whole);
+        set_strength(w, &part, k, 1);
         if (with == experts)
-            err = add_adapter(u, &part, w->rank);
+            err = add_adapter(u, &part);
         else if (with)
             err = iz_text_refuse(
                 w->err,
@@ -308,13 +349,21 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
 }
 
 /* Patterns that match none. */
-static int check_found(const struct iz_model *m, const struct targets *t,
+static int check_found(const struct iz_model *m, const struct patterns *p,
                        FILE *err)
 {
-    for (int i = 0; i < t->n; i++)
-        if (!t->found[i])
-            return iz_rules_none(m, "lora.targets", t->pattern[i],
-                                 "weight of a linear layer", err);
+    const char *text;
+    json_t *v;
+    json_object_foreach(p->of, text, v)
+    {
+        double n = json_number_value(v);
+        if (!p->regular && !json_object_get(p->found, text))
+            return iz_rules_none(m, p->key, text, "weight of a linear layer",
+                                 err);
+        if (strcmp(p->key, "lora.rank_pattern") == 0 && n != floor(n))
+            return iz_text_refuse(err, "%s: %s: %g is no rank", p->key, text,
+                                  n);
+    }
     return 0;
 }
 
@@ -330,8 +379,41 @@ static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
                            status == -ENAMETOOLONG ? "a name becomes too long"
                                                    : strerror(-status));
     }
-    m->adapter_scale = (float)(w->alpha / w->rank);
-    return status ? status : check_found(m, &w->t, err);
+    struct patterns *all[] = {&w->targets, &w->ranks, &w->alphas};
+    for (int i = 0; i < 3; i++) {
+        if (!status)
+            status = check_found(m, all[i], err);
+        json_decref(all[i]->of);
+        json_decref(all[i]->found);
+    }
+    return status;
+}
+
+/* The patterns of a config, or where it has an import of that. */
+static int read_patterns(struct wish *w, const struct iz_lora_config *l,
+                         FILE *err)
+{
+    char path[IZ_PATH_MAX + 64];
+    bool regular = l->import[0];
+    json_t *root = NULL;
+    snprintf(path, sizeof(path), "%s/" IZ_PEFT_CONFIG, l->import);
+    if (regular && !(root = iz_json_read(path, err)))
+        return -EINVAL;
+    w->targets = (struct patterns){"lora.targets", split(l->targets),
+                                   json_object(), false};
+    struct {
+        struct patterns *to;
+        const char *key, *text;
+    } map[] = {{&w->ranks, "lora.rank_pattern", l->rank_pattern},
+               {&w->alphas, "lora.alpha_pattern", l->alpha_pattern}};
+    for (int i = 0; i < 2; i++) {
+        json_t *of = regular ? json_incref(json_object_get(
+                                   root, map[i].key + strlen("lora.")))
+                             : json_loads(map[i].text, 0, NULL);
+        *map[i].to = (struct patterns){map[i].key, of, json_object(), regular};
+    }
+    json_decref(root);
+    return 0;
 }
 
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
@@ -348,10 +430,12 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
         return iz_text_refuse(err,
                               "lora.import: this model has no names for it");
     snprintf(path, sizeof(path), "%s/" IZ_LORA_FILE, l->import);
-    split(&w.t, l->targets);
+    m->adapter_root = l->use_rslora;
     m->adapter_dropout = l->dropout;
     m->dropout_key = iz_mix_text(iz_mix(c->run.seed), "dropout");
     int status = hf ? iz_hf_map_open(&w.map, hf, m) : 0;
+    if (!status)
+        status = read_patterns(&w, l, err);
     if (!status && from_file) {
         status = iz_st_open(&file, "lora.import: ", path, err);
         if (!status)
@@ -366,12 +450,10 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
     return status;
 }
 
-int iz_lora_restore(struct iz_model *m, int rank, double alpha,
-                    const struct iz_hf *hf,
-                    bool (*has)(const void *arg, const char *name),
-                    const void *arg)
+int iz_lora_restore(struct iz_model *m, const struct iz_hf *hf,
+                    iz_lora_find *find, const void *arg)
 {
-    struct wish w = {.has = has, .arg = arg, .rank = rank, .alpha = alpha};
+    struct wish w = {.find = find, .arg = arg};
     int status = iz_hf_map_open(&w.map, hf, m);
     if (!status)
         status = lora_apply(m, &w, stderr);
@@ -450,7 +532,7 @@ void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
                           .b = a + 1,
                           .av = adapters + (offset[i] - start),
                           .bv = adapters + (offset[i + 1] - start),
-                          .scale = m->adapter_scale};
+                          .scale = iz_param_scale(m, a + 1)};
         if (iz_param_part(g.w) == part)
             merge_range(&g, offset[a->adapts], first, in, n);
     }

@@ -16,12 +16,14 @@
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
                   const struct iz_hf *hf, FILE *err);
 
-/* The adapters that a checkpoint has: has(arg, name) says whether there is a
- * parameter of that name.  Negative errno, -EINVAL with the reason printed. */
-int iz_lora_restore(struct iz_model *m, int rank, double alpha,
-                    const struct iz_hf *hf,
-                    bool (*has)(const void *arg, const char *name),
-                    const void *arg);
+/* Whether there is a matrix b of that name, and its rank and alpha. */
+typedef bool iz_lora_find(const void *arg, const char *b, int *rank,
+                          double *alpha);
+
+/* The adapters that a checkpoint has; whether they have the root of their rank
+ * is set by the caller.  Negative errno, -EINVAL with the reason printed. */
+int iz_lora_restore(struct iz_model *m, const struct iz_hf *hf,
+                    iz_lora_find *find, const void *arg);
 
 /* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: it
  * does not fit. */

@@ -232,6 +232,29 @@ static bool has_copies(const struct iz_model *m)
 }
 
 /* The model section as text: what a checkpoint must agree with. */
+/* Each matrix b with another alpha is told by its name; its rank is its shape.
+ */
+static void put_adapters(FILE *f, const struct run *r)
+{
+    const struct iz_lora_config *l = &r->c.lora;
+    const char *before = ", \"lora_alphas\": {";
+    if (!l->rank)
+        return;
+    fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", l->rank, l->alpha);
+    if (l->use_rslora)
+        fputs(", \"lora_rslora\": true", f);
+    for (int u = 0; u < r->model->n_units; u++)
+        for (int i = 0; i < r->model->unit[u].n_params; i++) {
+            const struct iz_param *b = &r->model->unit[u].param[i];
+            if (b->alpha == 0 || b->alpha == l->alpha)
+                continue;
+            fprintf(f, "%s\"%s\": %.17g", before, b->name, b->alpha);
+            before = ", ";
+        }
+    if (before[2] == '\0')
+        fputc('}', f);
+}
+
 static char *model_text(const struct run *r)
 {
     struct iz_text text;
@@ -243,9 +266,7 @@ static char *model_text(const struct run *r)
         fprintf(f, ", \"%s\": ", k->name);
         iz_key_print(f, k, r->p->section.target);
     }
-    if (r->c.lora.rank)
-        fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", r->c.lora.rank,
-                r->c.lora.alpha);
+    put_adapters(f, r);
     if (has_copies(r->model))
         fputs(", \"reference\": true", f);
     if (r->c.base_dtype)

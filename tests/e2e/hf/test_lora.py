@@ -14,6 +14,9 @@ RANK, ALPHA = 4, 6.0
 LORA = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "*"}}
 SOME = {"lora": {"rank": RANK, "alpha": ALPHA,
                  "targets": "*.c_attn.weight, h.2.mlp.*"}}
+# Ranks and scales of their own: of a name, of a module, of a part of a stacked weight.
+SEVERAL = {"use_rslora": True, "rank_pattern": {"c_attn": 2, "h.2.*": 6},
+           "alpha_pattern": {"h.3.*": 1.5, "c_fc": 20}}
 ADAPTER = {"lora.export": "adapter"}
 LAYERS = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4),
           "mlp.c_proj": (4, 1)}  # inputs and outputs in widths
@@ -176,7 +179,8 @@ def files(folder):
 
 @pytest.mark.parametrize("ranks,changes", (
     (1, {**LORA, "run.slices": 2}),
-    (2, {**SOME, "bf16.enabled": True, "zero_optimization.stage": 3}),
+    (2, {"lora": {**SOME["lora"], **SEVERAL}, "bf16.enabled": True,
+         "zero_optimization.stage": 3}),
     (1, {**LORA, "parameters": [{"match": "h.3.ln_1.*", "frozen": False}]})))
 def test_the_tool_exports_what_the_run_does(ranks, changes, place):
     """Merged, and where nothing else is trained the adapters alone."""
@@ -295,15 +299,18 @@ def llama_modules(*names):
             if n.split(".")[1] in names}
 
 
-@pytest.mark.parametrize("kind, targets", [
-    ("gpt2", SOME["lora"]["targets"]), ("llama", "q_proj, v_proj"),
-    ("llama", "*gate_proj.weight,down_proj,qkv_proj")])
-def test_an_exported_adapter_is_a_start(kind, targets, place):
+@pytest.mark.parametrize("kind, targets, more", [
+    ("gpt2", SOME["lora"]["targets"], {}), ("gpt2", SOME["lora"]["targets"], SEVERAL),
+    ("llama", "q_proj, v_proj", {}),
+    ("llama", "q_proj,v_proj,down_proj", {"alpha_pattern": {
+        "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}),
+    ("llama", "*gate_proj.weight,down_proj,qkv_proj", {})])
+def test_an_exported_adapter_is_a_start(kind, targets, more, place):
     """Its step 0 has the loss behind the last step of the run that exported; its
     own export is the same, bit for bit, from any ranks and homes."""
     if kind == "llama":
         llama(place)
-    c = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets},
+    c = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets, **more},
          "optimizer.params.lr": 0.02, "train_batch_size": 12, "run.steps": 3}
     base, first = place.folder / "base", place.folder / "first"
     place.good(1, {**c, **STILL, "run.steps": 0, "run.export": str(base)})
@@ -381,12 +388,12 @@ def test_adapters_that_a_rule_freezes_are_imported_too(place):
 
 # Of an adapter of PEFT: what its config says, what the run's, what is told.
 FOREIGN = [
-    ({"use_rslora": True, "use_dora": True, "bias": "all", "modules_to_save": ["lm_head"],
-      "rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 4},
+    ({"use_dora": True, "bias": "all", "modules_to_save": ["lm_head"],
+      "rank_pattern": {"q_proj": 2.5}, "alpha_pattern": {"(?:q)": 4},
       "init_lora_weights": "pissa", "layer_replication": [[0, 1]],
       "of_a_later_version": "on", "peft_type": "IA3"}, {},
-     [["lora.import", "use_rslora", "true"], ["use_dora"], ["bias", "all", '"none"'],
-      ["modules_to_save"], ["rank_pattern"], ["alpha_pattern"],
+     [["lora.import", "use_dora", "true"], ["bias", "all", '"none"'],
+      ["modules_to_save"], ["rank_pattern", "q_proj"], ["alpha_pattern", "only Python"],
       ["init_lora_weights", "pissa"], ["layer_replication"], ["of_a_later_version"],
       ["peft_type", "IA3"]]),
     ({"target_parameters": "gate_up_proj"}, {}, [["target_parameters", "no list"]]),
