@@ -105,13 +105,12 @@ bool iz_unit_next_quant(const struct iz_unit *u, struct iz_quant_matrix *m)
     m->n = m->groups = 0;
     for (; m->param < u->n_params; m->param++, m->stacked = 0) {
         const struct iz_param *p = &u->param[m->param];
-        bool stack = p->out_rows && m->stacked < IZ_STACKED;
-        int64_t rows = stack         ? p->outputs[m->stacked]
-                       : !m->stacked ? p->rows
-                                     : 0;
-        if (!p->quant || !rows)
+        int64_t all = p->out_rows ? iz_param_matrices(p) : 1;
+        int64_t some = p->times ? all / p->times : all;
+        if (!p->quant || m->stacked >= all)
             continue;
-        m->n = rows * p->cols;
+        m->n =
+            (p->out_rows ? p->outputs[m->stacked % some] : p->rows) * p->cols;
         m->groups = iz_quant_groups(m->n);
         return true;
     }

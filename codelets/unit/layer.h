@@ -171,7 +171,7 @@ struct iz_model {
     /* Set by the runtime; NULL: samples are no pairs. */
     const struct iz_preference *preference;
     struct iz_record record;
-    bool experts;     /* it has some: they are never quantised */
+    bool experts;     /* it has some */
     const char *item; /* what is counted per second: "token", "image" */
     /* Rows of embedding tables, and how many of them a sample reads.  0: the
      * plan prints no line about tables. */

@@ -158,12 +158,6 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
 {
     bool found = false;
     const char *name = iz_quant_name(c->base_dtype);
-    if (c->base_dtype && m->experts)
-        return iz_text_refuse(
-            err,
-            "model.base_dtype: %s: the experts of %s, most of its "
-            "weights, cannot be quantised: set null",
-            name, m->name);
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];

@@ -276,6 +276,21 @@ static void put_values(struct iz_exec *x, const struct dequantize_arg *a,
     free(values);
 }
 
+/* The next matrices, as one: those of whole groups follow one another, and
+ * experts are many. */
+static bool next_run(const struct iz_unit *u, struct iz_quant_matrix *m)
+{
+    bool any = iz_unit_next_quant(u, m);
+    struct iz_quant_matrix next = *m;
+    while (any && m->n % IZ_QUANT_GROUP == 0 && iz_unit_next_quant(u, &next)) {
+        m->param = next.param;
+        m->stacked = next.stacked;
+        m->n += next.n;
+        m->groups += next.groups;
+    }
+    return any;
+}
+
 /* buf: slot, groups. */
 static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
 {
@@ -286,7 +301,7 @@ static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
         put_values(x, a,
                    (char *)buf[0] + a->at + m.first * iz_dtype_bytes(a->type),
                    &m);
-    while (!a->source && iz_unit_next_quant(a->unit, &m))
+    while (!a->source && next_run(a->unit, &m))
         iz_buffer_quant(x, a->format,
                         (char *)buf[0] + a->at +
                             m.first * iz_dtype_bytes(a->type),

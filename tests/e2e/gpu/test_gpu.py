@@ -183,11 +183,12 @@ def test_other_models_have_the_same_bits(row, same):
     assert told(r)[2][0] or "expert" not in row["model"]
 
 
-@pytest.mark.parametrize("model", ("moe", "units of experts"))
-def test_adapters_of_experts_have_the_same_bits(model, same):
+@pytest.mark.parametrize("model, base", itertools.product(
+    ("moe", "units of experts"), (None, "nf4", "int8")))
+def test_adapters_of_experts_have_the_same_bits(model, base, same):
     same({"model": model, "micro": 2, "ranks": 2, "dtype": "bf16", "stage": 3,
           "optimizer": "cpu", "recompute": "widened", "comm": "mpi" if REAL else "nccl"},
-         rows.ON_EXPERTS)
+         {**rows.ON_EXPERTS, "model.base_dtype": base})
 
 
 # ---- what is left out or read otherwise ----

@@ -200,8 +200,9 @@ TOP = {"parameters": [{"match": "*", "frozen": True},
 # A token may have another expert: 14 u of a norm of few gradients.
 @pytest.mark.parametrize("model, tuned, bounds", (
     ("gpt2", LORA, TOKENS), ("gpt2", TOP, TOKENS),
-    *((model, rows.ON_EXPERTS, ((0.3, 4), (1, 60))) for model in ("moe", "units of experts"))),
-    ids=("lora", "top", "moe", "units of experts"))
+    *((model, {**rows.ON_EXPERTS, "model.base_dtype": base}, ((0.3, 4), (1, 60)))
+      for model, base in (("moe", None), ("units of experts", None), ("moe", "nf4")))),
+    ids=("lora", "top", "moe", "units of experts", "quantised"))
 def test_what_is_not_trained(model, tuned, bounds, near_cpu, same):
     row = {"model": model, "dtype": "bf16", "split": "micro"}
     near_cpu(row, tuned, bounds=bounds)

@@ -47,12 +47,6 @@ def test_the_balance_is_a_choice_of_the_run(moe):
     run.refused(r, "model.num_experts: 3", "config.json it is 7")
 
 
-def test_experts_are_not_kept_in_4_bits(moe):
-    r = moe.launch(1, {"model.base_dtype": "nf4",
-                       "lora": {"rank": 2, "alpha": 2, "targets": "*attn*"}})
-    run.refused(r, "model.base_dtype: nf4", "experts of moe")
-
-
 def test_the_losses_of_routers_are_learnt(moe):
     """A coefficient changes the weights; the loss of step 1 is without it."""
     row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12,

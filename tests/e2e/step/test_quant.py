@@ -94,6 +94,52 @@ def test_the_bits_are_those_of_its_values(form, ranks, stage, optimizer, param, 
     assert have == want
 
 
+# Experts: few weights each, and matrices that fill their groups.
+MIXTURES = {
+    "qwen3_moe": {}, "mixtral": {"intermediate_size": 12},
+    "whole groups": {"hidden_size": 128, "moe_intermediate_size": 128, "head_dim": 8}}
+MIXED = [
+    ("qwen3_moe", 0, "nf4", 1, (0, "none", "none"), "fp32", "*", "adapter"),
+    ("qwen3_moe", 2, "int8", 2, (3, "none", "nvme"), "bf16", "*experts*", "merged"),
+    ("mixtral", 3, "nf4", 3, (3, "cpu", "cpu"), "fp16", "*", "merged"),
+    ("mixtral", 0, "int8", 2, (1, "cpu", "none"), "fp32", "*attn*", "merged"),
+    ("whole groups", 0, "nf4", 2, (3, "nvme", "nvme"), "bf16", "*attn*", "adapter"),
+    ("whole groups", 3, "nf4", 1, (3, "none", "none/cpu"), "fp32", "*", "merged")]
+
+
+@pytest.mark.parametrize("kind, per_unit, form, ranks, zero, dtype, targets, export", MIXED)
+def test_experts_have_the_bits_of_their_values(kind, per_unit, form, ranks, zero, dtype,
+                                               targets, export, place, nvme):
+    """Each matrix of an expert is quantised by itself: however a block is cut, and
+    whoever goes on."""
+    place.use(run.built("models/moe"))
+    model = hf.llama_config(kind if kind in hf.MOE else "qwen3_moe", **MIXTURES[kind])
+    weights = hf.random_tensors(hf.llama_shapes(model), {"fp32": "F32", "bf16": "BF16",
+                                                         "fp16": "F16"}[dtype])
+    plain = hf.write(place.folder / "in", weights, model)
+    c = {**LORA, **run.typed(dtype), "lora": {**LORA["lora"], "targets": targets},
+         "model": {"seq": 16, "import": str(plain)}, "lora.export": export}
+    quantised, values = {**c, "model.base_dtype": form}, place.folder / "values"
+    place.good(1, {**quantised, "run.export": str(values), "lora.export": "merged",
+                   "run.steps": 1, "optimizer.params.lr": 0.0})
+    now = hf.read(values)
+    assert {k for k, t in weights.items() if t != now[k]} == \
+        {k for k in weights if "experts" in k or "_proj" in k}
+    c, quantised = ({**x, "model.experts_per_unit": per_unit} for x in (c, quantised))
+    want = place.good(ranks, {**c, "model.import": str(values),
+                              "run.export": str(place.folder / "a")})
+    have = place.halves(ranks, {**quantised, **run.offload(*zero, nvme), "run.save": True,
+                                "run.steps": 2},
+                        {**quantised, "run.save": True,
+                         "run.export": str(place.folder / "b")}, again=ranks)
+    assert have.bits == want.bits
+    run.ckpt("export", have.output, "--out", place.folder / "tool",
+             *["--adapter"][:export == "adapter"])
+    a, b, tool = ({x.name: x.read_bytes() for x in (place.folder / y).glob("*model*.safetensors")}
+                  for y in ("a", "b", "tool"))
+    assert a and a == b == tool
+
+
 @pytest.mark.sanitized
 @pytest.mark.parametrize("form, least, most, n", (
     ("nf4", 0.05, 0.15, 16), ("int8", 0.002, 0.01, 64)))
