@@ -389,8 +389,6 @@ static int look_at_loss(const struct look *l, const char *folder)
     const char *set[CKPT_SETTINGS + 1] = {
         import, "train_micro_batch_size_per_gpu=null",
         "gradient_accumulation_steps=null", "run.sum_group=0"};
-    const char *merged[] = {frozen, "lora.rank=0", "lora.alpha=0",
-                            "lora.import=", "lora.targets="};
     int64_t seq =
         iz_json_count_of(json_object_get(l->c->index->root, "model"), "seq");
     struct iz_hf_losses losses = {.type = l->type,
@@ -402,13 +400,14 @@ static int look_at_loss(const struct look *l, const char *folder)
                       : l->pairs        ? "it would be one of pairs"
                                         : NULL;
     snprintf(config, sizeof(config), "%s/config.json", l->o->dir);
-    snprintf(import, sizeof(import), "lora.import=%s", folder);
+    snprintf(import, sizeof(import), "lora={\"import\": \"%s\"}", folder);
     if (!l->o->adapter) { /* its config.json has the shape */
         snprintf(import, sizeof(import),
                  "model={\"import\": \"%s\", \"seq\": %" PRId64 "}", folder,
                  seq);
         ckpt_freeze(frozen, sizeof(frozen), l->m);
-        memcpy(set + 4, merged, sizeof(merged));
+        set[4] = frozen;
+        set[5] = "lora={}";
     }
     if (!why)
         losses.found = ckpt_loss(l->coll, l->p, config, set);
