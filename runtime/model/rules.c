@@ -162,7 +162,7 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
             p->quant = p->outputs[0] ? c->base_dtype : IZ_QUANT_NONE;
-            if (p->quant && !p->frozen)
+            if (p->quant && (!p->frozen || p->saved))
                 return iz_text_refuse(
                     err,
                     "model.base_dtype: %s: %s is trained, and so "
@@ -250,7 +250,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
             p->sparse = false;
             p->by_matrix =
                 iz_optimizer(c->optimizer.type)->matrices && p->outputs[0];
-            p->frozen = c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]);
+            p->frozen =
+                c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]) && !p->saved;
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);
