@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/nearest.h"
 #include "runtime/base/text.h"
 
@@ -289,10 +290,10 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
 
 struct iz_segment *iz_rules_segments(const struct iz_unit *u)
 {
-    struct iz_segment *s = calloc((size_t)u->n_params + 1, sizeof(*s));
+    struct iz_segment *s = iz_take(u->n_params, sizeof(*s), "segments");
     int64_t at = 0;
     int n = 0;
-    for (int i = 0; s && i < u->n_params; i++) {
+    for (int i = 0; i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
         struct iz_segment next = {.lr_scale = p->lr_scale,
                                   .weight_decay = p->weight_decay,
