@@ -52,7 +52,7 @@ static int read_section(const struct iz_program *p, const char *folder)
                                    seq[] = "model.seq=2";
     char *set[] = {batch, import, seq};
     struct iz_config c;
-    bool any = !*iz_published_shorter(p->section.hf);
+    bool any = !*iz_published_resized(p->section.hf, false);
     snprintf(import, sizeof(import), "model.import=%s", folder);
     free(iz_published_read(p->section.hf, folder, stdout, NULL));
     return iz_config_read(&c, &p->section, NULL, set, any ? 3 : 2, 1, NULL,

@@ -28,6 +28,8 @@ struct iz_hf_reader {
     struct iz_hf_nf4 *nf4; /* per tensor of the map, those in 4 bits */
     const struct iz_model *model;
     int64_t rows; /* of tensors whose first rows are read; 0: there are none */
+    int64_t tokens;  /* rows of tensors that grow; 0: the model's */
+    float **mean;    /* per tensor of the map: that of its rows, once made */
     const char *key; /* of the config: whose folder it is */
     FILE *err;
 };
@@ -62,6 +64,8 @@ static int check_entry(const struct iz_hf_reader *r,
     bool known = iz_st_dtype_read(e->dtype, &type);
     if (t->first)
         want[0] = r->rows;
+    if (t->grows && r->tokens)
+        want[0] = r->tokens;
     if (known && e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
@@ -183,7 +187,8 @@ static int compare(struct iz_hf_reader *r)
     int faults = 0;
     r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
     r->nf4 = calloc((size_t)r->map.n + 1, sizeof(*r->nf4));
-    if (!r->entry || !r->nf4)
+    r->mean = calloc((size_t)r->map.n + 1, sizeof(*r->mean));
+    if (!r->entry || !r->nf4 || !r->mean)
         return -ENOMEM;
     for (int i = 0; i < r->folder.n_files; i++)
         for (int k = 0; k < r->folder.file[i].n; k++)
@@ -205,13 +210,14 @@ static int compare(struct iz_hf_reader *r)
     return faults ? -EINVAL : 0;
 }
 
-/* What the folder says of the key that may be set to less. */
-static int64_t published_rows(const struct iz_hf *hf, const char *path)
+/* What the folder says of the key that may be set to less, or to more. */
+static int64_t published_rows(const struct iz_hf *hf, const char *path,
+                              bool more)
 {
     char *text = iz_published_read(hf, path, NULL, NULL);
     json_t *root = text ? json_loads(text, 0, NULL) : NULL;
-    int64_t rows =
-        json_integer_value(json_object_get(root, iz_published_shorter(hf)));
+    int64_t rows = json_integer_value(
+        json_object_get(root, iz_published_resized(hf, more)));
     json_decref(root);
     free(text);
     return rows;
@@ -229,6 +235,7 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
     r->err = err;
     r->key = from->key;
     r->rows = from->rows;
+    r->tokens = from->tokens;
     r->model = from->model;
     r->map = *map;
     *map = (struct iz_hf_map){0};
@@ -246,7 +253,8 @@ int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
 {
     struct iz_hf_source from = {.key = key,
                                 .path = path,
-                                .rows = published_rows(hf, path),
+                                .rows = published_rows(hf, path, false),
+                                .tokens = published_rows(hf, path, true),
                                 .model = model};
     struct iz_hf_map map;
     int why = iz_hf_map_open(&map, hf, model);
@@ -259,6 +267,9 @@ void iz_hf_read_close(struct iz_hf_reader **r)
     if (!*r)
         return;
     iz_hf_folder_close(&(*r)->folder);
+    for (int i = 0; (*r)->mean && i < (*r)->map.n; i++)
+        free((*r)->mean[i]);
+    free((*r)->mean);
     iz_hf_map_close(&(*r)->map);
     free((*r)->entry);
     free((*r)->nf4);
@@ -359,6 +370,48 @@ static void hf_read_take(const struct iz_hf_tensor *t,
     }
 }
 
+/* The mean of the rows of entry i, which those that it lacks have; NULL: no
+ * memory. */
+static const float *mean_row(const struct iz_hf_reader *r, int i)
+{
+    const struct iz_st_tensor *e = r->entry[i];
+    int64_t rows = e->shape[0], cols = e->shape[1];
+    double *sum = calloc((size_t)cols, sizeof(*sum));
+    float *row = malloc((size_t)cols * sizeof(*row));
+    enum iz_dtype type = IZ_F32;
+    iz_st_dtype_read(e->dtype, &type);
+    for (int64_t k = 0; sum && row && k < rows; k++) {
+        hf_read_load(e, type, k * cols, row, cols);
+        for (int64_t j = 0; j < cols; j++)
+            sum[j] += row[j];
+    }
+    for (int64_t j = 0; sum && row && j < cols; j++)
+        row[j] = (float)(sum[j] / (double)rows);
+    free(sum);
+    if (!sum) {
+        free(row);
+        row = NULL;
+    }
+    return r->mean[i] = row;
+}
+
+/* What the rectangle has behind the rows of entry i; cut off there. */
+static int take_more(const struct iz_hf_reader *r, int i,
+                     struct iz_hf_rect *rect, float *out)
+{
+    const struct iz_hf_tensor *t = &r->map.tensor[i];
+    int64_t own =
+        max64(0, min64(rect->rows, r->entry[i]->shape[0] - rect->row));
+    if (!t->grows || own == rect->rows)
+        return 0;
+    const float *mean = r->mean[i] ? r->mean[i] : mean_row(r, i);
+    for (int64_t k = own; mean && k < rect->rows; k++)
+        memcpy(out + k * t->width, mean + rect->col,
+               (size_t)rect->cols * sizeof(*out));
+    rect->rows = own;
+    return mean ? 0 : -ENOMEM;
+}
+
 /* A file that is damaged, or of a training that failed. */
 static int check_finite(const struct iz_hf_reader *r,
                         const struct iz_hf_tensor *t,
@@ -384,7 +437,11 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
         float *to = (t->tied ? second : out) + at;
-        hf_read_take(t, r->entry[i], &rect[k], to);
+        struct iz_hf_rect own = rect[k];
+        err = take_more(r, i, &own, to);
+        if (err)
+            break;
+        hf_read_take(t, r->entry[i], &own, to);
         err = check_finite(r, t, &rect[k], to);
         if (t->tied && !err)
             err = same_values(r, t, &rect[k], out + at, to);

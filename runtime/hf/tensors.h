@@ -28,6 +28,7 @@ struct iz_hf_source {
     const char *path;             /* borrowed until close */
     const char *file;             /* NULL: as iz_hf_folder_open finds them */
     int64_t rows;                 /* of a tensor whose first rows are read */
+    int64_t tokens;               /* rows of those that grow; 0: the model's */
     const struct iz_model *model; /* whose parameters may be quantised; or NULL
                                    */
 };
