@@ -101,20 +101,32 @@ static bool is_nf4(const struct iz_hf_reader *r, const struct iz_hf_tensor *t)
            r->model->unit[t->unit].param[t->param].quant == IZ_QUANT_NF4;
 }
 
-/* The matrix of the model that a tensor is, all of it; false: it is none. */
-static bool find_matrix(const struct iz_hf_reader *r,
-                        const struct iz_hf_tensor *t, struct iz_quant_matrix *m)
+/* Weights of a tensor before the first one of a matrix of the model; below
+ * zero: it has none of that. */
+static int64_t matrix_at(const struct iz_hf_reader *r,
+                         const struct iz_hf_tensor *t,
+                         const struct iz_quant_matrix *m)
 {
     const struct iz_unit *u = &r->model->unit[t->unit];
-    int64_t at =
-        iz_unit_elems(u, IZ_PART_TRAINED) + iz_unit_elems(u, IZ_PART_FROZEN);
-    *m = (struct iz_quant_matrix){0};
-    while (iz_unit_next_quant(u, m))
-        if (at + m->first == t->offset + t->row * t->width &&
-            m->param == t->param && m->n == t->rows * t->cols &&
-            t->cols == t->width && !t->transposed)
-            return true;
-    return false;
+    int64_t at = iz_unit_elems(u, IZ_PART_TRAINED) +
+                 iz_unit_elems(u, IZ_PART_FROZEN) + m->first - t->offset -
+                 t->row * t->width;
+    return m->param == t->param && at < t->rows * t->cols ? at : -1;
+}
+
+/* Whether its groups are those of one matrix of the model, or of several. */
+static bool has_groups(const struct iz_hf_reader *r,
+                       const struct iz_hf_tensor *t)
+{
+    struct iz_quant_matrix m = {0};
+    int64_t n = 0, at;
+    while (iz_unit_next_quant(&r->model->unit[t->unit], &m))
+        if ((at = matrix_at(r, t, &m)) >= 0) {
+            if (at % IZ_QUANT_GROUP)
+                return false;
+            n += m.n;
+        }
+    return n == t->rows * t->cols && t->cols == t->width && !t->transposed;
 }
 
 /* 1 if a tensor in few bits cannot be taken, after saying so.  A matrix lies
@@ -126,7 +138,6 @@ static int check_coded(struct iz_hf_reader *r, int i)
     struct iz_coded *c = &r->entry[i];
     const struct iz_param *p =
         r->model ? &r->model->unit[t->unit].param[t->param] : NULL;
-    struct iz_quant_matrix m;
     if (p && p->outputs[0])
         t->transposed = !p->out_rows;
     c->rows = t->transposed ? t->cols : t->rows;
@@ -134,9 +145,9 @@ static int check_coded(struct iz_hf_reader *r, int i)
     const char *why = t->vector || t->first ? "is not read from codes"
                                             : iz_coded_check(c, r->block);
     if (!why && is_nf4(r, t) && c->kind == IZ_CODED_BITS4)
-        why = find_matrix(r, t, &m)
+        why = has_groups(r, t)
                   ? iz_coded_nf4(c)
-                  : "is in 4 bits, but no matrix of this run, and would be "
+                  : "is in 4 bits, but not by groups of this run, and would be "
                     "quantised again: set model.base_dtype: null";
     if (why)
         tell(r, t->name, why);
@@ -459,17 +470,14 @@ bool iz_hf_read_nf4(struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out)
 {
-    struct iz_quant_matrix found;
-    for (int k = 0; r->bits4 && k < r->map.n;
-         k++) { /* mostly the same as the last time */
+    for (int k = 0; r->bits4 && k < r->map.n; k++) { /* mostly the last one */
         int i = (r->last + k) % r->map.n;
         const struct iz_hf_tensor *t = &r->map.tensor[i];
-        if (t->unit != unit || t->param != m->param || !is_nf4(r, t) ||
-            r->entry[i].kind != IZ_CODED_BITS4 || !find_matrix(r, t, &found) ||
-            found.group != m->group)
+        int64_t at = t->unit == unit ? matrix_at(r, t, m) : -1;
+        if (r->entry[i].kind != IZ_CODED_BITS4 || at < 0)
             continue;
         r->last = i;
-        iz_coded_nf4_group(&r->entry[i], g, out);
+        iz_coded_nf4_group(&r->entry[i], at / IZ_QUANT_GROUP + g, out);
         return true;
     }
     return false;

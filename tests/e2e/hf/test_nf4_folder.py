@@ -55,13 +55,13 @@ def in_4_bits(name, shape, data):
         f"{name}.quant_state.bitsandbytes__nf4": ("U8", (len(state),), state)}
 
 
-def make(place, model=None, matrices=MATRICES):
+def make(place, model=CONFIG, matrices=MATRICES):
     """A run from weights, and a folder with what it has in 4 bits."""
-    place.use(run.built("models/moe" if model else "models/llama"))
-    shapes = hf.llama_shapes(model or CONFIG)
+    place.use(run.built("models/moe" if "num_experts" in model else "models/llama"))
+    shapes = hf.llama_shapes(model)
     weights = hf.random_tensors(shapes, "F32")
     c = {**LORA, **NF4, "model": {"seq": 16}, "run.save": True}
-    plain = hf.write(place.folder / "weights", weights, model or CONFIG)
+    plain = hf.write(place.folder / "weights", weights, model)
     r = place.good(1, {**c, "model.import": str(plain)})
     tensors, arrays = {}, run.arrays(r.output, 3)
     for layer in range(2):
@@ -75,9 +75,23 @@ def make(place, model=None, matrices=MATRICES):
     return c, r, {**{k: t for k, t in weights.items() if k not in tensors}, **tensors}
 
 
-def folder(place, tensors, name="nf4", model=None):
+ENDS = [f".{x}" for x in ("absmax", "nested_absmax", "quant_map", "nested_quant_map",
+                          "quant_state.bitsandbytes__nf4")]
+
+
+def join(name, parts):
+    """The six tensors of those one below the other, which have one mean."""
+    code, scale, most, *rest = parts
+    data = [b"".join(t[2] for t in x) for x in (code, scale, most)]
+    return {name: ("U8", (len(data[0]), 1), data[0]),
+            name + ENDS[0]: ("U8", (len(data[1]),), data[1]),
+            name + ENDS[1]: ("F32", (len(data[2]) // 4,), data[2]),
+            **{name + end: x[0] for end, x in zip(ENDS[2:], rest)}}
+
+
+def folder(place, tensors, name="nf4", model=CONFIG):
     return hf.write(place.folder / name, tensors, {
-        **(model or CONFIG), "quantization_config": {
+        **model, "quantization_config": {
             "quant_method": "bitsandbytes", "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}}, files=2)
 
@@ -118,6 +132,23 @@ def test_those_of_experts_are_taken(per_unit, ranks, place):
                                "zero_optimization.stage": 3}).bits
             for x, form in ((packed, "nf4"), (plain, None), (plain, "nf4"))]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_tensor_of_several_matrices_is_taken(place):
+    """Each begins with a group."""
+    model = hf.llama_config("llama", hidden_size=128, intermediate_size=128, head_dim=32,
+                            num_attention_heads=4, num_key_value_heads=4,
+                            num_hidden_layers=2, rope_scaling=None)
+    c, _, tensors = make(place, model)
+    for layer in range(2):
+        for name, parts in (("self_attn.qkv_proj", MATRICES[:3]),
+                            ("mlp.gate_up_proj", MATRICES[4:6])):
+            of = [[tensors.pop(f"model.layers.{layer}.{x}.weight{end}") for x in parts]
+                  for end in ("", *ENDS)]
+            tensors |= join(f"model.layers.{layer}.{name}.weight", of)
+    packed = folder(place, tensors, model={**model, "model_type": "phi3"})
+    c["model.import"] = str(packed)
+    assert place.good(2, c).bits == place.good(2, {**c, "model.base_dtype": None}).bits
 
 
 def test_what_it_cannot_be_is_refused_by_name(place):
@@ -222,7 +253,7 @@ def test_values_are_quantised_as_others(kind, program, form, place):
 
 @pytest.mark.parametrize("kind, program, form, change, words", (
     ("nf4 of plain scales", "llama", "nf4", {}, "blocks of 64"),
-    ("nf4", "gpt2", "nf4", {}, "no matrix of this run"),
+    ("nf4", "gpt2", "nf4", {}, "not by groups of this run"),
     ("fp8", "llama", None, {".weight_scale_inv": ("F32", (1, 2), bytes(8))}, "of its rows"),
     ("fp8", "llama", None, {".weight_scale_inv": None}, "are missing that belong"),
     ("fp8", "llama", None, {".weight": ("F8_E4M3", (ROWS, COLS), b"\x7f" * ROWS * COLS)},
