@@ -3,9 +3,9 @@
 #pragma once
 
 #include "runtime/comm/coll.h"
+#include "runtime/formats/coded.h"
 #include "runtime/formats/folder.h"
 #include "runtime/formats/map.h"
-#include "runtime/formats/nf4.h"
 
 /* ---- read.c: parameters out of a folder ---- */
 
@@ -47,7 +47,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
 int iz_hf_read_equal(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                      const float *want, enum iz_dtype type, float *out);
 /* Group g of a matrix that is in 4 bits there; false: it is not. */
-bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
+bool iz_hf_read_nf4(struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out);
 
