@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/base/int64.h"
 #include "codelets/base/take.h"
 #include "runtime/base/text.h"
 

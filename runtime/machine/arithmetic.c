@@ -14,7 +14,6 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
 /* A product that is timed: at most so many rows, and a matrix of at most so
