@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rate of the BLAS library; see gemm_rate.h. */
 #include "codelets/ops/gemm_rate.h"
 
 #include <math.h>

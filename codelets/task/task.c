@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kinds and submission of tasks; see task.h. */
 #include "codelets/task/task.h"
 
 #include <stdatomic.h>

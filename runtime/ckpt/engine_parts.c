@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine and checkpoint; see engine_parts.h. */
 #include "runtime/ckpt/engine_parts.h"
 
 #include <stdio.h>

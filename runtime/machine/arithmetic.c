@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of arithmetic; see arithmetic.h. */
 #include "runtime/machine/arithmetic.h"
 
 #include <errno.h>
