@@ -30,12 +30,13 @@ enum iz_block_has {
     IZ_HAS_GATE = 1 << 12,
     IZ_HAS_QK_NORM =
         1 << 13, /* RMSNorm of each head of queries and keys, ... */
-    IZ_HAS_QK_WHOLE = 1 << 14,      /* ... or of all heads together, */
-    IZ_HAS_QK_LATE = 1 << 15,       /* ... after they are turned */
-    IZ_HAS_PLACES = 1 << 16,        /* positions are learned vectors, */
-    IZ_HAS_ROPE = 1 << 17,          /* or turn queries and keys, */
-    IZ_HAS_ROPE_PAIRS = 1 << 18,    /* column by column with its neighbour, */
-    IZ_HAS_ROPE_IN_WINDOW = 1 << 19 /* in blocks with a window alone */
+    IZ_HAS_QK_WHOLE = 1 << 14,       /* ... or of all heads together, */
+    IZ_HAS_QK_LATE = 1 << 15,        /* ... after they are turned */
+    IZ_HAS_PLACES = 1 << 16,         /* positions are learned vectors, */
+    IZ_HAS_ROPE = 1 << 17,           /* or turn queries and keys, */
+    IZ_HAS_ROPE_PAIRS = 1 << 18,     /* column by column with its neighbour, */
+    IZ_HAS_ROPE_IN_WINDOW = 1 << 19, /* in blocks with a window alone */
+    IZ_HAS_HEAD_BIAS = 1 << 20       /* of the logits */
 };
 
 /* GPT-2 and the vision transformer; Llama. */
@@ -83,8 +84,9 @@ static inline float iz_block_residual(const struct iz_block *b)
     return IZ_BLOCK_STD / sqrtf(2 * (float)b->layers);
 }
 
-/* Of the last unit: what its norm has, then a matrix of a row per class.  A
- * list without that has the embedding's. */
+/* Of the last unit: what its norm has, a bias of the logits, if there is one,
+ * then a matrix of a row per class.  A list without that has the embedding's.
+ */
 struct iz_ends {
     const struct iz_param *embed, *head;
     int n_embed, n_head;

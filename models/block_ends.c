@@ -82,6 +82,7 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
             .loss = a->preference,
             .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
             .w = a->reference_w[iz_block_head_matrix(c)],
+            .b = linear(&reference, FC).b,
             .weight = a->weight,
             .aux = a->aux});
 }
@@ -98,6 +99,8 @@ void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
                               .target = a->target,
                               .da = h,
                               .dw = a->dw[iz_block_head_matrix(c)],
+                              .b = linear(a, FC).b,
+                              .db = linear(a, FC).db,
                               .loss_scale = a->loss_scale,
                               .loss = a->loss};
     head_loss(x, a, k);
@@ -114,6 +117,7 @@ void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_norm_layer n;
     struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
                               .w = a->w[iz_block_head_matrix(c)],
+                              .b = linear(a, FC).b,
                               .target = a->target,
                               .loss = a->loss};
     head_loss(x, a, k);

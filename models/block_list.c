@@ -19,6 +19,8 @@ static bool has_place(const struct iz_block *b, int kind,
         [BEHIND_2] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS}};
     bool norm = p.part == NORM_1 || p.part == NORM_2 || p.part >= BEHIND_1;
     unsigned need = needs[p.part][p.bias];
+    if (kind == KIND_HEAD && p.part == FC)
+        return p.bias && b->has & IZ_HAS_HEAD_BIAS;
     if (kind == KIND_HEAD)
         return p.part == NORM_1 && !(b->has & IZ_HAS_BARE) &&
                (!p.bias || b->has & IZ_HAS_NORM_BIAS);

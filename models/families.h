@@ -11,7 +11,7 @@
     "ministral|smollm3|arcee|olmo|olmo2|olmo3|gemma|gemma2|gemma3_text|glm|"   \
     "glm4|cohere|cohere2|stablelm|starcoder2|nemotron|exaone4|"                \
     "hunyuan_v1_dense|jais2|cwm|internlm3|iquestcoder|"                        \
-    "vaultgemma|hyperclovax"
+    "vaultgemma|hyperclovax|phi|gpt_neox|ministral3"
 enum {
     IZ_FAMILY_AUTO,
     IZ_FAMILY_LLAMA,
@@ -22,6 +22,7 @@ enum {
 
 struct iz_family {
     unsigned has, may; /* of enum iz_block_has; may: if a key says so */
+    unsigned parallel; /* what it has if the key of that name is true */
     enum iz_activation act;
     int every;       /* every which block has no window; 0: none */
     bool root;       /* embeddings are multiplied by the root of the width */

@@ -19,15 +19,17 @@ struct iz_llama_config {
     double rope_scaling_beta_fast, rope_scaling_beta_slow;
     double rope_scaling_attention_factor;
     bool rope_scaling_truncate;
+    double rope_scaling_query_beta;
     /* Llama 3's longer context; a factor of 1 is none. */
     double rope_scaling_factor, rope_scaling_low_freq_factor;
     double rope_scaling_high_freq_factor;
     int rope_scaling_original_seq;
     bool tie_embeddings; /* the head uses the embedding's matrix */
-    bool qkv_bias, qk_norm;
-    int family;  /* as which it is published; 0: by the two above */
-    int context; /* longest sequence it is made for; 0: seq */
-    int window;  /* tokens that attention looks back at most; 0: all */
+    bool qkv_bias, qk_norm, proj_bias, mlp_bias;
+    bool parallel; /* the MLP reads what attention reads */
+    int family;    /* as which it is published; 0: by the two above */
+    int context;   /* longest sequence it is made for; 0: seq */
+    int window;    /* tokens that attention looks back at most; 0: all */
     char layer_types[8192];     /* of each block, with commas; "": by family */
     char no_rope_layers[2048];  /* of each block 0 where it is not turned */
     int no_rope_layer_interval; /* ... or every which; 0: none */

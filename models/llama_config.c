@@ -39,7 +39,8 @@ static bool has_foreign(const struct iz_llama_config *c, const char **name)
         OPTION(rope_local_base_freq, 0),   OPTION(attention_multiplier, 0),
         OPTION(attn_logit_softcapping, 0), OPTION(final_logit_softcapping, 0),
         OPTION(embedding_multiplier, 1),   OPTION(residual_multiplier, 1),
-        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1)};
+        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1),
+        OPTION(rope_scaling_query_beta, 0)};
     const char *type = iz_llama_hf.type(c);
     for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
         double v;
@@ -84,12 +85,20 @@ static int turned_columns(const struct iz_llama_config *c)
     return (int)(c->head_dim * c->partial_rotary_factor);
 }
 
+/* What keys say that a block has. */
+static unsigned keyed_bits(const struct iz_llama_config *c)
+{
+    return (c->qkv_bias ? IZ_HAS_QKV_BIAS : 0) |
+           (c->qk_norm ? IZ_HAS_QK_NORM : 0) |
+           (c->proj_bias ? IZ_HAS_PROJ_BIAS : 0) |
+           (c->mlp_bias ? IZ_HAS_MLP_BIAS : 0);
+}
+
 static int llama_config_check(const char *model,
                               const struct iz_llama_config *c)
 {
     const struct iz_family *f = iz_family_of(c->family);
-    unsigned keyed =
-        (c->qkv_bias ? IZ_HAS_QKV_BIAS : 0) | (c->qk_norm ? IZ_HAS_QK_NORM : 0);
+    unsigned keyed = keyed_bits(c);
     unsigned fixed = f->has & (IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM) & ~f->may;
     const char *why = NULL, *name = "";
     if (c->head_dim == 0 && c->heads > 0)
@@ -124,7 +133,11 @@ static int llama_config_check(const char *model,
         why = "rope_scaling_beta_fast, beta_slow and attention_factor need "
               "rope_scaling_type yarn";
     else if ((keyed & ~f->may) != fixed)
-        why = "family contradicts qkv_bias or qk_norm";
+        why = "family contradicts qkv_bias, qk_norm, proj_bias or mlp_bias";
+    else if (c->parallel && !f->parallel)
+        why = "the family has no parallel blocks";
+    else if (c->rope_scaling_query_beta != 0 && turned_columns(c) < c->head_dim)
+        why = "rope_scaling_query_beta needs heads that turn whole";
     else if (!lists_sorts(c->layer_types, c->layers))
         why = "layer_types must be full_attention or sliding_attention for "
               "each block";
@@ -204,6 +217,8 @@ static struct iz_rope rope_of(const struct iz_llama_config *c)
         .original_seq = c->rope_scaling_original_seq,
         .scaling = (enum iz_rope_scaling)c->rope_scaling_type,
         .fractions = !c->rope_scaling_truncate,
+        .queries = c->heads,
+        .query_beta = c->rope_scaling_query_beta,
         .amplitude = !yarn ? 0
                      : c->rope_scaling_attention_factor != 0
                          ? (float)c->rope_scaling_attention_factor
@@ -239,25 +254,24 @@ struct iz_block iz_llama_block(const struct iz_llama_config *c)
 {
     const struct iz_family *f = iz_family_of(c->family);
     int scalar = c->query_pre_attn_scalar;
-    struct iz_block b = {.layers = c->layers,
-                         .heads = c->heads,
-                         .kv_heads = c->kv_heads,
-                         .head_dim = c->head_dim,
-                         .width = c->width,
-                         .hidden = c->ffn,
-                         .seq = c->seq,
-                         .norm_eps = (float)c->norm_eps,
-                         .has = f->has | (c->qkv_bias ? IZ_HAS_QKV_BIAS : 0) |
-                                (c->qk_norm ? IZ_HAS_QK_NORM : 0),
-                         .act = f->act,
-                         .rope = {rope_of(c), rope_of(c)},
-                         .score_cap = (float)c->attn_logit_softcapping,
-                         .residual = factor(c->residual_multiplier),
-                         .embedding = f->root ? sqrtf((float)c->width)
-                                              : factor(c->embedding_multiplier),
-                         .logit_scale =
-                             factor(c->logit_scale / c->logits_scaling),
-                         .logit_cap = (float)c->final_logit_softcapping};
+    struct iz_block b = {
+        .layers = c->layers,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .width = c->width,
+        .hidden = c->ffn,
+        .seq = c->seq,
+        .norm_eps = (float)c->norm_eps,
+        .has = f->has | keyed_bits(c) | (c->parallel ? f->parallel : 0),
+        .act = f->act,
+        .rope = {rope_of(c), rope_of(c)},
+        .score_cap = (float)c->attn_logit_softcapping,
+        .residual = factor(c->residual_multiplier),
+        .embedding =
+            f->root ? sqrtf((float)c->width) : factor(c->embedding_multiplier),
+        .logit_scale = factor(c->logit_scale / c->logits_scaling),
+        .logit_cap = (float)c->final_logit_softcapping};
     if (c->attention_multiplier != 0)
         b.score_scale = (float)c->attention_multiplier;
     else if (scalar && scalar != c->head_dim)

@@ -12,6 +12,11 @@ static int64_t qkv_rows(const void *self, int i)
     return (int64_t)(i == 0 ? c->heads : c->kv_heads) * c->head_dim;
 }
 
+static int64_t head_rows(const void *self)
+{
+    return ((const struct iz_llama_config *)self)->head_dim;
+}
+
 /* Of an expert's two matrices. */
 static int64_t gate_up_rows(const void *self)
 {
@@ -28,15 +33,6 @@ static int64_t down_rows(const void *self)
 #define OURS(name)                                                             \
     {                                                                          \
         .tensor = "model.layers.{}." name, .param = "layers.{}." name          \
-    }
-/* The same, which some types call otherwise. */
-#define NAMED(name, other, others)                                             \
-    {.tensor = "model.layers.{}." name,                                        \
-     .param = "layers.{}." name,                                               \
-     .types = "!" others},                                                     \
-    {                                                                          \
-        .tensor = "model.layers.{}." other, .param = "layers.{}." name,        \
-        .types = others                                                        \
     }
 #define GEMMAS "gemma2|gemma3_text|vaultgemma"
 #define ATTN "model.layers.{}.self_attn."
@@ -72,22 +68,35 @@ static const struct iz_hf_name hf_names[] = {
     {.tensor = ATTN "qkv_proj.weight",
      .param = "layers.{}.self_attn.qkv_proj.weight",
      .types = "phi3"},
+    {.tensor = ATTN "qkv_proj.weight",
+     .param = "layers.{}.self_attn.qkv_proj.weight",
+     .layout = IZ_HF_BY_HEAD,
+     .each = head_rows,
+     .types = "gpt_neox"},
     {.tensor = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight",
      .param = "layers.{}.self_attn.qkv_proj.weight",
      .layout = IZ_HF_ROWS,
      .cut = qkv_rows,
-     .types = "!phi3"},
+     .types = "!phi3|gpt_neox"},
+    {.tensor = ATTN "qkv_proj.bias",
+     .param = "layers.{}.self_attn.qkv_proj.bias",
+     .layout = IZ_HF_BY_HEAD,
+     .each = head_rows,
+     .types = "gpt_neox"},
     {.tensor = ATTN "q_proj.bias|" ATTN "k_proj.bias|" ATTN "v_proj.bias",
      .param = "layers.{}.self_attn.qkv_proj.bias",
-     .cut = qkv_rows},
+     .cut = qkv_rows,
+     .types = "!gpt_neox"},
     OURS("self_attn.o_proj.weight"),
     OURS("self_attn.o_proj.bias"),
-    NAMED("self_attn.q_norm.weight", "self_attn.query_layernorm.weight",
-          "hunyuan_v1_dense"),
-    NAMED("self_attn.k_norm.weight", "self_attn.key_layernorm.weight",
-          "hunyuan_v1_dense"),
-    NAMED("post_attention_layernorm.weight", "pre_feedforward_layernorm.weight",
-          GEMMAS),
+    OURS("self_attn.q_norm.weight"),
+    OURS("self_attn.k_norm.weight"),
+    {.tensor = "model.layers.{}.post_attention_layernorm.weight",
+     .param = "layers.{}.post_attention_layernorm.weight",
+     .types = "!" GEMMAS},
+    {.tensor = "model.layers.{}.pre_feedforward_layernorm.weight",
+     .param = "layers.{}.post_attention_layernorm.weight",
+     .types = GEMMAS},
     OURS("post_attention_layernorm.bias"),
     {.tensor = "model.layers.{}.post_attention_layernorm.weight",
      .param = "layers.{}.self_attn.norm.weight",
@@ -114,48 +123,84 @@ static const struct iz_hf_name hf_names[] = {
      .param = "layers.{}.mlp.gate_up_proj.weight",
      .layout = IZ_HF_ROWS,
      .types = "!phi3|glm|glm4"},
-    NAMED("mlp.up_proj.weight", "mlp.c_fc.weight", "starcoder2"),
-    NAMED("mlp.up_proj.bias", "mlp.c_fc.bias", "starcoder2"),
-    NAMED("mlp.down_proj.weight", "mlp.c_proj.weight", "starcoder2"),
-    NAMED("mlp.down_proj.bias", "mlp.c_proj.bias", "starcoder2"),
+    {.tensor = MLP "gate_proj.bias|" MLP "up_proj.bias",
+     .param = "layers.{}.mlp.gate_up_proj.bias"},
+    OURS("mlp.up_proj.weight"),
+    OURS("mlp.up_proj.bias"),
+    OURS("mlp.down_proj.weight"),
+    OURS("mlp.down_proj.bias"),
     EXPERTS("qwen3_moe", MLP, "gate_proj", "up_proj", "down_proj"),
     EXPERTS("mixtral", MIXTRAL, "w1", "w3", "w2"),
     {.tensor = "model.norm.weight", .param = "norm.weight"},
     {.tensor = "model.norm.bias", .param = "norm.bias"},
     {.tensor = "lm_head.weight", .param = "lm_head.weight", .grows = true},
+    {.tensor = "lm_head.bias", .param = "lm_head.bias"},
     {.tensor = "lm_head.weight",
      .param = "embed_tokens.weight",
      .tied = true,
      .grows = true},
     {.tensor = ATTN "rotary_emb.inv_freq"},
+    {.tensor = "gpt_neox.layers.{}.attention.rotary_emb.inv_freq"},
+    {.tensor = "gpt_neox.layers.{}.attention.bias"},
+    {.tensor = "gpt_neox.layers.{}.attention.masked_bias"},
     /* Beside a text model. */
     {.tensor = "vision_tower.*"},
     {.tensor = "multi_modal_projector.*"},
     {0},
 };
 
+static const struct iz_hf_word hf_words[] = {
+    {"hunyuan_v1_dense", "q_norm", "query_layernorm"},
+    {"hunyuan_v1_dense", "k_norm", "key_layernorm"},
+    {"starcoder2", "up_proj", "c_fc"},
+    {"starcoder2", "down_proj", "c_proj"},
+    {"phi", "o_proj", "dense"},
+    {"phi", "up_proj", "fc1"},
+    {"phi", "down_proj", "fc2"},
+    {"phi", "model.norm", "model.final_layernorm"},
+    {"gpt_neox", "self_attn.qkv_proj", "attention.query_key_value"},
+    {"gpt_neox", "self_attn.o_proj", "attention.dense"},
+    {"gpt_neox", "up_proj", "dense_h_to_4h"},
+    {"gpt_neox", "down_proj", "dense_4h_to_h"},
+    {"gpt_neox", "embed_tokens", "embed_in"},
+    {"gpt_neox", "model.norm", "model.final_layer_norm"},
+    {"gpt_neox", "model.", "gpt_neox."},
+    {"gpt_neox", "lm_head", "embed_out"},
+    {0},
+};
+
 #undef OURS
-#undef NAMED
 #undef ATTN
 #undef MLP
 #undef MIXTRAL
 #undef EXPERTS_IN
 #undef EXPERTS
 
-#define LAYERNORMS "cohere|cohere2|stablelm|jais2"
+#define LAYERNORMS "cohere|cohere2|stablelm|jais2|phi|gpt_neox"
 /* Of which some blocks have a window. */
 #define SORTED                                                                 \
     "vaultgemma|ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm"
 #define TIED                                                                   \
     "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|smollm3"
-#define THETAS "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3"
+#define THETAS                                                                 \
+    "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3|gpt_neox"
 #define BY_SORT "gemma3_text|olmo3"
-#define PARTLY "glm|glm4|nemotron|stablelm"
+#define PARTLY "glm|glm4|nemotron|stablelm|phi|gpt_neox"
+/* Whose attention_bias is of queries, keys and values; of all four products. */
 #define KEYED_BIAS "seed_oss|glm|glm4"
+#define BIASED_WHOLE                                                           \
+    "llama|qwen3|granite|arcee|olmo|olmo2|olmo3|gemma|gemma2|gemma3_text|"     \
+    "vaultgemma|cohere|cohere2|nemotron|smollm3|hunyuan_v1_dense|"             \
+    "hyperclovax|iquestcoder|internlm3"
 
 static bool never(const void *self)
 {
     return false;
+}
+
+static bool has_query_beta(const void *self)
+{
+    return ((const struct iz_llama_config *)self)->rope_scaling_query_beta != 0;
 }
 
 static bool is_scaled(const void *self)
@@ -228,15 +273,17 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "num_hidden_layers", .key = "layers"},
     {.name = "num_attention_heads", .key = "heads", .types = "!gemma3_text"},
     {"num_attention_heads", "heads", "8", .types = "gemma3_text"},
-    {"num_key_value_heads", "kv_heads", "0", .types = "!gemma3_text",
+    {"num_key_value_heads", "kv_heads", "0", .types = "!gemma3_text|gpt_neox",
      .null_is_zero = true},
     {"num_key_value_heads", "kv_heads", "4", .types = "gemma3_text"},
     {"head_dim", "head_dim", "0",
-     .types = "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
-              "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma",
+     .types =
+         "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
+         "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma|gpt_neox|ministral3",
      .null_is_zero = true},
     {"head_dim", "head_dim", "128",
-     .types = "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm"},
+     .types =
+         "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm|ministral3"},
     {"head_dim", "head_dim", "256", .types = "gemma|" GEMMAS},
     {.name = "hidden_size", .key = "width"},
     {.name = "intermediate_size", .key = "ffn", .types = "!mixtral"},
@@ -281,7 +328,7 @@ static const struct iz_hf_key hf_keys[] = {
               "smollm3|gemma|gemma2|gemma3_text|vaultgemma|hyperclovax"},
     {"rms_norm_eps", "norm_eps", "1e-05",
      .types = "mixtral|phi3|ernie4_5|arcee|olmo2|olmo3|exaone4|"
-              "hunyuan_v1_dense|internlm3|iquestcoder|cwm"},
+              "hunyuan_v1_dense|internlm3|iquestcoder|cwm|ministral3"},
     {"rms_norm_eps", "norm_eps", "1e-08", .types = "helium"},
     {"rms_norm_eps", "norm_eps", "1.5625e-07", .types = "glm|glm4"},
     {"layer_norm_eps", "norm_eps", "1e-05", .types = LAYERNORMS},
@@ -295,7 +342,11 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "hidden_act",
      .values = "\"silu\"",
      .types = "!arcee|gemma|gemma2|gemma3_text|starcoder2|nemotron|jais2|"
-              "vaultgemma"},
+              "vaultgemma|phi|gpt_neox"},
+    {.name = "hidden_act",
+     .values = "\"gelu_new\"|\"gelu_pytorch_tanh\"|\"gelu_fast\"",
+     .types = "phi"},
+    {.name = "hidden_act", .values = "\"gelu\"", .types = "gpt_neox"},
     {.name = "hidden_act",
      .values = "\"relu2\"",
      .types = "arcee|nemotron|jais2"},
@@ -307,24 +358,29 @@ static const struct iz_hf_key hf_keys[] = {
      .types = GEMMAS},
     {"attention_bias", "qkv_bias", "true", .types = KEYED_BIAS},
     {"use_qkv_bias", "qkv_bias", "false", .types = "stablelm"},
-    {.name = "attention_bias", .values = "true", .types = "jais2"},
-    {.name = "attention_bias",
-     .values = "false",
-     .types = "!mistral|qwen2|mixtral|phi3|ernie4_5|ministral|stablelm|"
-              "starcoder2|exaone4|jais2|cwm|" KEYED_BIAS},
-    {.name = "attention_out_bias", .values = "false", .types = "seed_oss"},
-    {.name = "mlp_bias", .values = "true", .types = "jais2"},
-    {.name = "mlp_bias",
-     .values = "false",
-     .types =
-         "llama|arcee|granite|hyperclovax|helium|nemotron|seed_oss|smollm3|"
-         "iquestcoder|cwm"},
-    {.name = "use_bias", .values = "false", .types = "ernie4_5"},
-    {.name = "use_bias", .values = "true", .types = "starcoder2"},
+    {"attention_bias", "qkv_bias", "true", .types = "jais2|gpt_neox"},
+    {"attention_bias", "proj_bias", "true", .types = "jais2|gpt_neox",
+     .write = never},
+    {"attention_bias", "qkv_bias", "false", .types = BIASED_WHOLE "|helium"},
+    {"attention_bias", "proj_bias", "false", .types = BIASED_WHOLE,
+     .write = never},
+    {.name = "attention_bias", .values = "false", .types = "qwen3_moe"},
+    {"attention_out_bias", "proj_bias", "false", .types = "seed_oss"},
+    {"mlp_bias", "mlp_bias", "true", .types = "jais2"},
+    {"mlp_bias", "mlp_bias", "false",
+     .types = "llama|arcee|granite|hyperclovax|helium|nemotron|seed_oss|"
+              "smollm3|iquestcoder|internlm3|cwm"},
+    {"use_bias", "qkv_bias", "false", .types = "ernie4_5"},
+    {"use_bias", "qkv_bias", "true", .types = "starcoder2"},
+    {"use_bias", "proj_bias", "false", .types = "ernie4_5", .write = never},
+    {"use_bias", "proj_bias", "true", .types = "starcoder2", .write = never},
+    {"use_bias", "mlp_bias", "false", .types = "ernie4_5", .write = never},
+    {"use_bias", "mlp_bias", "true", .types = "starcoder2", .write = never},
     {.name = "clip_qkv", .values = "null", .types = "olmo"},
     {.name = "use_qk_norm", .values = "false", .types = "cohere"},
-    {.name = "qk_layernorm", .values = "false", .types = "stablelm"},
-    {.name = "use_parallel_residual", .values = "false", .types = "stablelm"},
+    {.name = "qk_layernorm", .values = "false", .types = "stablelm|phi"},
+    {"use_parallel_residual", "parallel", "false", .types = "stablelm"},
+    {"use_parallel_residual", "parallel", "true", .types = "gpt_neox"},
     {.name = "use_bidirectional_attention",
      .values = "null|false",
      .types = "gemma|" GEMMAS},
@@ -354,8 +410,8 @@ static const struct iz_hf_key hf_keys[] = {
      .null_is_zero = true},
     {"sliding_window", "window", "4096", .types = "cohere2"},
     {"sliding_window", "window", "8192", .types = "cwm", .null_is_zero = true},
-    {"sliding_window", "window", "0", .types = "mixtral|phi3|starcoder2",
-     .null_is_zero = true},
+    {"sliding_window", "window", "0",
+     .types = "mixtral|phi3|starcoder2|ministral3", .null_is_zero = true},
     {.name = "sliding_window", .types = "qwen2|qwen3|qwen3_moe|smollm3"},
     {.name = "layer_types",
      .values = "\"full_attention\"|null",
@@ -406,8 +462,10 @@ static const struct iz_hf_key hf_keys[] = {
      .values = "\"default\"",
      .types = BY_SORT,
      .write = never},
+    {"rotary_emb_base", "rope_theta", "10000.0", .types = "gpt_neox"},
+    {"rotary_pct", "partial_rotary_factor", "0.25", .types = "gpt_neox"},
     {"partial_rotary_factor", "partial_rotary_factor", "0.5",
-     .types = "glm|glm4|nemotron"},
+     .types = "glm|glm4|nemotron|phi"},
     {"partial_rotary_factor", "partial_rotary_factor", "0.25",
      .types = "stablelm"},
     {"rope_parameters.partial_rotary_factor", "partial_rotary_factor",
@@ -437,6 +495,22 @@ static const struct iz_hf_key hf_keys[] = {
     {"rope_scaling.attention_factor", "rope_scaling_attention_factor", "",
      .null_is_zero = true, .write = has_amplitude},
     {"rope_scaling.rope_type", "rope_scaling_type", "", .write = is_scaled},
+    {"rope_scaling.llama_4_scaling_beta", "rope_scaling_query_beta",
+     .types = "ministral3", .write = has_query_beta},
+    {"rope_parameters.llama_4_scaling_beta", "rope_scaling_query_beta",
+     .types = "ministral3", .write = never},
+    /* Equal ones of 1 make a factor of 1, too. */
+    {"rope_parameters.mscale", "rope_scaling_attention_factor",
+     .types = "ministral3", .write = never},
+    {.name = "rope_parameters.mscale",
+     .values = "1.0|1",
+     .types = "ministral3",
+     .write = never},
+    {.name = "rope_parameters.mscale_all_dim",
+     .values = "1.0|1",
+     .types = "ministral3",
+     .write = never},
+    {.name = "rope_parameters.max_position_embeddings", .types = "ministral3"},
     {"rope_scaling.type", "rope_scaling_type", .write = never},
     {.name = "rope_parameters", .same = "rope_scaling"},
     {.name = "rope_parameters.partial_rotary_factor",
@@ -488,6 +562,7 @@ const struct iz_hf iz_llama_hf = {.types = iz_family_types,
                                   .type = hf_type,
                                   .prefix = "model.",
                                   .names = hf_names,
+                                  .words = hf_words,
                                   .keys = hf_keys,
                                   .lacks = iz_family_lacks};
 

@@ -29,7 +29,7 @@ int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
         weight("embed_tokens.weight", c->vocab, c->width, IZ_BLOCK_STD),
     };
     bool plus_one = b->has & IZ_HAS_PLUS_ONE;
-    struct iz_param head[3];
+    struct iz_param head[4];
     int n = 0;
     if (!(b->has & IZ_HAS_GATE))
         names.fc = "mlp.up_proj";
@@ -38,6 +38,8 @@ int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
                            plus_one ? IZ_INIT_ZERO : IZ_INIT_ONE);
     if (b->has & IZ_HAS_NORM_BIAS)
         head[n++] = vector("norm.bias", c->width, IZ_INIT_ZERO);
+    if (b->has & IZ_HAS_HEAD_BIAS)
+        head[n++] = vector("lm_head.bias", c->vocab, IZ_INIT_ZERO);
     if (!c->tie_embeddings)
         head[n++] = weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD);
     read_tokens(m, c->seq, c->vocab);

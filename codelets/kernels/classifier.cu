@@ -217,6 +217,36 @@ static void classifier_product(struct iz_exec *x,
     iz_product_cuda(x, &q, p.product);
 }
 
+/* The n logits of a chunk. */
+static void chunk_logits(struct iz_exec *x, const struct iz_classifier_parts &p,
+                         struct iz_view logits, struct iz_view a)
+{
+    struct iz_product q = iz_classifier_logits(logits, a, p.w);
+    if (p.b.rows) {
+        iz_matmul_bias_rows_cuda(x, logits, {}, p.b);
+        q.c = q.d;
+    }
+    classifier_product(x, p, q);
+}
+
+/* The first columns of `from`, as many as there are of `to`, rounded. */
+static void copy_row(struct iz_exec *x, struct iz_view to, struct iz_view from)
+{
+    const void *in = from.p;
+    iz_flat_sum_cuda(x, to.p, to.dtype, false, &in, 1, from.dtype,
+                     min64(to.cols, from.cols));
+}
+
+/* db of all chunks. */
+static void sum_db(struct iz_exec *x, const struct iz_classifier *c,
+                   const struct iz_classifier_parts &p)
+{
+    struct iz_view sum = iz_view_rows(p.db, 0, 1);
+    iz_matmul_column_sum_cuda(x, sum, iz_view_rows(p.db, 1, p.db.rows - 1),
+                              p.product);
+    copy_row(x, c->db, sum);
+}
+
 static struct of_samples by(const struct iz_classifier *c, int64_t first)
 {
     return {c->scales, c->scales ? c->a.rows / c->samples : 1, first};
@@ -236,7 +266,7 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         struct iz_view logits = iz_view_rows(p.logits, 0, n);
         struct iz_view d = iz_view_rows(p.grad, 0, n);
         const float *s = (const float *)logits.p;
-        classifier_product(x, p, iz_classifier_logits(logits, a, p.w));
+        chunk_logits(x, p, logits, a);
         if (c->cap != 0)
             iz_op_scale_cuda(x, logits, logits, 1, c->cap);
         if (!grad) {
@@ -247,11 +277,16 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
         IZ_LAUNCH(rows_bwd<T>, (unsigned)n, THREADS, 0, x->stream, (T *)d.p,
                   p.loss + at, s, p.target + at, vocab, ld, scale, c->cap,
                   by(c, at));
+        if (p.db.rows)
+            iz_matmul_column_sum_cuda(x, iz_view_rows(p.db, 1 + at / p.rows, 1),
+                                      d, p.product);
         if (p.dw.rows) /* reads a, which da may replace */
             classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
         classifier_product(
             x, p, iz_classifier_da(iz_view_rows(c->da, at, n), d, p.w));
     }
+    if (p.db.rows)
+        sum_db(x, c, p);
     if (!grad || !p.dw.rows || p.dw.p == c->dw.p)
         return;
     if (p.dw.dtype == c->dw.dtype)
@@ -269,6 +304,10 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
         int64_t vocab = c->w.rows;
         iz_op_copy_cuda(x, p.w, c->w);
         iz_op_clear_cuda(x, iz_view_rows(p.w, vocab, p.w.rows - vocab));
+    }
+    if (p.b.rows) {
+        iz_op_clear_cuda(x, p.b);
+        copy_row(x, p.b, c->b);
     }
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);

@@ -182,6 +182,9 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     if (grad && p.dw.rows && (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
         p.dw =
             iz_exec_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
+    p.b = iz_exec_work(&e, IZ_F32, c->b.rows, ld);
+    if (grad && iz_view_wanted(x, c->db))
+        p.db = iz_exec_work(&e, IZ_F32, 1 + (m + p.rows - 1) / p.rows, ld);
     p.product = iz_exec_work(&e, IZ_U8, 1, product_bytes(c, &p));
     p.bytes = e.work.peak;
     return p;
@@ -204,6 +207,8 @@ static void count_cuda(struct iz_exec *x, const struct iz_classifier *c,
     iz_exec_count(x, 0, rows * v * 4 + (grad ? dlogits : 0));
     if (c->cap != 0)
         iz_exec_count(x, 0, 2 * rows * v * 4);
+    if (p->b.rows)
+        iz_exec_count(x, 0, 2 * rows * v * 4 + (p->db.rows ? dlogits : 0));
     if (grad)
         iz_exec_count(x, flops,
                       dlogits + (double)iz_view_bytes(c->da) + chunks * w);
@@ -240,8 +245,13 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
     struct iz_view row =
         iz_exec_work(x, IZ_F32, grad && c->cap != 0, c->w.rows);
-    struct iz_linear l = {
-        .w = c->w, .out_in = true, .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
+    struct iz_linear l = {.w = c->w,
+                          .b = c->b,
+                          .out_in = true,
+                          .dw = grad ? sum_take(x, c->dw) : IZ_NONE};
+    bool biased = grad && iz_view_wanted(x, c->db);
+    struct iz_view db = iz_exec_work(x, IZ_F32, biased ? 2 : 0, c->w.rows);
+    struct iz_view sum_db = iz_view_rows(db, 0, biased);
     int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
     float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
@@ -260,13 +270,18 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
         if (!grad)
             continue;
         l.add = at > 0 && iz_view_wanted(x, l.dw);
+        l.db = biased ? iz_view_rows(db, at > 0, 1) : IZ_NONE;
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
+        if (biased && at)
+            iz_op_add(x, sum_db, l.db);
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
     }
     if (x->dry)
         return;
     if (c->loss)
         *c->loss = count ? sum / (double)count : 0;
+    if (biased)
+        iz_cast(c->db.p, c->db.dtype, sum_db.p, IZ_F32, sum_db.cols);
     if (grad && l.dw.p != c->dw.p)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));
 }

@@ -33,6 +33,8 @@ struct iz_classifier_parts {
                              * scratch where it has more rows, and in fp32 where
                              * it must be rounded at the end; rows = 0: not
                              * wanted */
+    struct iz_view b;       /* fp32 [1,cols], zeros beyond; or none */
+    struct iz_view db;      /* fp32 [1 + chunks,cols]: all, and of each chunk */
     int64_t rows;           /* of a chunk */
     int64_t bytes;          /* of all scratch */
 };

@@ -159,6 +159,10 @@ struct iz_rope {
     bool fractions;  /* YaRN: the numbers between which it mixes are no whole
                       * ones */
     float amplitude; /* of what is turned; 0: 1 */
+    /* The first heads, which are queries, are also multiplied by 1 +
+     * query_beta log(1 + floor(t / original_seq)). */
+    int queries;
+    double query_beta;
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
@@ -178,6 +182,11 @@ struct iz_rope_turns {
     float amplitude;
 };
 void iz_rope_turns_of(struct iz_rope_turns *out, const struct iz_rope *r);
+/* Of queries at position t, where there is a query_beta. */
+IZ_EITHER float iz_rope_query_factor(int64_t t, double beta, double original)
+{
+    return (float)(1 + beta * log(1 + floor((double)t / original)));
+}
 
 /* Every row of M chooses the k most probable of E experts, of equal ones those
  * with the lowest numbers.  There are so always kM rows by expert: in ascending
@@ -376,7 +385,7 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
 void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
                      struct iz_view dy, struct iz_view z, struct iz_view e);
 
-/* Logits a w^T and the cross-entropy with the targets, a chunk of rows at a
+/* Logits a w^T + b and the cross-entropy with the targets, a chunk of rows at a
  * time, so that the logits are never whole.  The loss is the mean over the rows
  * whose target is not -1 (0 where there is none).  Without da: the loss alone.
  */
@@ -387,6 +396,7 @@ struct iz_sample_loss {
 
 struct iz_classifier {
     struct iz_view a, w;   /* [M,C], [V,C] */
+    struct iz_view b, db;  /* [1,V] or absent */
     const int32_t *target; /* [M], -1 = ignored */
     struct iz_view da, dw; /* of loss * loss_scale; da may be a */
     float loss_scale;
@@ -418,12 +428,12 @@ struct iz_preference {
     double beta, sft;
 };
 
-/* What iz_preference reads beside the policy's classifier: what c->a and c->w
+/* What iz_preference reads beside the policy's classifier: what c->a, w and b
  * are for the reference, and by what sft is multiplied: these samples' part of
  * all chosen targets, 1 where they are all. */
 struct iz_pairs {
     const struct iz_preference *loss;
-    struct iz_view a, w;
+    struct iz_view a, w, b;
     double weight;
     struct iz_aux *aux; /* gets the figures of its pairs; NULL: nothing does
                          */

@@ -33,6 +33,7 @@ void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
     struct iz_sample_loss *each = work.p;
     struct iz_classifier k = {.a = c->a,
                               .w = c->w,
+                              .b = c->b,
                               .target = c->target,
                               .each = each,
                               .samples = c->samples};
@@ -40,6 +41,7 @@ void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
     iz_classifier(x, &k);
     k.a = p->a;
     k.w = p->w;
+    k.b = p->b;
     k.each = x->dry ? NULL : each + c->samples;
     iz_classifier(x, &k);
     iz_pair_loss(x, c, p, each, scales.p);

@@ -91,6 +91,13 @@ IZ_SIMD static void turn_halves(float *row, const float *cs, const float *sn,
     }
 }
 
+static void scale_queries(float *row, const struct iz_rope *r, int64_t t)
+{
+    float by = iz_rope_query_factor(t, r->query_beta, r->original_seq);
+    for (int64_t i = 0; i < (int64_t)r->queries * r->d; i++)
+        row[i] *= by;
+}
+
 /* Row by row of all samples, so that rows at the same position in their
  * documents share its angles. */
 static void turn_cpu(struct iz_view a, const int32_t *begins,
@@ -112,6 +119,8 @@ static void turn_cpu(struct iz_view a, const int32_t *begins,
                 turn_pairs(p, cs, sn, r, half);
             else
                 turn_halves(p, cs, sn, r->heads, r->d, half);
+            if (r->query_beta != 0)
+                scale_queries(p, r, at);
         }
 }
 
@@ -122,6 +131,7 @@ void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     assert(iz_rope_turned(r) % 2 == 0 && iz_rope_turned(r) <= r->d);
     assert(r->d <= IZ_ROPE_MOST && cols <= a.cols);
     assert(r->factor > 0 && a.rows % r->seq == 0);
+    assert(r->query_beta == 0 || iz_rope_turned(r) == r->d);
     iz_exec_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
     if (iz_exec_runs(x, IZ_CPU))
         turn_cpu(a, begins.p, r, back);

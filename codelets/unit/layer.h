@@ -195,6 +195,8 @@ enum iz_hf_layout {
     IZ_HF_TRANSPOSED, /* [cols, rows]; cut by columns of the parameter, too */
     IZ_HF_ROWS,       /* [rows, cols]; cut by rows */
     IZ_HF_FIRST_ROWS, /* those of a tensor that may have more; see `shorter` */
+    IZ_HF_BY_HEAD, /* [rows, cols], or [cols]: of each head its rows of queries,
+                    * of keys and of values, `each` of them */
 };
 
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
@@ -213,6 +215,13 @@ struct iz_hf_name {
     int64_t (*each)(const void *self); /* columns (or rows) for a number */
     const char *types;                 /* as in struct iz_hf_key */
     bool grows; /* rows are tokens: a folder may have fewer */
+};
+
+/* What these types have in the names of tensors in place of `is`, one after the
+ * other. */
+struct iz_hf_word {
+    const char *types; /* as in struct iz_hf_key */
+    const char *is, *theirs;
 };
 
 /* A key of config.json.  Several rows with the same `key` are alternative names
@@ -274,6 +283,7 @@ struct iz_hf {
     const char *(*type)(const void *self);
     const char *prefix;             /* of tensor names; a file may omit it */
     const struct iz_hf_name *names; /* ends with tensor = NULL */
+    const struct iz_hf_word *words; /* ends with types = NULL; may be NULL */
     const struct iz_hf_key *keys;   /* ends with name = NULL */
     const struct iz_hf_lack *lacks; /* ends with what = NULL; may be NULL */
 };

@@ -71,6 +71,31 @@ static bool hf_map_fill(char out[IZ_HF_NAME], const char *pattern,
     return true;
 }
 
+/* Of a model that no type describes: the names of the first one. */
+static const char *type_of(const struct iz_hf *hf, const struct iz_model *model)
+{
+    const char *type = hf->type ? hf->type(model->self) : NULL;
+    return type ? type : hf->types->name;
+}
+
+/* The name as the model's type has it. */
+static bool spell(char name[IZ_HF_NAME], const struct iz_hf *hf,
+                  const struct iz_model *model)
+{
+    const struct iz_hf_word *w = hf->words;
+    char was[IZ_HF_NAME];
+    int n = 0;
+    for (; w && w->types && n < IZ_HF_NAME; w++) {
+        const char *at = strstr(name, w->is);
+        if (!at || !iz_key_applies(type_of(hf, model), w->types))
+            continue;
+        memcpy(was, name, sizeof(was));
+        n = snprintf(name, IZ_HF_NAME, "%.*s%s%s", (int)(at - name), was,
+                     w->theirs, was + (at - name) + strlen(w->is));
+    }
+    return n < IZ_HF_NAME;
+}
+
 /* ---- tensors ---- */
 
 static struct iz_hf_tensor *hf_map_add(struct iz_hf_map *m)
@@ -117,7 +142,8 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
     bool by_rows = row->layout == IZ_HF_ROWS;
     char word[4 * IZ_HF_NAME];
     int64_t cut[CUTS], at = 0, total = by_rows ? p->rows : p->cols;
-    int64_t each = row->each ? row->each(model->self) : total;
+    bool by_head = row->layout == IZ_HF_BY_HEAD;
+    int64_t each = row->each && !by_head ? row->each(model->self) : total;
     int n = cuts(cut, row, model, each), first = atoi(number->of[1]);
     if (!n || total % each)
         return hf_map_refuse(p, "its tensors do not cover it");
@@ -128,7 +154,8 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
             return -ENOMEM;
         *t = *like;
         iz_text_word(word, sizeof(word), row->tensor, i);
-        if (!hf_map_fill(t->name, word, number, first + k / n))
+        if (!hf_map_fill(t->name, word, number, first + k / n) ||
+            !spell(t->name, m->hf, model))
             return hf_map_refuse(p, "the name of its tensor is too long");
         t->row = by_rows ? at : 0;
         t->col = by_rows ? 0 : at;
@@ -138,16 +165,9 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->transposed = row->layout == IZ_HF_TRANSPOSED && !t->vector;
         t->first = row->layout == IZ_HF_FIRST_ROWS;
         t->grows = row->grows;
+        t->head = by_head ? row->each(model->self) : 0;
     }
     return 0;
-}
-
-/* Of a model that no type describes: the names of the first one. */
-static bool row_applies(const struct iz_hf *hf, const struct iz_hf_name *row,
-                        const struct iz_model *model)
-{
-    const char *type = hf->type ? hf->type(model->self) : NULL;
-    return iz_key_applies(type ? type : hf->types->name, row->types);
 }
 
 /* Only the rows with this value of `tied`; the number of rows that matched in
@@ -158,15 +178,18 @@ static int add_param(struct iz_hf_map *m, const struct iz_model *model,
     const struct iz_param *p = &model->unit[like->unit].param[like->param];
     const struct iz_hf_name *row = m->hf->names;
     struct numbers number;
+    char name[IZ_HF_NAME];
     int err = 0;
     *found = 0;
     for (; row->tensor && !err; row++) {
         if (!row->param || row->tied != like->tied ||
             !matches(row->param, p->name, &number) ||
-            !row_applies(m->hf, row, model))
+            !iz_key_applies(type_of(m->hf, model), row->types))
             continue;
         ++*found;
-        if (!like->tied || !iz_hf_map_find(m, row->tensor))
+        snprintf(name, sizeof(name), "%s", row->tensor);
+        if (!like->tied ||
+            (spell(name, m->hf, model) && !iz_hf_map_find(m, name)))
             err = add_tensors(m, model, row, like, &number);
     }
     return err;
@@ -326,8 +349,20 @@ int64_t iz_hf_flat(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
     return t->offset + (t->row + r->row) * t->width + t->col + r->col;
 }
 
+/* Where output i of all queries, keys and values is, where heads have theirs
+ * together. */
+static int64_t place_by_head(const struct iz_hf_tensor *t, int64_t i)
+{
+    int64_t heads = (t->vector ? t->cols : t->rows) / (3 * t->head);
+    int64_t part = i / (heads * t->head), head = i / t->head % heads;
+    return (3 * head + part) * t->head + i % t->head;
+}
+
 int64_t iz_hf_place(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
 {
+    if (t->head)
+        return t->vector ? place_by_head(t, r->col)
+                         : place_by_head(t, r->row) * t->cols + r->col;
     if (t->experts) {
         int64_t rows = t->rows / t->experts;
         return (r->row % rows * t->cols + r->col) * t->experts + r->row / rows;

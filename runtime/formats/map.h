@@ -22,6 +22,9 @@ struct iz_hf_tensor {
     /* [rows / experts, cols experts], where columns of all experts take turns;
      * 0: it is not.  Such are only read. */
     int64_t experts;
+    /* Rows, or elements of a vector, of a head's queries, which its keys and
+     * its values follow; 0: all queries come first. */
+    int64_t head;
 };
 
 struct iz_hf_named {

@@ -70,7 +70,8 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
                                   .width = b->cols,
                                   .row = e * outputs + row,
                                   .rows = out,
-                                  .cols = b->cols};
+                                  .cols = b->cols,
+                                  .head = t->head};
     l->fan_in_fan_out = t->transposed == a->out_in;
     l->out.n += 2;
     int err = name_matrix(&to[0], t->name, 'A');

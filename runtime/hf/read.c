@@ -130,7 +130,8 @@ static bool has_groups(const struct iz_hf_reader *r,
                 return false;
             n += m.n;
         }
-    return n == t->rows * t->cols && t->cols == t->width && !t->transposed;
+    return n == t->rows * t->cols && t->cols == t->width && !t->transposed &&
+           !t->head;
 }
 
 /* 1 if a tensor in few bits cannot be taken, after saying so.  A matrix lies
@@ -330,7 +331,7 @@ static void load_transposed(const struct iz_hf_tensor *t,
         }
 }
 
-/* Theirs has the columns of several experts in turns. */
+/* Theirs has columns of several experts, or parts of heads, in turns. */
 static void load_in_turns(const struct iz_hf_tensor *t,
                           const struct iz_coded *e, const struct iz_hf_rect *r,
                           float *out)
@@ -373,9 +374,10 @@ static void hf_read_take(const struct iz_hf_tensor *t, const struct iz_coded *e,
 {
     if (t->transposed)
         load_transposed(t, e, rect, out);
-    if (t->experts)
+    bool turns = t->experts || (t->head && t->vector);
+    if (turns)
         load_in_turns(t, e, rect, out);
-    for (int64_t i = 0; i < rect->rows && !t->transposed && !t->experts; i++) {
+    for (int64_t i = 0; i < rect->rows && !t->transposed && !turns; i++) {
         struct iz_hf_rect at = {rect->row + i, rect->col, 1, rect->cols};
         iz_coded_load(e, iz_hf_place(t, &at), out + i * t->width, rect->cols);
     }

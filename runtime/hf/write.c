@@ -355,6 +355,20 @@ static void put_rows(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
                  r->rows * r->cols);
 }
 
+/* A row after the other, or an element of a vector: each has a place. */
+static void put_heads(struct iz_hf_writer *w, int i, const struct iz_hf_rect *r,
+                      const float *in)
+{
+    const struct iz_hf_tensor *t = &w->o.map->tensor[i];
+    int64_t n = t->vector ? r->cols : r->rows, cols = t->vector ? 1 : r->cols;
+    for (int64_t k = 0; k < n && !w->err; k++) {
+        struct iz_hf_rect at = {r->row + (t->vector ? 0 : k),
+                                r->col + (t->vector ? k : 0), 1, cols};
+        put_elements(w, i, iz_hf_place(t, &at), in + k * (t->vector ? 1 : cols),
+                     cols);
+    }
+}
+
 /* One run of the file per column of the rectangle.  TILE columns are turned
  * together: they share cache lines. */
 static void put_columns(struct iz_hf_writer *w, int i, struct iz_hf_rect r,
@@ -386,6 +400,8 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
             const float *p = in + (iz_hf_flat(t, &rect[k]) - from);
             if (t->transposed)
                 put_columns(w, i, rect[k], p);
+            else if (t->head)
+                put_heads(w, i, &rect[k], p);
             else
                 put_rows(w, i, &rect[k], p);
         }

@@ -143,24 +143,33 @@ static void check_rope(enum iz_dtype act, struct iz_rope r, int64_t samples,
 }
 
 static const struct iz_rope llama3 = {
-    37, 3, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0};
+    37, 3, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0};
 
 static void rope_agrees_with_reference(void **state)
 {
     static const struct iz_rope r[] = {
-        {5, 1, 2, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {19, 3, 6, 10, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {1, 2, 256, 1e6, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {37, 5, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {11, 2, 80, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {300, 1, 128, 1e4, 8, 1, 4, 64, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {37, 3, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0},
-        {9, 3, 64, 1e4, 1, 0, 0, 0, 16, false, IZ_ROPE_LLAMA3, false, 0},
-        {9, 3, 24, 1e4, 1, 0, 0, 0, 0, true, IZ_ROPE_LLAMA3, false, 0},
-        {37, 2, 80, 5e5, 32, 1, 4, 8192, 20, true, IZ_ROPE_LLAMA3, false, 0},
-        {13, 2, 64, 1e4, 8, 1, 32, 512, 0, false, IZ_ROPE_LINEAR, false, 0},
-        {37, 3, 64, 1e4, 4, 1, 32, 64, 0, false, IZ_ROPE_YARN, false, 1.25f},
-        {37, 2, 80, 5e5, 16, 1, 8, 4096, 20, true, IZ_ROPE_YARN, true, 0.8f}};
+        {5, 1, 2, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {19, 3, 6, 10, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {1, 2, 256, 1e6, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {37, 5, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0, 0,
+         0},
+        {11, 2, 80, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {300, 1, 128, 1e4, 8, 1, 4, 64, 0, false, IZ_ROPE_LLAMA3, false, 0, 0,
+         0},
+        {37, 3, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0, 0,
+         0},
+        {9, 3, 64, 1e4, 1, 0, 0, 0, 16, false, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {9, 3, 24, 1e4, 1, 0, 0, 0, 0, true, IZ_ROPE_LLAMA3, false, 0, 0, 0},
+        {37, 2, 80, 5e5, 32, 1, 4, 8192, 20, true, IZ_ROPE_LLAMA3, false, 0, 0,
+         0},
+        {13, 2, 64, 1e4, 8, 1, 32, 512, 0, false, IZ_ROPE_LINEAR, false, 0, 0,
+         0},
+        {37, 3, 64, 1e4, 4, 1, 32, 64, 0, false, IZ_ROPE_YARN, false, 1.25f, 0,
+         0},
+        {37, 2, 80, 5e5, 16, 1, 8, 4096, 20, true, IZ_ROPE_YARN, true, 0.8f, 0,
+         0},
+        {37, 3, 64, 1e4, 4, 1, 32, 8, 0, false, IZ_ROPE_YARN, false, 1, 2,
+         0.3}};
     for (int k = 0; k < 2 * COUNT(r); k += scene_step()) {
         enum iz_dtype act = scene_type(k);
         int i = k / 2;
@@ -173,7 +182,7 @@ static void rope_agrees_with_reference(void **state)
     if (backend.large)
         check_rope(backend.act(IZ_BF16),
                    (struct iz_rope){300, 40, 128, 5e5, 32, 1, 4, 8192, 0, false,
-                                    IZ_ROPE_LLAMA3, false, 0},
+                                    IZ_ROPE_LLAMA3, false, 0, 0, 0},
                    2, 8);
 }
 

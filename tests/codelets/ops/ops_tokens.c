@@ -282,7 +282,7 @@ static void embedding_refuses_tokens_outside_of_the_vocabulary(void **state)
 
 /* ---- classifier --------------------------------------------------------- */
 
-enum { A, W, DA, DW, TARGET, LOSS, CLASS_TENSORS };
+enum { A, W, DA, DW, TARGET, LOSS, B, DB, CLASS_TENSORS };
 
 struct classifier {
     struct scene s;
@@ -292,11 +292,11 @@ struct classifier {
     int odd;   /* rows of DW before the gradient */
     int spare; /* rows behind those of W */
     int count; /* of targets; with none all results are exactly 0 */
-    bool frozen;
+    bool frozen, biased;
     /* What is expected, and how far the errors of the logits' gradients may
      * move it; owned. */
     double want_loss;
-    struct near *da, *dw;
+    struct near *da, *dw, *db;
 };
 
 static int64_t vocabulary(const struct classifier *k)
@@ -317,6 +317,10 @@ static struct iz_classifier classifier_of(const struct classifier *k,
                               .cap = k->cap,
                               .loss = v[LOSS].p};
     c.w.room = k->spare * v[W].cols;
+    if (k->biased) {
+        c.b = v[B];
+        c.db = v[DB];
+    }
     if (k->frozen) /* its type is all that is left of the gradient */
         c.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     return c;
@@ -338,10 +342,13 @@ static void classify_backward(struct iz_exec *x, const struct iz_view *v,
 }
 
 static const struct pass loss_alone = {
-    classify_forward, BIT(A) | BIT(W) | BIT(TARGET), BIT(LOSS)};
-static const struct pass both = {classify_backward,
-                                 BIT(A) | BIT(W) | BIT(TARGET),
-                                 BIT(LOSS) | BIT(DA) | BIT(DW)};
+    classify_forward, BIT(A) | BIT(W) | BIT(B) | BIT(TARGET), BIT(LOSS)};
+static const struct pass both_plain = {classify_backward,
+                                       BIT(A) | BIT(W) | BIT(TARGET),
+                                       BIT(LOSS) | BIT(DA) | BIT(DW)};
+static const struct pass both_biased = {
+    classify_backward, BIT(A) | BIT(W) | BIT(B) | BIT(TARGET),
+    BIT(LOSS) | BIT(DA) | BIT(DW) | BIT(DB)};
 
 /* s: rows, width, vocabulary, and whether there is no target; else every fifth
  * is ignored. */
@@ -357,7 +364,9 @@ static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
                                        [DA] = tensor_new(act, s[0], s[1], 1),
                                        [DW] = tensor_new(dw, s[2] + 1, s[1], 1),
                                        [TARGET] = bytes_new(s[0] * 4),
-                                       [LOSS] = bytes_new(8)}},
+                                       [LOSS] = bytes_new(8),
+                                       [B] = tensor_new(param, 1, s[2], 0.5),
+                                       [DB] = tensor_new(dw, 1, s[2], 1)}},
                            .scale = 64,
                            .spare = spare};
     k.target = k.s.t[TARGET].v.p;
@@ -382,6 +391,7 @@ static void classifier_free(struct classifier *k)
 {
     free(k->da);
     free(k->dw);
+    free(k->db);
     scene_free(&k->s);
 }
 
@@ -396,17 +406,19 @@ static void near_add(struct near *to, double g, double off, const double *x,
 
 /* A logit is off by the roundings of its sum, by which its probability is off
  * in proportion, once itself and once in the sum of exponentials; the
- * exponentials add 1e-6.  The gradient is rounded, and the sums that it is
+ * exponentials add 1e-6.  The slope of a cap is off where it is a small
+ * difference.  The gradient is rounded, and the sums that it is
  * added to are of fp32, up to a million numbers long. */
 static void want_row(struct classifier *k, int64_t i, double scale)
 {
     const struct tensor *t = k->s.t;
     int64_t n = vocabulary(k), c = t[A].v.cols;
-    const double *a = t[A].d + i * c, *w = t[W].d;
+    const double *a = t[A].d + i * c, *w = t[W].d, one = 1;
     double *s = calloc((size_t)n, sizeof(*s)), max = -INFINITY, sum = 0;
-    double off = 0, sums = 0x1p-21 * fmax(1, sqrt((double)n) / 256);
+    double off = 0, sums = 0x1p-20 * fmax(1, sqrt((double)n) / 256);
     for (int64_t v = 0; v < n; v++) {
         struct want l = {0, 0};
+        want_add(&l, k->biased ? t[B].d[v] : 0);
         for (int64_t j = 0; j < c; j++)
             want_add(&l, a[j] * w[v * c + j]);
         s[v] = k->cap != 0 ? k->cap * tanh(l.is / k->cap) : l.is;
@@ -418,11 +430,13 @@ static void want_row(struct classifier *k, int64_t i, double scale)
     for (int64_t v = 0; v < n; v++) {
         double p = exp(s[v] - max) / sum;
         double of = k->cap != 0 ? s[v] / k->cap : 0;
-        double g = scale * (p - (v == k->target[i])) * (1 - of * of);
-        double err = scale * p * (2 * off + 1e-6) +
+        double raw = scale * (p - (v == k->target[i]));
+        double g = raw * (1 - of * of);
+        double err = scale * p * (2 * off + 1e-6) + fabs(raw * of) * 0x1p-20 +
                      fixture_rounding(t[A].v.dtype, g) + sums * fabs(g);
         near_add(k->da + i * c, g, err, w + v * c, c);
         near_add(k->dw + v * c, g, err, a, c);
+        near_add(k->db + v, g, err, &one, 1);
     }
     k->want_loss += max + log(sum) - s[k->target[i]];
     free(s);
@@ -439,6 +453,7 @@ static void classifier_want(struct classifier *k)
     const struct tensor *t = k->s.t;
     k->da = calloc((size_t)iz_view_len(t[DA].v), sizeof(*k->da));
     k->dw = calloc((size_t)iz_view_len(t[DW].v), sizeof(*k->dw));
+    k->db = calloc((size_t)iz_view_len(t[DB].v), sizeof(*k->db));
     for (int64_t i = 0; i < t[A].v.rows; i++)
         k->count += k->target[i] >= 0;
     if (!k->count)
@@ -449,6 +464,7 @@ static void classifier_want(struct classifier *k)
     k->want_loss /= k->count;
     near_round(k->da, t[DA].v);
     near_round(k->dw, t[DW].v);
+    near_round(k->db, t[DB].v);
 }
 
 /* flops: how often those of one product. */
@@ -466,27 +482,32 @@ static void check_run(struct classifier *k, const struct pass *p, int flops)
     dw.v = iz_view_rows(dw.v, k->odd, vocabulary(k));
     if (!k->frozen && !(k->s.unwanted & BIT(DW)))
         fixture_near("dw", &dw, k->dw);
+    if (k->biased)
+        fixture_near("db", &t[DB], k->db);
 }
 
-static float cap; /* of what follows */
+static float cap;   /* of what follows */
+static bool biased; /* the same */
 
 static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
                              const int64_t *s, int odd, int spare)
 {
     struct classifier k = classifier_new(param, dw, s, spare);
+    const struct pass *both = biased ? &both_biased : &both_plain;
     k.cap = cap;
+    k.biased = biased;
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
     double forward = *k.loss;
-    check_run(&k, &both, 3);
+    check_run(&k, both, 3);
     assert_true(fabs(*k.loss - forward) <= 0x1p-27);
     assert_true(!k.count ||
                 forward == iz_classifier_even(forward * k.count) / k.count);
-    scene_in_place(&k.s, &both, &k, 1, (const int[][2]){{DA, A}});
+    scene_in_place(&k.s, both, &k, 1, (const int[][2]){{DA, A}});
     k.frozen = spare;
     k.s.unwanted = spare ? 0 : BIT(DW);
-    check_run(&k, &both, 2);
+    check_run(&k, both, 2);
     classifier_free(&k);
 }
 
@@ -496,12 +517,15 @@ static void check_gradient_types(enum iz_dtype param, const int64_t *s)
     check_classifier(param, IZ_F32, s, 0, 64);
 }
 
-static void classifier_agrees_with_a_cap(void **state)
+static void classifier_agrees_with_a_cap_or_a_bias(void **state)
 {
     static const int64_t size[][4] = {{7, 3, 17}, {9, 8, 384}, {5, 3, 8200}};
     cap = 1.5f;
     scene_each(backend_computes, size, COUNT(size), 1, check_gradient_types);
     cap = 0;
+    biased = true;
+    scene_each(backend_computes, size, COUNT(size), 1, check_gradient_types);
+    biased = false;
 }
 
 /* 8200 and 16900 logits take a block of threads more than one turn. */
@@ -523,9 +547,11 @@ static void classifier_agrees_in_chunks(void **state)
     static const int64_t cpu[4] = {20, 1, 1 << 20}, gpu[4] = {1400, 3, 50257};
     static const int64_t emulated[4] = {17, 3, 2003};
     const int64_t *size = backend.large ? gpu : backend.become ? emulated : cpu;
+    biased = true;
     for (int t = backend.large ? 2 : 0; t < 3; t += backend.become ? 1 : 2)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2,
                          64 * (t == 1));
+    biased = false;
 }
 
 /* What comes of a[0,0] = value and w[0,0] = w in the loss of row 0. */
@@ -539,7 +565,7 @@ static double loss_with(double value, double w, int64_t vocab)
         k.target[i] = i ? -1 : 1;
     tensor_store(&k.s.t[A]);
     tensor_store(&k.s.t[W]);
-    scene_run(&k.s, &both, &k);
+    scene_run(&k.s, &both_plain, &k);
     double loss = *k.loss;
     scene_run(&k.s, &loss_alone, &k);
     assert_true(*k.loss == loss || (isnan(loss) && isnan(*k.loss)) ||
@@ -586,7 +612,7 @@ int ops_tokens(void)
     };
     const struct CMUnitTest classifier[] = {
         SEEDED(classifier_agrees_with_reference),
-        SEEDED(classifier_agrees_with_a_cap),
+        SEEDED(classifier_agrees_with_a_cap_or_a_bias),
         SEEDED(classifier_agrees_in_chunks),
         SEEDED(classifier_shows_nan_and_overflow),
         SEEDED(classifier_refuses_a_foreign_target),

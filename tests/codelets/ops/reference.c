@@ -145,6 +145,9 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
             double complex z = *lo + *hi * I;
             z *= cexp((back ? -turn : turn) * I) *
                  (r->amplitude != 0 ? (double)r->amplitude : 1);
+            if (i < r->queries * r->d)
+                z *= 1 + r->query_beta *
+                             log1p((double)(t % r->seq / (int)r->original_seq));
             *lo = creal(z);
             *hi = cimag(z);
         }

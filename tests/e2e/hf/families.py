@@ -70,6 +70,19 @@ FAMILIES = {
     "gemma3_text linear": {**WIDE, **SORTS, "rope_parameters": {
         "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0},
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "ministral3": {**WIDE, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}},
+    # What a family may have or not.
+    "llama biases": {**WIDE, "attention_bias": True, "mlp_bias": True},
+    "phi": {}, "olmo2 biases": {"attention_bias": True},
+    "gemma3_text biases": {**WIDE, **SORTS, "attention_bias": True},
+    "gpt_neox sequential": {"use_parallel_residual": False, "attention_bias": False},
+    "starcoder2 bare": {"use_bias": False}, "ernie4_5 biases": {**WIDE, "use_bias": True},
+    "cwm biases": {**WIDE, **SORTS, "mlp_bias": True},
+    "seed_oss biases": {**WIDE, "attention_out_bias": True, "mlp_bias": True},
+    "cohere2 biases": {**SORTS, "attention_bias": True},
+    "stablelm parallel": {"use_parallel_residual": True},
 }
 
 
@@ -92,7 +105,8 @@ def write(family, golden, path):
 
 # Of PEFT's rank_pattern and alpha_pattern.
 RANKS, ALPHAS = {r".*layers\.1\..*": 2, "(o|c)_proj": 3}, {"down_proj|c_proj": 9}
-HEAD, OTHERS = "base_model.model.", "model.embed_tokens|lm_head|.*norm"
+HEAD = "base_model.model."
+OTHERS = "model.embed_tokens|lm_head|.*norm|gpt_neox.embed_in|embed_out"
 
 
 def adapter(family, golden):

@@ -444,9 +444,8 @@ CONFIGS = [
     ("qwen2", {}, {"model.qkv_bias": False}, [["model.qkv_bias", "config.json"]]),
     ("qwen2", {"use_sliding_window": True}, {}, [["use_sliding_window"]]),
     ("mistral", {"sliding_window": None}, {}, None),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu",
-               "model_type": "rwkv"}, {},
-     [["attention_bias"], ["mlp_bias"], ["hidden_act"], ["model_type"]]),
+    ("llama", {"partial_rotary_factor": 0.5, "hidden_act": "gelu", "model_type": "rwkv"},
+     {}, [["partial_rotary_factor"], ["hidden_act"], ["model_type"]]),
     ("llama", {"hidden_size": None}, {}, [["in/config.json: hidden_size"]]),
     *(("llama", {SCALING: theirs}, {}, words) for theirs, words in (
         ({"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}, [["mscale"]]),

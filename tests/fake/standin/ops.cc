@@ -101,7 +101,7 @@ struct reacher {
     void one(struct iz_classifier &k)
     {
         int64_t samples = k.samples;
-        all(k.w, k.dw, k.da, k.a, k.target);
+        all(k.w, k.dw, k.da, k.a, k.b, k.db, k.target);
         k.loss = reach(k.loss, sizeof(*k.loss));
         k.each = reach(k.each, samples * (int64_t)sizeof(*k.each));
         k.scales = reach(k.scales, samples * (int64_t)sizeof(*k.scales));
