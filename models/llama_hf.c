@@ -517,9 +517,10 @@ static const struct iz_hf_key hf_keys[] = {
      .values = "1.0|1",
      .types = "!" PARTLY,
      .write = never},
-    {"rope_parameters.rope_theta", "rope_theta", .types = "!olmo3",
+    /* Of types that have it by sort of block, transformers reads no other. */
+    {"rope_parameters.rope_theta", "rope_theta", .types = "!" BY_SORT,
      .write = never},
-    OTHER("rope_parameters", NULL),
+    OTHER("rope_parameters", "!" BY_SORT),
     OTHER("rope_parameters.full_attention", BY_SORT),
     {0},
 };

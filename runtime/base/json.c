@@ -16,6 +16,55 @@ json_t *iz_json_open(const char *text, int64_t bytes)
     return json_loadb(text, (size_t)bytes, HOW, NULL);
 }
 
+/* What Python writes and JSON has not, and the string that stands for it. */
+static const struct {
+    const char *word, *text;
+} odd[] = {{"-Infinity", "\"-Infinity, no JSON\""},
+           {"Infinity", "\"Infinity, no JSON\""},
+           {"NaN", "\"NaN, no JSON\""}};
+
+/* Prints a text with those words, or their strings, replaced by the other. */
+static void print_odd(FILE *out, const char *p, bool to_text)
+{
+    bool inside = false;
+    while (*p) {
+        int i = 0;
+        const char *is = NULL;
+        for (; i < 3 && !is && !inside; i++) {
+            const char *from = to_text ? odd[i].word : odd[i].text;
+            if (strncmp(p, from, strlen(from)) == 0)
+                is = from;
+        }
+        if (is) {
+            fputs(to_text ? odd[i - 1].text : odd[i - 1].word, out);
+            p += strlen(is);
+            continue;
+        }
+        inside ^= *p == '"';
+        if (inside && p[0] == '\\' && p[1])
+            fputc(*p++, out);
+        fputc(*p++, out);
+    }
+}
+
+void iz_json_put(FILE *out, const char *text)
+{
+    print_odd(out, text, false);
+}
+
+/* A whole file's, once more. */
+static json_t *load_odd(const char *text)
+{
+    struct iz_text t;
+    FILE *out = iz_text_open(&t);
+    if (out)
+        print_odd(out, text, true);
+    char *plain = iz_text_close(&t);
+    json_t *v = plain ? json_loads(plain, HOW, NULL) : NULL;
+    free(plain);
+    return v;
+}
+
 json_t *iz_json_read(const char *path, FILE *err)
 {
     json_error_t e = {.text = ""};
@@ -24,6 +73,8 @@ json_t *iz_json_read(const char *path, FILE *err)
     const char *fault = text ? "not a JSON object" : strerror(errno);
     bool pointer = text && iz_text_is_pointer(text, bytes);
     json_t *v = text ? json_loadb(text, (size_t)bytes, HOW, &e) : NULL;
+    if (text && !v)
+        v = load_odd(text);
     free(text);
     if (json_is_object(v))
         return v;

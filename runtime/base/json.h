@@ -12,7 +12,8 @@
 
 /* Any JSON value; members that occur twice are refused.  NULL: not JSON. */
 json_t *iz_json_open(const char *text, int64_t bytes);
-/* The object that a whole file is.  NULL with the fault printed on `err`, which
+/* The object that a whole file is; Infinity and NaN in it become strings, which
+ * iz_json_put prints as they were.  NULL with the fault printed on `err`, which
  * may be NULL. */
 json_t *iz_json_read(const char *path, FILE *err);
 
@@ -29,6 +30,8 @@ const char *iz_json_text_of(const json_t *object, const char *key);
 bool iz_json_same(const json_t *a, const json_t *b);
 /* On one line; malloc'ed.  NULL: no memory. */
 char *iz_json_dump(const json_t *v);
+/* Prints what that made of a part of a file. */
+void iz_json_put(FILE *out, const char *text);
 
 /* A string with its quotes. */
 void iz_json_print(FILE *out, const char *s);

@@ -481,8 +481,10 @@ static int put_rest(FILE *out, const struct iz_hf *hf,
         return -EINVAL;
     while ((key = iz_json_key(root, key))) {
         char *text = iz_json_dump(json_object_get(root, key));
-        if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key))
-            fprintf(out, ",\n  \"%s\": %s", key, text);
+        if (text && !strpbrk(key, "\"\\") && !is_ours(hf, t, key)) {
+            fprintf(out, ",\n  \"%s\": ", key);
+            iz_json_put(out, text);
+        }
         free(text);
     }
     json_decref(root);

@@ -58,6 +58,79 @@ def test_an_adapter_of_a_family_has_its_loss(family, place):
         families.adapter_tensors(family, GOLDEN)
 
 
+def empty(t):
+    return {**t, "model.norm.weight": ("F32", (0,), b"")}
+
+
+def one_bit(t):
+    """A head beside the embedding that it is tied to, but for one bit."""
+    data = bytearray(t["model.embed_tokens.weight"][2])
+    data[-4] ^= 1
+    return {**t, "lm_head.weight": (*t["model.embed_tokens.weight"][:2], bytes(data))}
+
+
+def rows_of(n):
+    """A vocabulary of other rows than config.json says."""
+    return lambda t: {k: ("F32", (n, v[1][1]), (v[2] * 2)[:4 * n * v[1][1]])
+                      if v[1][0] == 256 else v for k, v in t.items()}
+
+
+FLAT = {"rope_theta": 1e4, "rope_type": "default"}
+SORTED = {"full_attention": FLAT, "sliding_attention": FLAT}
+# A family, what config.json has otherwise, what the tensors have, and who is named by
+# the refusal; None: the loss is as before.
+TRAPS = [
+    ("gemma3_text", {"rope_parameters": FLAT}, None, "rope_parameters.rope_theta"),
+    ("llama", {"rope_parameters": SORTED}, None, "rope_parameters.full_attention"),
+    ("llama", {"rope_theta": 5e5}, None, "rope_parameters.rope_theta"),
+    ("gemma3_text", {"rope_local_base_freq": 5e5}, None,
+     "rope_parameters.sliding_attention.rope_theta"),
+    ("gemma3_text", {"sliding_window_pattern": 5}, None, "sliding_window_pattern"),
+    ("olmo", {}, one_bit, "lm_head.weight"),
+    ("olmo", {"head_dim": None}, None, None), ("qwen3", {"head_dim": None}, None, "head_dim"),
+    ("llama", {"vocab_size": 250}, None, "model.embed_tokens.weight"),
+    ("llama", {}, rows_of(250), "model.embed_tokens.weight"),
+    ("llama", {}, rows_of(320), "model.embed_tokens.weight"),
+    ("llama", {}, empty, "model.norm.weight"),
+    ("llama", {"time_step_limit": [0.0, float("inf")], "x": float("nan")}, None, None),
+    ("llama", {"rms_norm_eps": float("inf")}, None, "rms_norm_eps"),
+    ("llama", {"num_key_value_heads": float("nan")}, None, "num_key_value_heads"),
+    ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier")]
+
+
+@pytest.mark.parametrize("family, change, spoil, named", TRAPS)
+def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, place):
+    place.use(rows.program_of("llama"))
+    one = GOLDEN[family]
+    tensors = families.tensors(one["shapes"], family)
+    folder = families.hf.write(place.folder / "in", spoil(tensors) if spoil else tensors,
+                               {**one["config"], **change})
+    sample, out = place.folder / "sample", place.folder / "out"
+    sample.write_bytes(families.SAMPLE)
+    r = place.launch(1, config(folder, sample, **{
+        "run.steps": 1, "run.export": str(out)}))
+    if named:
+        run.refused(r, "model.import", named)
+        assert not r.steps
+        return
+    assert r.rc == 0 and abs(r.losses[0] - one["losses"][0]) < 1e-6 * r.losses[0], str(r)
+    written = json.loads((out / "config.json").read_text())
+    assert all(str(written[k]) == str(v) for k, v in change.items() if k != "head_dim")
+
+
+@pytest.mark.parametrize("data", (b"null", b"{}"))
+def test_metadata_of_weights_may_be_nothing(data, place):
+    place.use(rows.program_of("llama"))
+    folder = families.write("llama", GOLDEN, place.folder / "in")
+    sample, file = place.folder / "sample", folder / "model.safetensors"
+    sample.write_bytes(families.SAMPLE)
+    whole = file.read_bytes()
+    was = b'{"format": "pt"}'
+    file.write_bytes(whole.replace(was, data + b" " * (len(was) - len(data)), 1))
+    r = place.good(1, config(folder, sample, **{"run.steps": 1}))
+    assert abs(r.losses[0] - GOLDEN["llama"]["losses"][0]) < 1e-6 * r.losses[0]
+
+
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
 def test_transformers_has_these_losses_of_what_is_written(place):
     place.use(rows.program_of("llama"))
