@@ -34,6 +34,7 @@ struct iz_param {
     /* Of experts, whose matrices lie one below the other: these outputs come so
      * many times, as rows.  0: once. */
     int64_t times;
+    bool unlearnt; /* it is frozen whatever a config says */
     /* Set by the runtime (runtime/model/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
@@ -197,6 +198,10 @@ enum iz_hf_layout {
     IZ_HF_FIRST_ROWS, /* those of a tensor that may have more; see `shorter` */
     IZ_HF_BY_HEAD, /* [rows, cols], or [cols]: of each head its rows of queries,
                     * of keys and of values, `each` of them */
+    /* All experts in one tensor: [times, rows / times, cols], or with each
+     * transposed; of biases [times, cols / times]. */
+    IZ_HF_EXPERTS,
+    IZ_HF_EXPERTS_TRANSPOSED,
 };
 
 /* "h.{}.attn.c_attn.weight": {} is a number, the same in both names. */
@@ -213,8 +218,10 @@ struct iz_hf_name {
     /* Columns (or rows) of tensor i, from the model's self; NULL: all alike. */
     int64_t (*cut)(const void *self, int i);
     int64_t (*each)(const void *self); /* columns (or rows) for a number */
-    const char *types;                 /* as in struct iz_hf_key */
-    bool grows; /* rows are tokens: a folder may have fewer */
+    /* Of an ignored one: only numbers from this one on. */
+    int64_t (*beyond)(const void *self);
+    const char *types; /* as in struct iz_hf_key */
+    bool grows;        /* rows are tokens: a folder may have fewer */
 };
 
 /* What these types have in the names of tensors in place of `is`, one after the

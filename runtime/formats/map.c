@@ -132,6 +132,18 @@ static int cuts(int64_t out[CUTS], const struct iz_hf_name *row,
     return sum == total ? n : 0;
 }
 
+/* Makes t the tensor of all experts of p; biases are a column. */
+static void join_experts(struct iz_hf_tensor *t, const struct iz_param *p,
+                         bool transposed)
+{
+    t->times = p->times;
+    t->transposed = transposed;
+    if (!t->vector)
+        return;
+    t->rows = t->cols;
+    t->cols = t->width = 1;
+}
+
 /* The tensors of one parameter. */
 static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
                        const struct iz_hf_name *row,
@@ -141,6 +153,7 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
     const struct iz_param *p = &model->unit[like->unit].param[like->param];
     bool by_rows = row->layout == IZ_HF_ROWS;
     char word[4 * IZ_HF_NAME];
+    bool all = row->layout >= IZ_HF_EXPERTS;
     int64_t cut[CUTS], at = 0, total = by_rows ? p->rows : p->cols;
     bool by_head = row->layout == IZ_HF_BY_HEAD;
     int64_t each = row->each && !by_head ? row->each(model->self) : total;
@@ -166,6 +179,8 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->first = row->layout == IZ_HF_FIRST_ROWS;
         t->grows = row->grows;
         t->head = by_head ? row->each(model->self) : 0;
+        if (all)
+            join_experts(t, p, row->layout == IZ_HF_EXPERTS_TRANSPOSED);
     }
     return 0;
 }
@@ -242,7 +257,7 @@ static int sort_names(struct iz_hf_map *m)
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model)
 {
-    *m = (struct iz_hf_map){.hf = hf};
+    *m = (struct iz_hf_map){.hf = hf, .model = model};
     int err = add_params(m, model, false);
     if (!err)
         err = add_params(m, model, true);
@@ -290,14 +305,24 @@ bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name)
     struct numbers number;
     for (; row->tensor; row++) {
         const char *pattern = iz_hf_bare(m, row->tensor);
-        if (!row->param && matches(pattern, iz_hf_bare(m, name), &number))
+        if (!row->param && matches(pattern, iz_hf_bare(m, name), &number) &&
+            (!row->beyond ||
+             (m->model &&
+              iz_key_applies(type_of(m->hf, m->model), row->types) &&
+              atoi(number.of[0]) >= row->beyond(m->model->self))))
             return true;
     }
     return false;
 }
 
-int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[2])
+int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[IZ_HF_DIMS])
 {
+    if (t->times) {
+        shape[0] = t->times;
+        shape[1] = t->transposed ? t->cols : t->rows / t->times;
+        shape[2] = t->transposed ? t->rows / t->times : t->cols;
+        return t->vector ? 2 : 3;
+    }
     int64_t turns = t->experts ? t->experts : 1;
     shape[0] = t->transposed || t->vector ? t->cols : t->rows / turns;
     shape[1] = t->transposed ? t->rows : t->cols * turns;
@@ -358,11 +383,27 @@ static int64_t place_by_head(const struct iz_hf_tensor *t, int64_t i)
     return (3 * head + part) * t->head + i % t->head;
 }
 
+bool iz_hf_next(const struct iz_hf_tensor *t, struct iz_hf_rect *r,
+                struct iz_hf_rect *out)
+{
+    int64_t each = t->times ? t->rows / t->times : t->rows;
+    int64_t left = each - r->row % each;
+    *out = *r;
+    out->rows = r->rows < left ? r->rows : left;
+    r->row += out->rows;
+    r->rows -= out->rows;
+    return out->rows > 0;
+}
+
 int64_t iz_hf_place(const struct iz_hf_tensor *t, const struct iz_hf_rect *r)
 {
     if (t->head)
         return t->vector ? place_by_head(t, r->col)
                          : place_by_head(t, r->row) * t->cols + r->col;
+    if (t->times && t->transposed) {
+        int64_t rows = t->rows / t->times;
+        return (r->row / rows * t->cols + r->col) * rows + r->row % rows;
+    }
     if (t->experts) {
         int64_t rows = t->rows / t->experts;
         return (r->row % rows * t->cols + r->col) * t->experts + r->row / rows;

@@ -16,6 +16,8 @@ struct iz_hf_tensor {
     int64_t row, col, rows, cols;
     bool transposed; /* it lies there as [cols, rows] */
     bool vector;     /* it has one dimension */
+    int64_t times;   /* it is [times, rows / times, cols], each of these
+                      * transposed or not; 0: it is not */
     bool tied;       /* a second name; see struct iz_hf_name */
     bool first;      /* the first rows of a tensor that may have more */
     bool grows;      /* a tensor may have fewer rows: see read.c */
@@ -34,6 +36,7 @@ struct iz_hf_named {
 
 struct iz_hf_map {
     const struct iz_hf *hf;
+    const struct iz_model *model;
     struct iz_hf_tensor *tensor; /* in the order of units and parameters */
     int n;
     struct iz_hf_named *by_name; /* NULL: not sorted */
@@ -54,7 +57,8 @@ const char *iz_hf_bare(const struct iz_hf_map *m, const char *name);
 bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name);
 
 /* A tensor's dimensions. */
-int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[2]);
+enum { IZ_HF_DIMS = 3 };
+int iz_hf_shape(const struct iz_hf_tensor *t, int64_t shape[IZ_HF_DIMS]);
 
 /* A rectangle of a tensor, in rows and columns of the parameter counted from
  * the tensor's own. */
@@ -66,6 +70,10 @@ struct iz_hf_rect {
  * their number. */
 int iz_hf_rects(const struct iz_hf_tensor *t, int64_t from, int64_t to,
                 struct iz_hf_rect out[3]);
+/* The first rows of a rectangle that are of one of `times`: the others remain
+ * in *r.  False: there are none. */
+bool iz_hf_next(const struct iz_hf_tensor *t, struct iz_hf_rect *r,
+                struct iz_hf_rect *out);
 /* Where the first element of a rectangle lies in the unit's flat array. */
 int64_t iz_hf_flat(const struct iz_hf_tensor *t, const struct iz_hf_rect *r);
 /* Where it lies in the tensor. */

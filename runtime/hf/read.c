@@ -60,16 +60,18 @@ static int check_entry(const struct iz_hf_reader *r,
                        const struct iz_st_tensor *e)
 {
     char have[256], need[64];
-    int64_t want[2];
+    int64_t want[IZ_HF_DIMS];
     int dims = iz_hf_shape(t, want);
+    bool same = e->dims == dims;
     enum iz_dtype type;
     bool known = iz_st_dtype_read(e->dtype, &type);
     if (t->first)
         want[0] = r->rows;
     if (t->grows && r->tokens)
         want[0] = r->tokens;
-    if (known && e->dims == dims && e->shape[0] == want[0] &&
-        (dims == 1 || e->shape[1] == want[1]))
+    for (int i = 0; i < dims && same; i++)
+        same = e->shape[i] == want[i];
+    if (known && same)
         return 0;
     shape_text(have, sizeof(have), e->shape, e->dims);
     shape_text(need, sizeof(need), want, dims);
@@ -372,8 +374,9 @@ static int same_values(const struct iz_hf_reader *r,
 static void hf_read_take(const struct iz_hf_tensor *t, const struct iz_coded *e,
                          const struct iz_hf_rect *rect, float *out)
 {
-    if (t->transposed)
-        load_transposed(t, e, rect, out);
+    struct iz_hf_rect left = *rect, part;
+    while (t->transposed && iz_hf_next(t, &left, &part))
+        load_transposed(t, e, &part, out + (part.row - rect->row) * t->width);
     bool turns = t->experts || (t->head && t->vector);
     if (turns)
         load_in_turns(t, e, rect, out);

@@ -398,11 +398,13 @@ void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
         int rects = t->unit == unit ? iz_hf_rects(t, from, from + n, rect) : 0;
         for (int k = 0; k < rects && !w->err; k++) {
             const float *p = in + (iz_hf_flat(t, &rect[k]) - from);
-            if (t->transposed)
-                put_columns(w, i, rect[k], p);
-            else if (t->head)
+            struct iz_hf_rect left = rect[k], part;
+            while (t->transposed && iz_hf_next(t, &left, &part))
+                put_columns(w, i, part,
+                            p + (part.row - rect[k].row) * t->width);
+            if (t->head)
                 put_heads(w, i, &rect[k], p);
-            else
+            else if (!t->transposed)
                 put_rows(w, i, &rect[k], p);
         }
     }

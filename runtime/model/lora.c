@@ -286,6 +286,16 @@ static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
     int parts = n / experts, stem;
     set_strength(w, &whole, first, n);
+    if (n < experts) { /* all of them are one tensor */
+        bool wanted = w->file ? w->fused != NULL
+                              : is_wanted(w, whole.name) || is_part(w, first);
+        return wanted ? iz_text_refuse(
+                            w->err,
+                            "lora.%s: %s: its experts are published as one "
+                            "tensor, of which adapters are not built",
+                            w->file ? "import" : "targets", whole.name)
+                      : 0;
+    }
     if (w->fused && seen->experts) {
         bool has = iz_lora_fused(w->fused, whole.name, &stem);
         if (!stem)
