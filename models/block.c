@@ -59,7 +59,8 @@ struct kept {
     struct iz_view x2;      /* [M,C] after attention */
     /* Widened, before the nonlinearity: [M,F], or gate, up [M,2F]. */
     struct iz_view u;
-    struct iz_routes routes; /* with experts, whose u is by expert [kM,2F] */
+    struct iz_block_routed routed; /* with experts, whose u is by expert
+                                    * [kM,2F] */
 };
 
 static bool has_experts(const struct iz_layer *a)
@@ -95,7 +96,9 @@ static struct iz_attention attention_of(const struct iz_layer *a)
         .begins = a->begins,
         .window = sort_of(a) & IZ_SORT_WINDOW ? c->window : 0,
         .scale = c->score_scale,
-        .cap = c->score_cap};
+        .cap = c->score_cap,
+        .sinks = linear(a, SINKS).w,
+        .dsinks = linear(a, SINKS).dw};
 }
 
 static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
@@ -123,7 +126,7 @@ static struct kept block_saves(struct iz_exec *x, const struct iz_layer *a)
     else if (before)
         b.norm_2 = norm(x, a, NORM_2, iz_exec_save, m, 1);
     if (has_experts(a) || routes_only(a))
-        b.routes = iz_routes_saves(x, &c->experts, m);
+        b.routed = iz_block_routed_saves(x, a, m);
     if (has_experts(a))
         b.u = iz_exec_save_widened(x, x->act, m * c->experts.per_token,
                                    2 * (int64_t)c->experts.hidden);
@@ -140,16 +143,6 @@ static struct iz_view mlp_input(const struct iz_layer *a, const struct kept *b)
     return has(a, IZ_HAS_PARALLEL) ? tokens(a->x, c->width) : b->x2;
 }
 
-/* Chooses experts for the rows of h. */
-static void route_forward(struct iz_exec *x, const struct iz_layer *a,
-                          const struct kept *b, struct iz_view h)
-{
-    const struct iz_block *c = a->self;
-    struct iz_linear router = linear(a, ROUTER);
-    iz_experts_route(x, &c->experts, &b->routes, h, &router,
-                     a->again ? NULL : a->aux);
-}
-
 /* u from what the MLP reads; again: with norm_2's saved statistics, and experts
  * have been chosen. */
 static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
@@ -161,11 +154,12 @@ static void widen_forward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view h =
         normed(x, mlp_input(a, b), &b->norm_2, known); /* [M,C] */
     if (has_experts(a) && !again)
-        route_forward(x, a, b, h);
+        iz_block_route(x, a, &b->routed, h);
     if (has_experts(a))
-        iz_experts_widen(x, &b->routes, b->u, h, &fc);
+        iz_experts_widen(x, &b->routed.routes, b->u, h, &fc);
     else
         iz_matmul_fwd(x, b->u, IZ_NONE, h, &fc); /* [M,F] or [M,2F] */
+    iz_block_shared_widen(x, a, &b->routed, h);
     iz_exec_release(x, mark);
 }
 
@@ -290,7 +284,8 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
         return;
     }
     if (has_experts(a)) {
-        iz_experts_narrow(x, &b.routes, b.u, out, b.x2, &mlp);
+        iz_experts_narrow(x, &b.routed.routes, b.u, out, b.x2, &mlp, c->act);
+        iz_block_shared(x, a, &b.routed, out);
         return;
     }
     struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
@@ -331,24 +326,13 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_exec_release(x, begin);
 }
 
-/* From the gradients of the chosen weights and of what the experts did with h:
- * that of h in its place, and the router's. */
-static void route_backward(struct iz_exec *x, const struct iz_layer *a,
-                           const struct kept *b, struct iz_view dweight,
-                           struct iz_view h, struct iz_view dh)
-{
-    const struct iz_block *c = a->self;
-    struct iz_linear router = linear(a, ROUTER);
-    iz_experts_route_bwd(x, &c->experts, &b->routes, dweight, h, dh, &router,
-                         a->loss_scale);
-}
-
 /* The same with experts. */
 static void block_experts_backward(struct iz_exec *x, const struct iz_layer *a,
                                    const struct kept *b, struct iz_view dx,
                                    struct iz_view dy)
 {
-    const struct iz_routes *r = &b->routes;
+    const struct iz_block *c = a->self;
+    const struct iz_routes *r = &b->routed.routes;
     struct iz_linear fc = linear(a, FC), proj = linear(a, MLP_PROJ);
     int64_t mark = iz_exec_mark(x);
     struct iz_view dweight = iz_exec_work(x, IZ_F32, dx.rows, r->weight.cols);
@@ -357,11 +341,12 @@ static void block_experts_backward(struct iz_exec *x, const struct iz_layer *a,
     int64_t inner = iz_exec_mark(x);
     struct iz_view by =
         iz_exec_work(x, x->act, b->u.rows, dx.cols); /* [kM,C] */
-    iz_experts_narrow_bwd(x, r, b->u, dweight, by, dy, &proj);
+    iz_experts_narrow_bwd(x, r, b->u, dweight, by, dy, &proj, c->act);
     iz_norm_layer_fwd(x, h, b->x2, &b->norm_2, true);
     iz_experts_widen_bwd(x, r, b->u, dh, by, IZ_NONE, h, &fc);
     iz_exec_release(x, inner);
-    route_backward(x, a, b, dweight, h, dh);
+    iz_block_shared_bwd(x, a, &b->routed, dh, h, dy);
+    iz_block_route_bwd(x, a, &b->routed, dweight, h, dh);
     iz_norm_layer_bwd(x, dx, dy, h, b->x2, &b->norm_2);
     iz_exec_release(x, mark);
 }
@@ -446,11 +431,13 @@ void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_passed to = iz_passed_of(c, a->y, true);
     attention_forward(x, a, &b, tokens(a->x, c->width));
     iz_norm_layer_fwd(x, to.h, b.x2, &b.norm_2, false);
-    route_forward(x, a, &b, to.h);
+    iz_block_route(x, a, &b.routed, to.h);
+    iz_block_shared_widen(x, a, &b.routed, to.h);
     if (a->again)
         return;
     iz_op_copy(x, to.c, b.x2);
-    iz_routes_copy(x, &to.r, &b.routes);
+    iz_block_shared(x, a, &b.routed, to.c);
+    iz_routes_copy(x, &to.r, &b.routed.routes);
 }
 
 void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a)
@@ -462,7 +449,10 @@ void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a)
     int64_t mark = iz_exec_mark(x);
     struct iz_view h = iz_exec_work(x, x->act, dx.rows, dx.cols); /* [M,C] */
     iz_norm_layer_fwd(x, h, b.x2, &b.norm_2, true);
-    route_backward(x, a, &b, d.r.weight, h, d.h);
+    if (x->widens)
+        iz_block_shared_widen(x, a, &b.routed, h);
+    iz_block_shared_bwd(x, a, &b.routed, d.h, h, d.c);
+    iz_block_route_bwd(x, a, &b.routed, d.r.weight, h, d.h);
     iz_norm_layer_bwd(x, dx, d.c, h, b.x2, &b.norm_2);
     iz_exec_release(x, mark);
     attention_backward(x, a, &b, dx, dx, dx, IZ_NONE);

@@ -36,7 +36,12 @@ enum iz_block_has {
     IZ_HAS_ROPE = 1 << 17,           /* or turn queries and keys, */
     IZ_HAS_ROPE_PAIRS = 1 << 18,     /* column by column with its neighbour, */
     IZ_HAS_ROPE_IN_WINDOW = 1 << 19, /* in blocks with a window alone */
-    IZ_HAS_HEAD_BIAS = 1 << 20       /* of the logits */
+    IZ_HAS_HEAD_BIAS = 1 << 20,      /* of the logits */
+    IZ_HAS_SINKS = 1 << 24,          /* each head has a key without a value */
+    IZ_HAS_ROUTER_BIAS = 1 << 25,
+    IZ_HAS_SIGMOID = 1 << 26,    /* of the router's logits, else softmax */
+    IZ_HAS_CHOICE = 1 << 27,     /* a bias that is not learnt, for choosing */
+    IZ_HAS_SHARED_GATE = 1 << 28 /* of the expert that all rows go to */
 };
 
 /* GPT-2 and the vision transformer; Llama. */
@@ -73,8 +78,11 @@ struct iz_block {
 struct iz_block_names {
     const char *block, *norm_1, *qkv, *attn_proj, *norm_2, *fc, *mlp_proj;
     const char *q_norm, *k_norm, *behind_1, *behind_2;
-    /* Of a block with experts: its router, before its experts, and theirs. */
-    const char *router, *experts, *expert_fc, *expert_proj;
+    const char *sinks;
+    /* Of a block with experts: its router, before its experts, and theirs;
+     * those of the shared one. */
+    const char *router, *choice, *experts, *expert_fc, *expert_proj;
+    const char *shared_fc, *shared_proj, *shared_gate;
 };
 
 /* Of initial weights before a residual addition, so that the sum over all of

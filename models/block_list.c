@@ -6,6 +6,7 @@
 static bool has_place(const struct iz_block *b, int kind,
                       struct iz_block_place p)
 {
+    enum { NEVER = 1 << 30 };
     static const unsigned needs[PARTS][2] = {
         [NORM_1] = {IZ_HAS_BEFORE, IZ_HAS_BEFORE | IZ_HAS_NORM_BIAS},
         [QKV] = {0, IZ_HAS_QKV_BIAS},
@@ -13,20 +14,28 @@ static bool has_place(const struct iz_block *b, int kind,
         [NORM_2] = {IZ_HAS_BEFORE, IZ_HAS_BEFORE | IZ_HAS_NORM_BIAS},
         [FC] = {0, IZ_HAS_MLP_BIAS},
         [MLP_PROJ] = {0, IZ_HAS_MLP_BIAS},
-        [Q_NORM] = {IZ_HAS_QK_NORM},
-        [K_NORM] = {IZ_HAS_QK_NORM},
+        [Q_NORM] = {IZ_HAS_QK_NORM, NEVER},
+        [K_NORM] = {IZ_HAS_QK_NORM, NEVER},
+        [ROUTER] = {0, IZ_HAS_ROUTER_BIAS},
         [BEHIND_1] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS},
-        [BEHIND_2] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS}};
-    bool norm = p.part == NORM_1 || p.part == NORM_2 || p.part >= BEHIND_1;
+        [BEHIND_2] = {IZ_HAS_BEHIND, IZ_HAS_BEHIND | IZ_HAS_NORM_BIAS},
+        [SINKS] = {IZ_HAS_SINKS, NEVER},
+        [CHOICE] = {NEVER, IZ_HAS_CHOICE},
+        [SHARED_FC] = {0, NEVER},
+        [SHARED_PROJ] = {0, NEVER},
+        [SHARED_GATE] = {IZ_HAS_SHARED_GATE, NEVER}};
+    bool norm = p.part == NORM_1 || p.part == NORM_2 || p.part == BEHIND_1 ||
+                p.part == BEHIND_2;
+    bool shared = p.part >= SHARED_FC;
     unsigned need = needs[p.part][p.bias];
     if (kind == KIND_HEAD && p.part == FC)
         return p.bias && b->has & IZ_HAS_HEAD_BIAS;
     if (kind == KIND_HEAD)
         return p.part == NORM_1 && !(b->has & IZ_HAS_BARE) &&
                (!p.bias || b->has & IZ_HAS_NORM_BIAS);
-    if (p.part == ROUTER)
-        return kind != KIND_BLOCK && !p.bias;
-    if (p.bias && (p.part == Q_NORM || p.part == K_NORM))
+    if (kind == KIND_BLOCK && (shared || p.part == ROUTER || p.part == CHOICE))
+        return false;
+    if (shared && !b->experts.shared)
         return false;
     if (kind == KIND_ROUTER && (p.part == FC || p.part == MLP_PROJ))
         return false;
@@ -39,6 +48,12 @@ static bool has_place(const struct iz_block *b, int kind,
 int iz_block_list(struct iz_block_place list[BLOCK_MOST],
                   const struct iz_block *b, int kind)
 {
+#define LATER                                                                  \
+    {SINKS, 0}, {SINKS, 1}, {CHOICE, 0}, {CHOICE, 1}, {SHARED_FC, 0},          \
+        {SHARED_FC, 1}, {SHARED_PROJ, 0}, {SHARED_PROJ, 1}, {SHARED_GATE, 0},  \
+    {                                                                          \
+        SHARED_GATE, 1                                                         \
+    }
     /* With biases behind their weights, or behind all weights. */
     static const struct iz_block_place orders[2][BLOCK_MOST] = {
         {{NORM_1, 0},   {QKV, 0},      {ATTN_PROJ, 0}, {NORM_2, 0},
@@ -46,13 +61,14 @@ int iz_block_list(struct iz_block_place list[BLOCK_MOST],
          {K_NORM, 0},   {ROUTER, 0},   {NORM_1, 1},    {ATTN_PROJ, 1},
          {NORM_2, 1},   {FC, 1},       {MLP_PROJ, 1},  {BEHIND_1, 0},
          {BEHIND_2, 0}, {BEHIND_1, 1}, {BEHIND_2, 1},  {Q_NORM, 1},
-         {K_NORM, 1},   {ROUTER, 1}},
+         {K_NORM, 1},   {ROUTER, 1},   LATER},
         {{NORM_1, 0},    {NORM_1, 1},    {QKV, 0},      {QKV, 1},
          {ATTN_PROJ, 0}, {ATTN_PROJ, 1}, {NORM_2, 0},   {NORM_2, 1},
          {FC, 0},        {FC, 1},        {MLP_PROJ, 0}, {MLP_PROJ, 1},
          {Q_NORM, 0},    {Q_NORM, 1},    {K_NORM, 0},   {K_NORM, 1},
          {ROUTER, 0},    {ROUTER, 1},    {BEHIND_1, 0}, {BEHIND_1, 1},
-         {BEHIND_2, 0},  {BEHIND_2, 1}}};
+         {BEHIND_2, 0},  {BEHIND_2, 1},  LATER}};
+#undef LATER
     const struct iz_block_place *order = orders[b->has & IZ_HAS_IN_OUT];
     int n = 0;
     for (int i = 0; i < BLOCK_MOST; i++)

@@ -35,6 +35,11 @@ enum iz_block_part {
     ROUTER,
     BEHIND_1,
     BEHIND_2,
+    SINKS,
+    CHOICE,
+    SHARED_FC,
+    SHARED_PROJ,
+    SHARED_GATE,
     PARTS
 };
 
@@ -115,6 +120,35 @@ static inline struct iz_norm_layer norm(struct iz_exec *x,
     n.rstd = take(x, IZ_F32, m, heads);
     return n;
 }
+
+/* ---- a block with experts ---- */
+
+/* Kept of its routes; of the shared expert u [M,2F], and of its gate what a
+ * router keeps that has one expert for all. */
+struct iz_block_routed {
+    struct iz_routes routes, gate;
+    struct iz_view shared;
+};
+
+struct iz_block_routed
+iz_block_routed_saves(struct iz_exec *x, const struct iz_layer *a, int64_t m);
+/* Chooses experts for the rows of h. */
+void iz_block_route(struct iz_exec *x, const struct iz_layer *a,
+                    const struct iz_block_routed *r, struct iz_view h);
+/* From the gradients of the chosen weights and of what the experts did with h:
+ * that of h in its place, and the router's. */
+void iz_block_route_bwd(struct iz_exec *x, const struct iz_layer *a,
+                        const struct iz_block_routed *r, struct iz_view dweight,
+                        struct iz_view h, struct iz_view dh);
+/* Of the shared expert, if there is one: u from h; y += what it makes of u;
+ * from dy its gradients, and dh += what it says of h. */
+void iz_block_shared_widen(struct iz_exec *x, const struct iz_layer *a,
+                           const struct iz_block_routed *r, struct iz_view h);
+void iz_block_shared(struct iz_exec *x, const struct iz_layer *a,
+                     const struct iz_block_routed *r, struct iz_view y);
+void iz_block_shared_bwd(struct iz_exec *x, const struct iz_layer *a,
+                         const struct iz_block_routed *r, struct iz_view dh,
+                         struct iz_view h, struct iz_view dy);
 
 /* ---- layers ---- */
 

@@ -56,6 +56,7 @@ static struct iz_param param_of(const struct iz_block *b, const struct part *p,
         struct iz_param v =
             vector(full, p->out, ones ? IZ_INIT_ONE : IZ_INIT_ZERO);
         v.out_rows = !bias && !in_out;
+        v.times = p->times;
         return v;
     }
     struct iz_param w =
@@ -75,6 +76,7 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     int64_t w = b->width, f = b->hidden, d = b->head_dim, o = b->heads * d;
     int64_t kv = b->kv_heads * d, qkv = o + 2 * kv;
     bool gate = b->has & IZ_HAS_GATE, whole_qk = b->has & IZ_HAS_QK_WHOLE;
+    bool turns = b->act == IZ_SWISH_7; /* gate and up are one matrix */
     float residual = iz_block_residual(b);
     const struct iz_experts *e = &b->experts;
     bool has = iz_experts_at(e, i), whole = !has || !e->per_unit;
@@ -89,10 +91,12 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
                                  w,
                                  2 * (int64_t)e->n * e->hidden,
                                  IZ_BLOCK_STD,
-                                 {e->hidden, e->hidden},
+                                 {turns ? 2 * (int64_t)e->hidden : e->hidden,
+                                  turns ? 0 : e->hidden},
                                  e->n},
                       experts_proj = {proj,     e->hidden, e->n * w,
                                       residual, {w},       e->n};
+    int64_t shared = e->shared;
     const struct part part[PARTS] = {
         [NORM_1] = {name->norm_1, 0, w, 0, {0}, 0},
         [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD, {o, kv, kv}, 0},
@@ -104,14 +108,24 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
         [K_NORM] = {name->k_norm, 0, whole_qk ? kv : d, 0, {0}, 0},
         [ROUTER] = {name->router, w, e->n, IZ_BLOCK_STD, {-1}, 0},
         [BEHIND_1] = {name->behind_1, 0, w, 0, {0}, 0},
-        [BEHIND_2] = {name->behind_2, 0, w, 0, {0}, 0}};
+        [BEHIND_2] = {name->behind_2, 0, w, 0, {0}, 0},
+        [SINKS] = {name->sinks, 0, b->heads, 0, {0}, 0},
+        [CHOICE] = {name->choice, 0, e->n, 0, {0}, 0},
+        [SHARED_FC] =
+            {name->shared_fc, w, 2 * shared, IZ_BLOCK_STD, {shared, shared}, 0},
+        [SHARED_PROJ] = {name->shared_proj, shared, w, residual, {0}, 0},
+        [SHARED_GATE] = {name->shared_gate, w, 1, IZ_BLOCK_STD, {-1}, 0}};
     struct iz_block_place list[BLOCK_MOST];
     struct iz_param param[BLOCK_MOST];
     char prefix[32];
     int kind = !has ? KIND_BLOCK : whole ? KIND_EXPERTS : KIND_ROUTER;
     int n = iz_block_list(list, b, kind);
-    for (int k = 0; k < n; k++)
+    for (int k = 0; k < n; k++) {
         param[k] = param_of(b, &part[list[k].part], list[k].bias);
+        param[k].unlearnt = list[k].part == CHOICE;
+        if (list[k].part == SINKS)
+            param[k].init = IZ_INIT_ZERO;
+    }
     snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
     snprintf(prefix, sizeof(prefix), "%s.%d.", name->block, i);
     u->kind = kind + KINDS * (i < IZ_LAYERS_MOST ? b->sort[i] : 0);

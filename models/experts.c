@@ -8,7 +8,8 @@
 bool iz_experts_at(const struct iz_experts *c, int block)
 {
     const char *list = c->dense;
-    if (!c->n || (block + 1) % c->step)
+    if (!c->n || (block + 1) % c->step || block < c->first ||
+        (c->last && block > c->last))
         return false;
     while (*list) {
         char *end;
@@ -23,7 +24,11 @@ struct iz_routes iz_routes_saves(struct iz_exec *x, const struct iz_experts *c,
                                  int64_t m)
 {
     int64_t k = c->per_token;
-    struct iz_routes r = {.normalise = c->normalise};
+    struct iz_routes r = {.normalise = c->normalise,
+                          .sigmoid = c->sigmoid,
+                          .scale = c->scale,
+                          .groups = c->groups,
+                          .kept = c->kept};
     r.p = iz_exec_save(x, IZ_F32, m, c->n);
     r.lse = iz_exec_save(x, IZ_F32, m, 1);
     r.weight = iz_exec_save(x, IZ_F32, m, k);
@@ -71,12 +76,12 @@ void iz_experts_widen(struct iz_exec *x, const struct iz_routes *r,
 
 void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view u, struct iz_view y, struct iz_view c,
-                       const struct iz_linear *proj)
+                       const struct iz_linear *proj, enum iz_activation act)
 {
     int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
     struct iz_view by = iz_exec_work(x, x->act, u.rows, y.cols); /* [kM,C] */
-    iz_experts_swiglu_fwd(x, g, u, r);
+    iz_experts_gated_fwd(x, g, u, act, r);
     iz_experts_fwd(x, by, g, proj, r);
     iz_experts_combine(x, y, c, by, r, false);
     iz_exec_release(x, mark);
@@ -85,16 +90,23 @@ void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
 void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
                            struct iz_view u, struct iz_view dweight,
                            struct iz_view by, struct iz_view dy,
-                           const struct iz_linear *proj)
+                           const struct iz_linear *proj, enum iz_activation act)
 {
+    struct iz_linear w = *proj, b = *proj;
     int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
     struct iz_view dg = iz_exec_work(x, x->act, g.rows, g.cols); /* [kM,F] */
     iz_experts_dispatch(x, by, dy, r);
     iz_experts_da(x, dg, by, proj, r);
-    iz_experts_swiglu_bwd(x, u, g, dg, u, r); /* u: du, but for weights */
+    iz_experts_gated_bwd(x, u, g, dg, u, act, r); /* u: du, but for weights */
     iz_experts_weigh_bwd(x, dweight, g, u, dg, r);
-    iz_experts_dw(x, by, g, proj, r);
+    w.db = b.dw = IZ_NONE;
+    iz_experts_dw(x, by, g, &w, r);
+    if (b.b.rows) { /* what it is added to has the weights in g, it has not */
+        b.w.adapter = NULL;
+        iz_experts_bias_bwd(x, dweight, by, b.b, r);
+        iz_experts_dw(x, by, g, &b, r);
+    }
     iz_exec_release(x, mark);
 }
 

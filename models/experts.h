@@ -10,11 +10,16 @@
 struct iz_experts {
     int n; /* 0: no block has experts */
     int per_token, hidden;
-    int per_unit;    /* of units of their own (experts_units.h); 0: none have */
-    bool normalise;  /* the weights of a row add up to 1 */
-    int step;        /* blocks step - 1, 2 step - 1, ... have experts, */
-    char dense[256]; /* but for these: numbers with commas */
-    int blocks;      /* that have experts: a router's loss is by so much less */
+    int per_unit;   /* of units of their own (experts_units.h); 0: none have */
+    bool normalise; /* the weights of a row add up to 1 */
+    float scale;    /* of these; 0: 1 */
+    bool sigmoid;
+    int groups, kept; /* as in struct iz_routes */
+    int shared;       /* hidden channels of an expert that all rows go to */
+    int step;         /* blocks step - 1, 2 step - 1, ... have experts, */
+    int first, last;  /* from this one on, and up to this one if it is not 0, */
+    char dense[256];  /* but for these: numbers with commas */
+    int blocks; /* that have experts: a router's loss is by so much less */
     double balance, z; /* coefficients of its losses */
 };
 
@@ -45,13 +50,14 @@ void iz_experts_widen(struct iz_exec *x, const struct iz_routes *r,
 /* y = c + what the experts make of u. */
 void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
                        struct iz_view u, struct iz_view y, struct iz_view c,
-                       const struct iz_linear *proj);
+                       const struct iz_linear *proj, enum iz_activation act);
 /* From dy the gradients of the experts' last weights, and of u in its place;
  * dweight [M,k] gets what is theirs, by [kM,C] is scratch of the caller. */
 void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
                            struct iz_view u, struct iz_view dweight,
                            struct iz_view by, struct iz_view dy,
-                           const struct iz_linear *proj);
+                           const struct iz_linear *proj,
+                           enum iz_activation act);
 /* From these the gradients of the other weights; dh = c + that of h. */
 void iz_experts_widen_bwd(struct iz_exec *x, const struct iz_routes *r,
                           struct iz_view u, struct iz_view dh,

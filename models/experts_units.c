@@ -55,7 +55,7 @@ static void part_forward(struct iz_exec *x, const struct iz_layer *a)
     iz_experts_widen(x, &from.r, u, from.h, &fc);
     if (a->again)
         return;
-    iz_experts_narrow(x, &from.r, u, to.c, from.c, &proj);
+    iz_experts_narrow(x, &from.r, u, to.c, from.c, &proj, b->act);
     if (last)
         return;
     iz_op_copy(x, to.h, from.h);
@@ -76,7 +76,7 @@ static void part_backward(struct iz_exec *x, const struct iz_layer *a)
     if (x->widens)
         iz_experts_widen(x, &p.r, u, p.h, &fc);
     struct iz_view by = iz_exec_work(x, x->act, u.rows, b->width); /* [kM,C] */
-    iz_experts_narrow_bwd(x, &p.r, u, d.r.weight, by, d.c, &proj);
+    iz_experts_narrow_bwd(x, &p.r, u, d.r.weight, by, d.c, &proj, b->act);
     iz_experts_widen_bwd(x, &p.r, u, d.h, by, dy.h, p.h, &fc);
     iz_exec_release(x, mark);
 }

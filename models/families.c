@@ -2,6 +2,8 @@
 /* A row for each family; see families.h. */
 #include "models/families.h"
 
+#include <string.h>
+
 #define LLAMA IZ_HAS_LLAMA
 #define NO_GATE (IZ_HAS_BEFORE | IZ_HAS_ROPE)
 #define LAYERNORM (IZ_HAS_MEAN | IZ_HAS_NORM_BIAS)
@@ -11,6 +13,7 @@
 #define WHOLE (IZ_HAS_QK_NORM | IZ_HAS_QK_WHOLE)
 #define GEMMA (LLAMA | IZ_HAS_PLUS_ONE)
 #define GLM (LLAMA | IZ_HAS_ROPE_PAIRS)
+#define SIGMOID (IZ_HAS_SIGMOID | IZ_HAS_CHOICE)
 #define COHERE                                                                 \
     (LLAMA | IZ_HAS_MEAN | IZ_HAS_PARALLEL | IZ_HAS_ONE_NORM |                 \
      IZ_HAS_ROPE_PAIRS)
@@ -23,6 +26,10 @@
 /* The file says whether there is a bias. */
 #define ASKED(family) "\"family\": \"" family "\", \"qk_norm\": false"
 #define NORMED_ASKED(family) "\"family\": \"" family "\", \"qk_norm\": true"
+
+/* Weights of the chosen experts add up to 1: their softmax. */
+#define SUM_1(says) says ", \"norm_topk_prob\": true"
+#define NO_LOSS(says) says ", \"router_aux_loss_coef\": 0"
 
 #define FORM(...)                                                              \
     &(const struct iz_family)                                                  \
@@ -120,38 +127,77 @@ const struct iz_hf_type iz_family_types[] = {
     {0},
 };
 
+const struct iz_hf_type iz_mixture_types[] = {
+    {"qwen3_moe", "Qwen3MoeForCausalLM", NORMED("qwen3_moe"),
+     FORM(LLAMA | IZ_HAS_QK_NORM, .act = IZ_SILU)},
+    {"mixtral", "MixtralForCausalLM", SUM_1(PLAIN("mixtral")),
+     FORM(LLAMA, .act = IZ_SILU)},
+    {"olmoe", "OlmoeForCausalLM", NORMED("olmoe"),
+     FORM(LLAMA | WHOLE, .act = IZ_SILU)},
+    {"qwen2_moe", "Qwen2MoeForCausalLM", ASKED("qwen2_moe"),
+     FORM(LLAMA | IZ_HAS_SHARED_GATE, .act = IZ_SILU, .may = IZ_HAS_QKV_BIAS)},
+    {"granitemoe", "GraniteMoeForCausalLM", SUM_1(PLAIN("granitemoe")),
+     FORM(LLAMA, .act = IZ_SILU, .joined = true)},
+    {"granitemoeshared", "GraniteMoeSharedForCausalLM",
+     SUM_1(PLAIN("granitemoeshared")),
+     FORM(LLAMA, .act = IZ_SILU, .joined = true)},
+    {"glm4_moe", "Glm4MoeForCausalLM", NO_LOSS("\"family\": \"glm4_moe\""),
+     FORM(LLAMA | SIGMOID, .act = IZ_SILU,
+          .may = IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM)},
+    {"dots1", "Dots1ForCausalLM", NO_LOSS(NORMED("dots1")),
+     FORM(LLAMA | SIGMOID | IZ_HAS_QK_NORM, .act = IZ_SILU)},
+    {"solar_open", "SolarOpenForCausalLM", NO_LOSS(PLAIN("solar_open")),
+     FORM(LLAMA | SIGMOID, .act = IZ_SILU)},
+    {"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", SUM_1(PLAIN("ernie4_5_moe")),
+     FORM(GLM | IZ_HAS_CHOICE, .act = IZ_SILU)},
+    {"minimax_m2", "MiniMaxM2ForCausalLM", NO_LOSS(SUM_1(NORMED("minimax_m2"))),
+     FORM(LLAMA | WHOLE | SIGMOID, .act = IZ_SILU)},
+    {"gpt_oss", "GptOssForCausalLM", SUM_1(BIASED("gpt_oss")),
+     FORM(LLAMA | BIASES | IZ_HAS_ROUTER_BIAS | IZ_HAS_SINKS, .act = IZ_SWISH_7,
+          .every = 2, .joined = true)},
+    {0},
+};
+
+enum {
+    DENSE = sizeof(iz_family_types) / sizeof(*iz_family_types) - 1,
+    MIXTURES = sizeof(iz_mixture_types) / sizeof(*iz_mixture_types) - 1
+};
+
+const struct iz_hf_type *iz_family_type(int family)
+{
+    return family == IZ_FAMILY_AUTO ? NULL
+           : family > DENSE         ? &iz_mixture_types[family - DENSE - 1]
+                                    : &iz_family_types[family - 1];
+}
+
 const struct iz_family *iz_family_of(int family)
 {
     static const struct iz_family any = {
         LLAMA, .may = IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM, .act = IZ_SILU};
-    return family == IZ_FAMILY_AUTO
-               ? &any
-               : iz_family_types[family - IZ_FAMILY_LLAMA].own;
+    return family == IZ_FAMILY_AUTO ? &any : iz_family_type(family)->own;
+}
+
+int iz_family_named(const char *type)
+{
+    int family = DENSE + MIXTURES;
+    while (family && strcmp(iz_family_type(family)->name, type) != 0)
+        family--;
+    return family;
+}
+
+bool iz_family_is_mixture(int family)
+{
+    return family > DENSE;
 }
 
 const struct iz_hf_lack iz_family_lacks[] = {
-    {"a shared expert",
-     "afmoe|aria_text|axk1|axk2|deepseek_v2|deepseek_v3|deepseek_v32|"
-     "dots1|ernie4_5_moe|exaone_moe|glm4_moe|glm4_moe_lite|glm_moe_dsa|"
-     "granitemoehybrid|hunyuan_v1_moe|hy_v3|inkling_text|kimi_linear|"
-     "kolibri1|laguna|lara_mini|llama4_text|minimax_m3_vl_text|nemotron_h|"
-     "qwen2_moe|qwen3_5_moe_text|qwen3_next|qwen4_exp_text|sarvam_mla|"
-     "sarvam_moe|solar_open"},
-    {"a router by sigmoid",
-     "afmoe|axk1|axk2|deepseek_v3|deepseek_v32|dots1|ernie4_5_moe|"
-     "exaone_moe|glm4_moe|glm4_moe_lite|glm_moe_dsa|hy_v3|inkling_text|"
-     "kimi_linear|kolibri1|laguna|lfm2_moe|mimo_v2_flash|minimax_m2|"
-     "minimax_m3_vl_text|nemotron_h|sarvam_mla|sarvam_moe|solar_open"},
     {"experts of its kind",
-     "afmoe|aria_text|axk1|axk2|cohere2_moe|deepseek_v2|deepseek_v3|"
-     "deepseek_v32|dots1|ernie4_5_moe|exaone_moe|flex_olmo|glm4_moe|"
-     "glm4_moe_lite|glm_moe_dsa|gpt_oss|granitemoe|granitemoe_swa|"
-     "granitemoehybrid|granitemoeshared|hunyuan_v1_moe|hy_v3|inkling_text|"
+     "afmoe|aria_text|axk1|axk2|cohere2_moe|deepseek_v2|exaone_moe|flex_olmo|"
+     "granitemoe_swa|granitemoehybrid|hunyuan_v1_moe|hy_v3|inkling_text|"
      "jamba|jetmoe|kimi_linear|kolibri1|laguna|lara_mini|lfm2_moe|"
-     "llama4_text|mellum|mimo_v2_flash|minimax|minimax_m2|"
-     "minimax_m3_vl_text|nemotron_h|olmoe|phimoe|qwen2_moe|"
-     "qwen3_5_moe_text|qwen3_next|qwen4_exp_text|sarvam_mla|sarvam_moe|"
-     "solar_open|zaya"},
+     "llama4_text|mellum|mimo_v2_flash|minimax|minimax_m3_vl_text|"
+     "nemotron_h|phimoe|qwen3_5_moe_text|qwen3_next|qwen4_exp_text|"
+     "sarvam_mla|sarvam_moe|zaya"},
     {"xIELU", "apertus|apertus1p5_text"},
     {"latent attention",
      "axk1|axk2|deepseek_v2|deepseek_v3|deepseek_v32|glm4_moe_lite|"
@@ -171,8 +217,7 @@ const struct iz_hf_lack iz_family_lacks[] = {
     {"its stacking of queries, keys and values",
      "bloom|codegen|falcon|gpt_bigcode|gpt_neox_japanese|"
      "hrm_text|minimax|mpt|openai-gpt|persimmon|sarvam_moe"},
-    {"attention sinks",
-     "flint|gpt_oss|granite_swa|granitemoe_swa|mimo_v2_flash"},
+    {"attention sinks", "flint|granite_swa|granitemoe_swa|mimo_v2_flash"},
     {"proportional rotation", "gemma4_text|gemma4_unified_text|lfm3"},
     {"attention in chunks", "llama4_text"},
     {0},

@@ -21,8 +21,16 @@ static int llama_open_units(struct iz_model *m)
 int iz_llama_open(struct iz_model **out, const void *target)
 {
     struct iz_llama_config c = *(const struct iz_llama_config *)target;
+    if (c.family == IZ_FAMILY_AUTO && !(c.qkv_bias && c.qk_norm))
+        c.family = c.qkv_bias  ? IZ_FAMILY_QWEN2
+                   : c.qk_norm ? IZ_FAMILY_QWEN3
+                               : IZ_FAMILY_LLAMA;
     int rc = iz_llama_complete("llama", &c);
     *out = NULL;
+    if (rc == 0 && iz_family_is_mixture(c.family)) {
+        fprintf(stderr, "llama: family: the program moe has it\n");
+        rc = -EINVAL;
+    }
     if (rc)
         return rc;
     struct self s = {.config = c, .block = iz_llama_block(&c)};

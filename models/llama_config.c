@@ -15,9 +15,6 @@ enum { DEFAULT_ROPE = IZ_ROPE_YARN + 1 }; /* of rope_scaling_type */
 
 const struct iz_key iz_llama_keys[] = {
 #include "models/llama_keys.h"
-    {KEY(family, ENUM, 0, 0, IZ_FAMILIES), "\"auto\"",
-     "Which published models it is one of; auto: llama, qwen2 or qwen3, "
-     "whichever has this shape."},
     {0},
 };
 
@@ -181,10 +178,6 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
     for (size_t i = 0; i < sizeof(factors) / sizeof(*factors); i++)
         if (*factors[i] == 0)
             *factors[i] = 1;
-    if (c->family == IZ_FAMILY_AUTO && !(c->qkv_bias && c->qk_norm))
-        c->family = c->qkv_bias  ? IZ_FAMILY_QWEN2
-                    : c->qk_norm ? IZ_FAMILY_QWEN3
-                                 : IZ_FAMILY_LLAMA;
     const char *type = iz_llama_hf.type(c);
     if (type && !c->query_pre_attn_scalar && c->head_dim &&
         iz_llama_knows(type, "query_pre_attn_scalar"))

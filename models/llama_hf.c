@@ -17,6 +17,11 @@ static int64_t head_rows(const void *self)
     return ((const struct iz_llama_config *)self)->head_dim;
 }
 
+static int64_t layers_of(const void *self)
+{
+    return ((const struct iz_llama_config *)self)->layers;
+}
+
 /* Of an expert's two matrices. */
 static int64_t gate_up_rows(const void *self)
 {
@@ -37,27 +42,11 @@ static int64_t down_rows(const void *self)
 #define GEMMAS "gemma2|gemma3_text|vaultgemma"
 #define ATTN "model.layers.{}.self_attn."
 #define MLP "model.layers.{}.mlp."
-#define MIXTRAL "model.layers.{}.block_sparse_moe."
-/* Experts of a type, below `at`; they are `in` a block's unit or in several. */
-#define EXPERTS_IN(type, at, gate, up, down, in)                               \
-    {.tensor = at "experts.[]." gate ".weight|" at "experts.[]." up ".weight", \
-     .param = "layers.{}.mlp.experts." in "gate_up_proj.weight",               \
-     .layout = IZ_HF_ROWS,                                                     \
-     .each = gate_up_rows,                                                     \
-     .types = type},                                                           \
-    {                                                                          \
-        .tensor = at "experts.[]." down ".weight",                             \
-        .param = "layers.{}.mlp.experts." in "down_proj.weight",               \
-        .layout = IZ_HF_ROWS, .each = down_rows, .types = type                 \
-    }
-/* The same and their router. */
-#define EXPERTS(type, at, gate, up, down)                                      \
-    {.tensor = at "gate.weight",                                               \
-     .param = "layers.{}.mlp.gate.weight",                                     \
-     .layout = IZ_HF_ROWS,                                                     \
-     .types = type},                                                           \
-        EXPERTS_IN(type, at, gate, up, down, ""),                              \
-        EXPERTS_IN(type, at, gate, up, down, "{}.")
+#define GRANITE_MOE "granitemoe|granitemoeshared"
+#define GLM_MOE "glm4_moe|dots1|solar_open"
+#define ERNIE_MOE "ernie4_5_moe"
+#define MINIMAX "minimax_m2"
+#define OSS "gpt_oss"
 
 static const struct iz_hf_name hf_names[] = {
     {.tensor = "model.embed_tokens.weight",
@@ -129,8 +118,7 @@ static const struct iz_hf_name hf_names[] = {
     OURS("mlp.up_proj.bias"),
     OURS("mlp.down_proj.weight"),
     OURS("mlp.down_proj.bias"),
-    EXPERTS("qwen3_moe", MLP, "gate_proj", "up_proj", "down_proj"),
-    EXPERTS("mixtral", MIXTRAL, "w1", "w3", "w2"),
+#include "models/moe_names.h"
     {.tensor = "model.norm.weight", .param = "norm.weight"},
     {.tensor = "model.norm.bias", .param = "norm.bias"},
     {.tensor = "lm_head.weight", .param = "lm_head.weight", .grows = true},
@@ -143,6 +131,8 @@ static const struct iz_hf_name hf_names[] = {
     {.tensor = "gpt_neox.layers.{}.attention.rotary_emb.inv_freq"},
     {.tensor = "gpt_neox.layers.{}.attention.bias"},
     {.tensor = "gpt_neox.layers.{}.attention.masked_bias"},
+    /* Predict more tokens. */
+    {.tensor = "model.layers.{}.*", .types = "glm4_moe", .beyond = layers_of},
     /* Beside a text model. */
     {.tensor = "vision_tower.*"},
     {.tensor = "multi_modal_projector.*"},
@@ -172,26 +162,31 @@ static const struct iz_hf_word hf_words[] = {
 #undef OURS
 #undef ATTN
 #undef MLP
-#undef MIXTRAL
-#undef EXPERTS_IN
-#undef EXPERTS
 
 #define LAYERNORMS "cohere|cohere2|stablelm|jais2|phi|gpt_neox"
 /* Of which some blocks have a window. */
 #define SORTED                                                                 \
-    "vaultgemma|ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm"
+    "vaultgemma|ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm|" OSS
 #define TIED                                                                   \
-    "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|smollm3"
+    "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|"             \
+    "smollm3|" ERNIE_MOE
 #define THETAS                                                                 \
-    "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3|gpt_neox"
+    "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3|gpt_neox|"   \
+    "solar_open|" ERNIE_MOE "|" MINIMAX "|" OSS
 #define BY_SORT "gemma3_text|olmo3"
-#define PARTLY "glm|glm4|nemotron|stablelm|phi|gpt_neox"
+#define PARTLY "glm|glm4|nemotron|stablelm|phi|gpt_neox|glm4_moe|" MINIMAX
 /* Whose attention_bias is of queries, keys and values; of all four products. */
 #define KEYED_BIAS "seed_oss|glm|glm4"
 #define BIASED_WHOLE                                                           \
     "llama|qwen3|granite|arcee|olmo|olmo2|olmo3|gemma|gemma2|gemma3_text|"     \
     "vaultgemma|cohere|cohere2|nemotron|smollm3|hunyuan_v1_dense|"             \
     "hyperclovax|iquestcoder|internlm3"
+#define GRANITE "granite|" GRANITE_MOE
+/* intermediate_size is that of experts. */
+#define ALL_EXPERTS "mixtral|olmoe|" GRANITE_MOE "|" MINIMAX "|" OSS
+/* There are losses of routers. */
+#define BALANCED                                                               \
+    "qwen3_moe|mixtral|qwen2_moe|" GRANITE_MOE "|" ERNIE_MOE "|" OSS
 
 static bool never(const void *self)
 {
@@ -279,41 +274,17 @@ static const struct iz_hf_key hf_keys[] = {
     {"head_dim", "head_dim", "0",
      .types =
          "!qwen3|ernie4_5|helium|seed_oss|gemma|gemma2|gemma3_text|glm|"
-         "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma|gpt_neox|ministral3",
+         "glm4|iquestcoder|cwm|phi3|stablelm|vaultgemma|gpt_neox|ministral3|"
+         "solar_open|" MINIMAX "|" OSS,
      .null_is_zero = true},
     {"head_dim", "head_dim", "128",
-     .types =
-         "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm|ministral3"},
+     .types = "qwen3|ernie4_5|helium|seed_oss|glm|glm4|iquestcoder|cwm|"
+              "ministral3|solar_open|" MINIMAX},
+    {"head_dim", "head_dim", "64", .types = OSS},
     {"head_dim", "head_dim", "256", .types = "gemma|" GEMMAS},
     {.name = "hidden_size", .key = "width"},
-    {.name = "intermediate_size", .key = "ffn", .types = "!mixtral"},
-    {.name = "intermediate_size",
-     .key = "moe_intermediate_size",
-     .types = "mixtral"},
-    {.name = "moe_intermediate_size",
-     .key = "moe_intermediate_size",
-     .types = "qwen3_moe"},
-    {.name = "num_experts", .key = "num_experts", .types = "qwen3_moe"},
-    {.name = "num_local_experts",
-     .key = "num_experts",
-     .types = "qwen3_moe",
-     .write = never},
-    {.name = "num_local_experts", .key = "num_experts", .types = "mixtral"},
-    {.name = "num_experts_per_tok",
-     .key = "num_experts_per_tok",
-     .types = "qwen3_moe|mixtral"},
-    {"norm_topk_prob", "norm_topk_prob", "false", .types = "qwen3_moe"},
-    {"decoder_sparse_step", "decoder_sparse_step", "1", .types = "qwen3_moe"},
-    {"mlp_only_layers", "mlp_only_layers", "[]", .types = "qwen3_moe",
-     .null_is_zero = true},
-    {"router_aux_loss_coef", "router_aux_loss_coef", "0.001",
-     .types = "qwen3_moe|mixtral", .free = true},
-    {.name = "output_router_logits",
-     .values = "true",
-     .types = "qwen3_moe|mixtral",
-     .told = "transformers adds no router_aux_loss_coef to its loss then; here "
-             "it acts, unless model.router_aux_loss_coef is 0"},
-    {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
+    {.name = "intermediate_size", .key = "ffn", .types = "!" ALL_EXPERTS},
+#include "models/moe_members.h"
     {.name = "vocab_size",
      .key = "vocab",
      .types = "!gemma3_text",
@@ -325,10 +296,13 @@ static const struct iz_hf_key hf_keys[] = {
     {"max_position_embeddings", "context", "131072", .types = "gemma3_text"},
     {"rms_norm_eps", "norm_eps", "1e-06",
      .types = "llama|mistral|qwen2|qwen3|qwen3_moe|granite|seed_oss|ministral|"
-              "smollm3|gemma|gemma2|gemma3_text|vaultgemma|hyperclovax"},
+              "smollm3|gemma|gemma2|gemma3_text|vaultgemma|hyperclovax|"
+              "qwen2_moe|dots1|" GRANITE_MOE "|" MINIMAX},
     {"rms_norm_eps", "norm_eps", "1e-05",
-     .types = "mixtral|phi3|ernie4_5|arcee|olmo2|olmo3|exaone4|"
-              "hunyuan_v1_dense|internlm3|iquestcoder|cwm|ministral3"},
+     .types =
+         "mixtral|phi3|ernie4_5|arcee|olmo2|olmo3|exaone4|"
+         "hunyuan_v1_dense|internlm3|iquestcoder|cwm|ministral3|olmoe|glm4_moe|"
+         "solar_open|" ERNIE_MOE "|" OSS},
     {"rms_norm_eps", "norm_eps", "1e-08", .types = "helium"},
     {"rms_norm_eps", "norm_eps", "1.5625e-07", .types = "glm|glm4"},
     {"layer_norm_eps", "norm_eps", "1e-05", .types = LAYERNORMS},
@@ -357,6 +331,8 @@ static const struct iz_hf_key hf_keys[] = {
      .values = "\"gelu_pytorch_tanh\"",
      .types = GEMMAS},
     {"attention_bias", "qkv_bias", "true", .types = KEYED_BIAS},
+    {"attention_bias", "qkv_bias", "false", .types = "glm4_moe"},
+    {"qkv_bias", "qkv_bias", "true", .types = "qwen2_moe"},
     {"use_qkv_bias", "qkv_bias", "false", .types = "stablelm"},
     {"attention_bias", "qkv_bias", "true", .types = "jais2|gpt_neox"},
     {"attention_bias", "proj_bias", "true", .types = "jais2|gpt_neox",
@@ -364,7 +340,10 @@ static const struct iz_hf_key hf_keys[] = {
     {"attention_bias", "qkv_bias", "false", .types = BIASED_WHOLE "|helium"},
     {"attention_bias", "proj_bias", "false", .types = BIASED_WHOLE,
      .write = never},
-    {.name = "attention_bias", .values = "false", .types = "qwen3_moe"},
+    {.name = "attention_bias", .values = "true", .types = OSS},
+    {.name = "attention_bias",
+     .values = "false",
+     .types = "qwen3_moe|olmoe|dots1|solar_open|" GRANITE_MOE},
     {"attention_out_bias", "proj_bias", "false", .types = "seed_oss"},
     {"mlp_bias", "mlp_bias", "true", .types = "jais2"},
     {"mlp_bias", "mlp_bias", "false",
@@ -376,7 +355,9 @@ static const struct iz_hf_key hf_keys[] = {
     {"use_bias", "proj_bias", "true", .types = "starcoder2", .write = never},
     {"use_bias", "mlp_bias", "false", .types = "ernie4_5", .write = never},
     {"use_bias", "mlp_bias", "true", .types = "starcoder2", .write = never},
-    {.name = "clip_qkv", .values = "null", .types = "olmo"},
+    {.name = "use_bias", .values = "false", .types = ERNIE_MOE},
+    {.name = "clip_qkv", .values = "null", .types = "olmo|olmoe"},
+    {"use_qk_norm", "qk_norm", "false", .types = "glm4_moe"},
     {.name = "use_qk_norm", .values = "false", .types = "cohere"},
     {.name = "qk_layernorm", .values = "false", .types = "stablelm|phi"},
     {"use_parallel_residual", "parallel", "false", .types = "stablelm"},
@@ -394,32 +375,36 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "attn_logit_softcapping",
      .values = "null",
      .types = "gemma3_text"},
-    {"attention_multiplier", "attention_multiplier", "1.0", .types = "granite"},
+    {"attention_multiplier", "attention_multiplier", "1.0", .types = GRANITE},
     {"attention_multiplier", "attention_multiplier", "0",
      .types = "hyperclovax", .null_is_zero = true},
     {.name = "use_post_norm", .values = "true", .types = "hyperclovax"},
     {"embedding_multiplier", "embedding_multiplier", "1.0",
-     .types = "granite|hyperclovax"},
+     .types = "hyperclovax|" GRANITE},
     {"residual_multiplier", "residual_multiplier", "1.0",
-     .types = "granite|hyperclovax"},
-    {"logits_scaling", "logits_scaling", "1.0", .types = "granite"},
+     .types = "hyperclovax|" GRANITE},
+    {"logits_scaling", "logits_scaling", "1.0", .types = GRANITE},
     {"logits_scaling", "logit_scale", "1.0", .types = "hyperclovax"},
     {"logit_scale", "logit_scale", "0.0625", .types = "cohere|cohere2"},
     {"sliding_window", "window", "4096",
      .types = "mistral|ministral|gemma2|gemma3_text|vaultgemma|olmo3|exaone4",
      .null_is_zero = true},
     {"sliding_window", "window", "4096", .types = "cohere2"},
+    {"sliding_window", "window", "128", .types = OSS, .null_is_zero = true},
+    {.name = "sliding_window", .values = "null", .types = "dots1"},
     {"sliding_window", "window", "8192", .types = "cwm", .null_is_zero = true},
     {"sliding_window", "window", "0",
      .types = "mixtral|phi3|starcoder2|ministral3", .null_is_zero = true},
-    {.name = "sliding_window", .types = "qwen2|qwen3|qwen3_moe|smollm3"},
+    {.name = "sliding_window",
+     .types = "qwen2|qwen3|qwen3_moe|qwen2_moe|smollm3"},
     {.name = "layer_types",
      .values = "\"full_attention\"|null",
      .types = "!" SORTED,
      .write = never},
     {"layer_types", "layer_types", .types = "cwm"},
     {"layer_types", "layer_types", "[]",
-     .types = "ministral|gemma2|gemma3_text|vaultgemma|olmo3|cohere2|exaone4",
+     .types =
+         "ministral|gemma2|gemma3_text|vaultgemma|olmo3|cohere2|exaone4|" OSS,
      .null_is_zero = true},
     {.name = "sliding_window_pattern",
      .values = "6",
@@ -435,11 +420,14 @@ static const struct iz_hf_key hf_keys[] = {
      .types = "smollm3"},
     {.name = "use_sliding_window",
      .values = "false",
-     .types = "qwen2|qwen3|qwen3_moe|smollm3"},
+     .types = "qwen2|qwen3|qwen3_moe|qwen2_moe|smollm3"},
     {"rope_theta", "rope_theta", "10000.0", .types = "!" THETAS},
     {"rope_theta", "rope_theta", "1000000.0",
-     .types = "mixtral|gemma3_text|cwm"},
-    {"rope_theta", "rope_theta", "500000.0", .types = "ernie4_5|cohere"},
+     .types = "mixtral|gemma3_text|cwm|solar_open"},
+    {"rope_theta", "rope_theta", "500000.0",
+     .types = "ernie4_5|cohere|" ERNIE_MOE},
+    {"rope_theta", "rope_theta", "150000.0", .types = OSS},
+    {"rope_theta", "rope_theta", "5000000.0", .types = MINIMAX},
     /* transformers 5.24 gives another one of olmo3's to some blocks alone. */
     {.name = "rope_theta", .values = "500000.0|500000", .types = "olmo3"},
     {.name = "rope_parameters.full_attention.rope_theta",
@@ -465,7 +453,9 @@ static const struct iz_hf_key hf_keys[] = {
     {"rotary_emb_base", "rope_theta", "10000.0", .types = "gpt_neox"},
     {"rotary_pct", "partial_rotary_factor", "0.25", .types = "gpt_neox"},
     {"partial_rotary_factor", "partial_rotary_factor", "0.5",
-     .types = "glm|glm4|nemotron|phi"},
+     .types = "glm|glm4|nemotron|phi|glm4_moe"},
+    {"partial_rotary_factor", "partial_rotary_factor", "1.0", .types = MINIMAX},
+    {.name = "rotary_dim", .values = "null", .types = MINIMAX},
     {"partial_rotary_factor", "partial_rotary_factor", "0.25",
      .types = "stablelm"},
     {"rope_parameters.partial_rotary_factor", "partial_rotary_factor",
@@ -529,34 +519,11 @@ static const struct iz_hf_key hf_keys[] = {
 #undef SCALED
 #undef OTHER
 
-#define QKV(bias, norm) "\"qkv_bias\": " bias ", \"qk_norm\": " norm
-
-static const struct iz_hf_type moe_types[] = {
-    {"qwen3_moe", "Qwen3MoeForCausalLM", QKV("false", "true"), NULL},
-    {"mixtral", "MixtralForCausalLM",
-     QKV("false", "false") ", \"norm_topk_prob\": true", NULL},
-    {0},
-};
-
-#undef QKV
-
-static const char *moe_type(const void *self)
-{
-    const struct iz_moe_config *c = self;
-    bool everywhere = c->decoder_sparse_step == 1 && !c->mlp_only_layers[0];
-    if (c->llama.qkv_bias)
-        return NULL;
-    if (c->llama.qk_norm)
-        return c->llama.window ? NULL : "qwen3_moe";
-    return everywhere && c->norm_topk_prob ? "mixtral" : NULL;
-}
-
 static const char *hf_type(const void *self)
 {
     int family = ((const struct iz_llama_config *)self)->family;
-    return family == IZ_FAMILY_AUTO
-               ? NULL
-               : iz_family_types[family - IZ_FAMILY_LLAMA].name;
+    const struct iz_hf_type *type = iz_family_type(family);
+    return type ? type->name : NULL;
 }
 
 const struct iz_hf iz_llama_hf = {.types = iz_family_types,
@@ -567,8 +534,8 @@ const struct iz_hf iz_llama_hf = {.types = iz_family_types,
                                   .keys = hf_keys,
                                   .lacks = iz_family_lacks};
 
-const struct iz_hf iz_moe_hf = {.types = moe_types,
-                                .type = moe_type,
+const struct iz_hf iz_moe_hf = {.types = iz_mixture_types,
+                                .type = hf_type,
                                 .prefix = "model.",
                                 .names = hf_names,
                                 .keys = hf_keys,

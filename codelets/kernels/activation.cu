@@ -23,6 +23,8 @@ template <enum iz_activation K> static __device__ float gate(float a)
         return logistic(-IZ_TWO_ROOT_2_PI * (a + IZ_GELU_CUBIC * a * a * a));
     else if constexpr (K == IZ_SILU)
         return logistic(-a);
+    else if constexpr (K == IZ_SWISH_7)
+        return logistic(-IZ_SWISH_7_ALPHA * a);
     else
         return iz_activation_plain_gate(K, a);
 }
@@ -39,6 +41,8 @@ template <class F> static void by_kind(enum iz_activation act, const F &f)
         return f(std::integral_constant<iz_activation, IZ_SILU>());
     case IZ_RELU:
         return f(std::integral_constant<iz_activation, IZ_RELU>());
+    case IZ_SWISH_7:
+        return f(std::integral_constant<iz_activation, IZ_SWISH_7>());
     default:
         return f(std::integral_constant<iz_activation, IZ_RELU2>());
     }
@@ -80,6 +84,41 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
+/* The two halves of a gated row, of N columns from `at` on of f. */
+template <enum iz_activation K, class T, int N>
+static __device__ void load_gated(float (&g)[N], float (&u)[N], const T *row,
+                                  int f, int at)
+{
+    if constexpr (K == IZ_SWISH_7) {
+        float v[2 * N];
+        iz_load_row(v, row + 2 * at);
+        for (int i = 0; i < N; i++) {
+            g[i] = v[2 * i];
+            u[i] = v[2 * i + 1];
+        }
+    } else {
+        iz_load_row(g, row + at);
+        iz_load_row(u, row + f + at);
+    }
+}
+
+template <enum iz_activation K, class T, int N>
+static __device__ void store_gated(T *row, const float (&g)[N],
+                                   const float (&u)[N], int f, int at)
+{
+    if constexpr (K == IZ_SWISH_7) {
+        float v[2 * N];
+        for (int i = 0; i < N; i++) {
+            v[2 * i] = g[i];
+            v[2 * i + 1] = u[i];
+        }
+        iz_store_row(row + 2 * at, v);
+    } else {
+        iz_store_row(row + at, g);
+        iz_store_row(row + f + at, u);
+    }
+}
+
 /* Block (i, j): columns from j THREADS N on of row i.  Moves three elements per
  * element of y: 6 bytes with 16-bit types. */
 template <enum iz_activation K, class T, int N>
@@ -91,10 +130,11 @@ static __global__ void __launch_bounds__(THREADS)
     float g[N], u[N];
     if (at >= f)
         return;
-    iz_load_row(g, a + row * 2 * f + at);
-    iz_load_row(u, a + row * 2 * f + f + at);
-    for (int i = 0; i < N; i++)
-        g[i] *= gate<K>(g[i]) * u[i];
+    load_gated<K>(g, u, a + row * 2 * f, f, at);
+    for (int i = 0; i < N; i++) {
+        g[i] = iz_activation_gate(K, g[i]);
+        g[i] *= gate<K>(g[i]) * iz_activation_up(K, u[i]);
+    }
     iz_store_row(y + row * f + at, g);
 }
 
@@ -105,21 +145,20 @@ static __global__ void __launch_bounds__(THREADS)
     gated_bwd(T *da, T *y, const T *dy, const T *a, int f)
 {
     int at = ((int)blockIdx.y * THREADS + (int)threadIdx.x) * N;
-    int64_t row = blockIdx.x, gates = row * 2 * f + at, ups = gates + f;
+    int64_t row = blockIdx.x;
     float g[N], u[N], d[N];
     if (at >= f)
         return;
-    iz_load_row(g, a + gates);
-    iz_load_row(u, a + ups);
+    load_gated<K>(g, u, a + row * 2 * f, f, at);
     iz_load_row(d, dy + row * f + at);
     for (int i = 0; i < N; i++) {
-        float s = gate<K>(g[i]), v = g[i] * s, up = u[i];
-        u[i] = d[i] * v;
+        float c = iz_activation_gate(K, g[i]), s = gate<K>(c), v = c * s;
+        float up = iz_activation_up(K, u[i]);
+        u[i] = iz_activation_up_slope(K, u[i], d[i] * v);
         g[i] = d[i] * up * iz_activation_slope(K, g[i], s);
         d[i] = v * up;
     }
-    iz_store_row(da + gates, g);
-    iz_store_row(da + ups, u);
+    store_gated<K>(da + row * 2 * f, g, u, f, at);
     iz_store_row(y + row * f + at, d);
 }
 

@@ -24,16 +24,31 @@ struct routes {
     int experts, chosen_of_row;
     bool normalise;
     int first, here;
+    const float *choice;
+    int groups, kept;
+    bool sigmoid;
+    float scale;
 };
 
 static struct routes routes_of(const struct iz_routes *r)
 {
-    return {(float *)r->p.p,        (float *)r->lse.p,
-            (float *)r->weight.p,   (int32_t *)r->place.p,
-            (int32_t *)r->chosen.p, (int32_t *)r->end.p,
-            r->place.rows,          (int)r->end.cols,
-            (int)r->place.cols,     r->normalise,
-            (int)r->first,          (int)iz_route_experts_here(r)};
+    return {(float *)r->p.p,
+            (float *)r->lse.p,
+            (float *)r->weight.p,
+            (int32_t *)r->place.p,
+            (int32_t *)r->chosen.p,
+            (int32_t *)r->end.p,
+            r->place.rows,
+            (int)r->end.cols,
+            (int)r->place.cols,
+            r->normalise,
+            (int)r->first,
+            (int)iz_route_experts_here(r),
+            (const float *)(r->choice.rows ? r->choice.p : NULL),
+            r->groups,
+            r->kept,
+            r->sigmoid,
+            r->scale != 0 ? r->scale : 1};
 }
 
 /* Whether a row's choice number i is an expert whose weights are here. */
@@ -66,21 +81,57 @@ static __device__ struct best better(struct best a, struct best b)
     return b.p > a.p || (b.p == a.p && b.i < a.i) ? b : a;
 }
 
-/* Of the experts whose bit is not set in `taken`, a bit for each of the lane's;
- * what is no number is less than any. */
-static __device__ struct best find_best(const float *p, int e, uint32_t taken)
+static __device__ struct best best_of_lanes(struct best b)
 {
-    struct best b = {-2, 0x7fffffff};
-    int lane = (int)threadIdx.x % 32;
-    for (int s = 0, i = lane; i < e; s++, i += 32)
-        if (!(taken >> s & 1))
-            b = better(b, {p[i] >= 0 ? p[i] : -1, i});
     for (int step = 16; step > 0; step /= 2) {
         struct best other = {__shfl_xor_sync(IZ_ALL_LANES, b.p, step),
                              __shfl_xor_sync(IZ_ALL_LANES, b.i, step)};
         b = better(b, other);
     }
     return b;
+}
+
+/* Of the experts from `from` on and before `to` whose bit is not set in
+ * `taken`, a bit for each of the lane's; what is no number is less than any. */
+static __device__ struct best find_best(const struct routes &r, const float *p,
+                                        int from, int to, uint32_t taken)
+{
+    struct best b = {-INFINITY, 0x7fffffff};
+    int lane = (int)threadIdx.x % 32;
+    for (int s = 0, i = lane; i < to; s++, i += 32) {
+        float v = r.choice && i < r.experts ? p[i] + r.choice[i] : p[i];
+        if (i >= from && !(taken >> s & 1))
+            b = better(b, {v == v ? v : -INFINITY, i});
+    }
+    return best_of_lanes(b);
+}
+
+/* The lane's bits of all experts but those of the kept groups; a lane has the
+ * sum of a group. */
+static __device__ uint32_t take_groups(const struct routes &r, const float *p)
+{
+    int lane = (int)threadIdx.x % 32, each = r.experts / r.groups;
+    struct best mine = {-INFINITY, 0x7fffffff};
+    uint32_t taken = 0, kept = 0;
+    for (int g = 0; g < r.groups; g++) {
+        int from = g * each, to = from + each;
+        struct best a = find_best(r, p, from, to, 0);
+        uint32_t first = lane == a.i % 32 ? 1u << a.i / 32 : 0;
+        struct best b = find_best(r, p, from, to, first);
+        float sum = a.p + b.p;
+        if (lane == g)
+            mine = {sum == sum ? sum : -INFINITY, g};
+    }
+    for (int j = 0; j < r.kept; j++) {
+        struct best b = best_of_lanes(mine);
+        kept |= 1u << b.i;
+        if (lane == b.i)
+            mine = {-INFINITY, 0x7fffffff};
+    }
+    for (int s = 0, i = lane; i < r.experts; s++, i += 32)
+        if (!(kept >> i / each & 1))
+            taken |= 1u << s;
+    return taken;
 }
 
 /* Of a row, for a warp: the choices in ascending order, `taken` having a bit
@@ -105,19 +156,14 @@ static __device__ void put_choices(const struct routes &r, int64_t t,
     __syncwarp();
     for (int j = 0; r.normalise && lane == 0 && j < k; j++)
         sum += weight[j];
-    for (int j = 0; r.normalise && lane == 0 && j < k; j++)
-        weight[j] /= sum;
+    for (int j = 0; lane == 0 && j < k; j++)
+        weight[j] = (r.normalise ? weight[j] / sum : weight[j]) * r.scale;
 }
 
-/* Of a row, for a warp: softmax; then its choice. */
-static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
+static __device__ void softmax_row(float *p, float *lse, int e)
 {
-    int64_t t = row_of_warp();
-    int lane = (int)threadIdx.x % 32, e = r.experts, k = r.chosen_of_row;
-    float *p = r.p + t * e, most = -INFINITY, sum = 0;
-    uint32_t taken = 0;
-    if (t >= r.rows)
-        return;
+    int lane = (int)threadIdx.x % 32;
+    float most = -INFINITY, sum = 0;
     for (int i = lane; i < e; i += 32)
         most = fmaxf(most, p[i]);
     most = iz_lanes_max<32>(most);
@@ -129,13 +175,40 @@ static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
     for (int i = lane; i < e; i += 32)
         p[i] *= 1 / sum;
     if (lane == 0)
-        r.lse[t] = most + logf(sum);
+        *lse = most + logf(sum);
+}
+
+static __device__ void sigmoid_row(float *p, float *lse, int e)
+{
+    int lane = (int)threadIdx.x % 32;
+    for (int i = lane; i < e; i += 32)
+        p[i] = 1 / (1 + expf(-p[i]));
+    if (lane == 0)
+        *lse = 0;
+}
+
+/* Of a row, for a warp: probabilities; then its choice. */
+static __global__ void __launch_bounds__(THREADS) route_rows(struct routes r)
+{
+    int64_t t = row_of_warp();
+    int lane = (int)threadIdx.x % 32, e = r.experts, k = r.chosen_of_row;
+    float *p = r.p + t * e;
+    uint32_t taken = 0, here = 0;
+    if (t >= r.rows)
+        return;
+    if (r.sigmoid)
+        sigmoid_row(p, r.lse + t, e);
+    else
+        softmax_row(p, r.lse + t, e);
+    if (r.groups > 1)
+        taken = take_groups(r, p);
     for (int j = 0; j < k; j++) {
-        struct best b = find_best(p, e, taken);
-        if (lane == b.i % 32)
-            taken |= 1u << b.i / 32;
+        struct best b = find_best(r, p, 0, e, taken);
+        uint32_t bit = lane == b.i % 32 ? 1u << b.i / 32 : 0;
+        taken |= bit;
+        here |= bit;
     }
-    put_choices(r, t, taken);
+    put_choices(r, t, here);
 }
 
 /* A block for an expert: how many of n choices are its. */
@@ -251,8 +324,8 @@ static __device__ float dp_of(const struct routes &r, const float *dweight,
     float d = by != 0 ? by * (float)rows_of(r, i) : 0;
     for (int j = 0; j < k; j++)
         if (r.chosen[t * k + j] == i)
-            d += r.normalise ? (dweight[t * k + j] - dot) / sum
-                             : dweight[t * k + j];
+            d += r.normalise ? (r.scale * dweight[t * k + j] - dot) / sum
+                             : r.scale * dweight[t * k + j];
     return d;
 }
 
@@ -277,7 +350,8 @@ static __global__ void __launch_bounds__(THREADS)
     dot = iz_lanes_sum<32>(dot);
     for (int i = lane; i < e; i += 32) {
         float d = dp_of(r, dweight, t, i, by, weighed, of_chosen);
-        iz_store(dlogits + t * e + i, p[i] * (d - dot + z * r.lse[t]));
+        float of = r.sigmoid ? d * (1 - p[i]) : d - dot + z * r.lse[t];
+        iz_store(dlogits + t * e + i, p[i] * of);
     }
 }
 
@@ -429,5 +503,39 @@ void iz_experts_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
         IZ_LAUNCH(weigh_bwd<T>, (unsigned)g.rows, THREADS, 0, x->stream,
                   (float *)dweight.p, (T *)g.p, (T *)du.p, d, r, g.cols,
                   iz_pieces_aligned<T>(g.cols, d, (T *)g.p, (T *)du.p));
+    });
+}
+
+/* dweight[i] += <dy, b>; dy becomes weight times as much. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    bias_bwd(float *dweight, T *dy, const float *b, struct routes r, int64_t c)
+{
+    int64_t i = blockIdx.x;
+    if (!is_here(r, i))
+        return;
+    T *row = dy + r.place[i] * c;
+    float dot = 0;
+    b += (r.chosen[i] - r.first) * c;
+    for (int64_t j = threadIdx.x; j < c; j += THREADS) {
+        float v = iz_load(row + j);
+        dot += v * b[j];
+        iz_store(row + j, v * r.weight[i]);
+    }
+    dot = iz_block_sum(dot);
+    if (threadIdx.x == 0)
+        dweight[i] += dot;
+}
+
+void iz_experts_bias_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                              struct iz_view dy, struct iz_view b,
+                              const struct iz_routes *given)
+{
+    struct routes r = routes_of(given);
+    iz_by_type(dy.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        IZ_LAUNCH(bias_bwd<T>, (unsigned)dy.rows, THREADS, 0, x->stream,
+                  (float *)dweight.p, (T *)dy.p, (const float *)b.p, r,
+                  dy.cols);
     });
 }

@@ -18,6 +18,8 @@ IZ_SIMD static void fwd_cpu(struct iz_view y, struct iz_view a,
         forward(y.p, a.p, y.rows, y.cols, gated, IZ_GELU_ERF);
     else if (act == IZ_RELU)
         forward(y.p, a.p, y.rows, y.cols, gated, IZ_RELU);
+    else if (act == IZ_SWISH_7)
+        forward(y.p, a.p, y.rows, y.cols, true, IZ_SWISH_7);
     else
         forward(y.p, a.p, y.rows, y.cols, gated, IZ_RELU2);
 }
@@ -33,6 +35,8 @@ IZ_SIMD static void bwd_cpu(struct iz_view da, struct iz_view y,
         backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_GELU_ERF);
     else if (act == IZ_RELU)
         backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_RELU);
+    else if (act == IZ_SWISH_7)
+        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, true, IZ_SWISH_7);
     else
         backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_RELU2);
 }

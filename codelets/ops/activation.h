@@ -18,6 +18,29 @@ IZ_EITHER float iz_activation_clamp(float a, float most)
     return c < -most ? -most : c;
 }
 
+#define IZ_SWISH_7_ALPHA 1.702f
+
+/* Where g and u of column j of f are in a gated row. */
+#define IZ_GATE_AT(act, j) ((act) == IZ_SWISH_7 ? 2 * (j) : (j))
+#define IZ_UP_AT(act, j, f) ((act) == IZ_SWISH_7 ? 2 * (j) + 1 : (f) + (j))
+
+/* What stands for the two halves of a gated row. */
+IZ_EITHER float iz_activation_gate(enum iz_activation act, float a)
+{
+    return act == IZ_SWISH_7 && a > 7 ? 7 : a;
+}
+
+IZ_EITHER float iz_activation_up(enum iz_activation act, float u)
+{
+    return act == IZ_SWISH_7 ? iz_activation_clamp(u, 7) + 1 : u;
+}
+
+/* The gradient of u from that of what stands for it. */
+IZ_EITHER float iz_activation_up_slope(enum iz_activation act, float u, float d)
+{
+    return act == IZ_SWISH_7 && (u > 7 || u < -7) ? 0 : d;
+}
+
 /* Of the kinds whose gates need no fast exponential: (1 + erf(a / sqrt 2)) / 2,
  * 0 or 1, 0 or a. */
 IZ_EITHER float iz_activation_plain_gate(enum iz_activation act, float a)
@@ -30,7 +53,8 @@ IZ_EITHER float iz_activation_plain_gate(enum iz_activation act, float a)
 /* d (a s) / da. */
 IZ_EITHER float iz_activation_slope(enum iz_activation act, float a, float s)
 {
-    float c = iz_activation_clamp(a, act == IZ_SILU ? 100 : 12);
+    float c =
+        iz_activation_clamp(a, act == IZ_SILU || act == IZ_SWISH_7 ? 100 : 12);
     switch (act) {
     case IZ_GELU_TANH:
         return s + c * s * (1 - s) * IZ_TWO_ROOT_2_PI *
@@ -41,6 +65,8 @@ IZ_EITHER float iz_activation_slope(enum iz_activation act, float a, float s)
         return s + c * s * (1 - s);
     case IZ_RELU:
         return s;
+    case IZ_SWISH_7:
+        return a > 7 ? 0 : s + IZ_SWISH_7_ALPHA * c * s * (1 - s);
     default:
         return 2 * s;
     }

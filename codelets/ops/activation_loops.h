@@ -35,6 +35,7 @@ static inline float gate_of(enum iz_activation act, float a)
 {
     return act == IZ_GELU_TANH ? gelu_gate(a)
            : act == IZ_SILU    ? silu_gate(a)
+           : act == IZ_SWISH_7 ? silu_gate(IZ_SWISH_7_ALPHA * a)
                                : iz_activation_plain_gate(act, a);
 }
 
@@ -50,8 +51,11 @@ forward(float *y, const float *a, int64_t rows, int64_t f, bool gated,
             y[i] = a[i] * gate_of(act, a[i]);
     for (int64_t i = 0; gated && i < rows; i++, y += f, a += 2 * f)
 #pragma omp simd
-        for (int64_t j = 0; j < f; j++)
-            y[j] = a[j] * gate_of(act, a[j]) * a[f + j];
+        for (int64_t j = 0; j < f; j++) {
+            float g = iz_activation_gate(act, a[IZ_GATE_AT(act, j)]);
+            float u = iz_activation_up(act, a[IZ_UP_AT(act, j, f)]);
+            y[j] = g * gate_of(act, g) * u;
+        }
 }
 
 /* One gated row.  Results go through blocks of their own because they may
@@ -64,14 +68,22 @@ backward_gated(float *da, float *y, const float *dy, const float *a, int64_t f,
         int64_t m = f - i < BLOCK ? f - i : BLOCK;
         float dg[BLOCK], du[BLOCK], out[BLOCK];
         for (int64_t j = 0; j < m; j++) {
-            float g = a[i + j], u = a[f + i + j], d = dy[i + j],
-                  s = gate_of(act, g);
-            dg[j] = d * u * iz_activation_slope(act, g, s);
-            du[j] = d * (g * s);
+            float in = a[IZ_GATE_AT(act, i + j)],
+                  up = a[IZ_UP_AT(act, i + j, f)], d = dy[i + j];
+            float g = iz_activation_gate(act, in), s = gate_of(act, g),
+                  u = iz_activation_up(act, up);
+            dg[j] = d * u * iz_activation_slope(act, in, s);
+            du[j] = iz_activation_up_slope(act, up, d * (g * s));
             out[j] = g * s * u;
         }
-        memcpy(da + i, dg, (size_t)m * sizeof(*da));
-        memcpy(da + f + i, du, (size_t)m * sizeof(*da));
+        if (act != IZ_SWISH_7) {
+            memcpy(da + i, dg, (size_t)m * sizeof(*da));
+            memcpy(da + f + i, du, (size_t)m * sizeof(*da));
+        }
+        for (int64_t j = 0; act == IZ_SWISH_7 && j < m; j++) {
+            da[2 * (i + j)] = dg[j];
+            da[2 * (i + j) + 1] = du[j];
+        }
         memcpy(y + i, out, (size_t)m * sizeof(*y));
     }
 }

@@ -146,6 +146,9 @@ void iz_experts_combine_cuda(struct iz_exec *x, struct iz_view y,
 void iz_experts_weigh_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
                                struct iz_view g, struct iz_view du,
                                struct iz_view dg, const struct iz_routes *r);
+void iz_experts_bias_bwd_cuda(struct iz_exec *x, struct iz_view dweight,
+                              struct iz_view dy, struct iz_view b,
+                              const struct iz_routes *r);
 
 /* classifier.cu.  count: targets that are not ignored.  *c->loss is in pinned
  * memory. */

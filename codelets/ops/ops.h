@@ -114,6 +114,8 @@ enum iz_activation {
     IZ_SILU,
     IZ_RELU,
     IZ_RELU2,
+    IZ_SWISH_7, /* gated alone, g and u in turns: c / (1 + exp(-1.702 c)) (d +
+                 * 1), c = min(g, 7), d = u between -7 and 7 (gpt-oss) */
     IZ_ACTIVATIONS
 };
 
@@ -192,10 +194,19 @@ IZ_EITHER float iz_rope_query_factor(int64_t t, double beta, double original)
  * with the lowest numbers.  There are so always kM rows by expert: in ascending
  * order of experts, and of one expert in ascending order of rows. */
 struct iz_routes {
-    struct iz_view p;      /* fp32 [M,E]: logits, then their softmax */
-    struct iz_view lse;    /* fp32 [M,1]: log of their sum of exponentials */
+    struct iz_view p;      /* fp32 [M,E]: logits, then their softmax, or with
+                            * `sigmoid` 1 / (1 + exp(-logit)) */
+    struct iz_view lse;    /* fp32 [M,1]: log of their sum of exponentials; 0
+                            * with `sigmoid` */
     struct iz_view weight; /* fp32 [M,k]: p of the chosen, by their sum if
-                            * `normalise` */
+                            * `normalise`, times scale (0: 1) */
+    /* fp32 [1,E] or absent: added to p for choosing alone.  Of the experts, in
+     * so many groups of neighbours (0: one), only those of the best `kept`
+     * groups are chosen: with the largest sum of their two best. */
+    struct iz_view choice;
+    int groups, kept;
+    bool sigmoid;
+    float scale;
     struct iz_view place;  /* int32 [M,k]: of the chosen, the row by expert */
     struct iz_view chosen; /* int32 [M,k]: its number; they ascend */
     struct iz_view end;    /* int32 [1,E]: behind its last row by expert */
@@ -211,7 +222,7 @@ static inline int64_t iz_route_experts_here(const struct iz_routes *r)
     return r->here ? r->here : r->end.cols;
 }
 
-enum { IZ_EXPERTS_MOST = 1024 };
+enum { IZ_EXPERTS_MOST = 1024, IZ_GROUPS_MOST = 32 };
 
 /* Of a pair of texts, by TRL's names: rewards are beta l (see iz_preference),
  * IPO's too; logps are log p. */
@@ -245,8 +256,7 @@ void iz_route_fwd(struct iz_exec *x, const struct iz_routes *r);
 void iz_route_aux(struct iz_exec *x, struct iz_aux *aux,
                   const struct iz_routes *r, double balance, double z);
 /* dlogits [M,E], of the type of activations, of the gradient dweight fp32 [M,k]
- * of weight, and of balance B
- * + z Z. */
+ * of weight, and of balance B + z Z, which must be 0 with `sigmoid`. */
 void iz_route_bwd(struct iz_exec *x, struct iz_view dlogits,
                   struct iz_view dweight, const struct iz_routes *r,
                   float balance, float z);
@@ -261,27 +271,32 @@ void iz_experts_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
                         struct iz_view a, const struct iz_routes *r, bool back);
 /* The three products with the weights of the experts here, one below the other
  * in l->w [experts out,in]: each with its rows by expert.  One without rows has
- * a dw of zeros.  Operands are fp32 where others' may be bf16.  No bias;
- * l->out_in.  An adapter has a matrix of each expert, too, one below the other:
- * a [experts rank,in], b [experts outputs,rank]; it has no dropout. */
+ * a dw of zeros.  Operands are fp32 where others' may be bf16.  b [1,experts
+ * out]; l->out_in.  An adapter has a matrix of each expert, too, one below the
+ * other: a [experts rank,in], b [experts outputs,rank]; it has no dropout. */
 void iz_experts_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
                     const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                    const struct iz_linear *l, const struct iz_routes *r);
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r);
-/* Gated activations of rows by expert, with IZ_SILU. */
-void iz_experts_swiglu_fwd(struct iz_exec *x, struct iz_view y,
-                           struct iz_view a, const struct iz_routes *r);
-void iz_experts_swiglu_bwd(struct iz_exec *x, struct iz_view da,
-                           struct iz_view y, struct iz_view dy,
-                           struct iz_view a, const struct iz_routes *r);
+/* Gated activations of rows by expert. */
+void iz_experts_gated_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                          enum iz_activation act, const struct iz_routes *r);
+void iz_experts_gated_bwd(struct iz_exec *x, struct iz_view da,
+                          struct iz_view y, struct iz_view dy, struct iz_view a,
+                          enum iz_activation act, const struct iz_routes *r);
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */
 void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
                           struct iz_view g, struct iz_view du,
                           struct iz_view dg, const struct iz_routes *r);
+/* For y = weight (g + b), b [1,experts C] being that of a row's expert: dweight
+ * += what b says, from dy by expert [kM,C]; then dy is multiplied by weight. */
+void iz_experts_bias_bwd(struct iz_exec *x, struct iz_view dweight,
+                         struct iz_view dy, struct iz_view b,
+                         const struct iz_routes *r);
 
 /* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
  * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads

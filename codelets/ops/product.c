@@ -98,12 +98,26 @@ static struct iz_view part(struct iz_view v, int64_t i, int64_t e)
     return iz_view_rows(v, i * rows, rows);
 }
 
+/* The same of a row. */
+static struct iz_view columns(struct iz_view v, int64_t i, int64_t e)
+{
+    int64_t cols = v.cols / e, bytes = i * cols * iz_dtype_bytes(v.dtype);
+    if (v.rows && v.p)
+        v.p = (char *)v.p + bytes;
+    v.odd |= bytes % 16 != 0;
+    v.cols = cols;
+    return v;
+}
+
 struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,
                                    int64_t e,
                                    struct iz_adapter own[IZ_EXPERT_ADAPTERS])
 {
-    struct iz_linear one = {
-        .w = part(l->w, i, e), .dw = part(l->dw, i, e), .out_in = true};
+    struct iz_linear one = {.w = part(l->w, i, e),
+                            .dw = part(l->dw, i, e),
+                            .b = columns(l->b, i, e),
+                            .db = columns(l->db, i, e),
+                            .out_in = true};
     struct iz_adapter **to = &one.w.adapter;
     const struct iz_adapter *f = l->w.adapter;
     for (int n = 0; f && f->a.rows; f = f->next, n++) {

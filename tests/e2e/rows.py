@@ -38,13 +38,23 @@ MODELS = {
     "parallel": {**LLAMA, "family": "cohere2", "window": 5, "logit_scale": 0.5},
     "moe": MOE,
     "units of experts": {**MOE, "experts_per_unit": 3},
+    "a shared expert": {**MOE, "family": "qwen2_moe", "qk_norm": False, "qkv_bias": True,
+                        "shared_expert_intermediate_size": 9, "experts_per_unit": 3,
+                        "router_z_loss_coef": 0},
+    "groups": {**MOE, "decoder_sparse_step": 1, "num_experts": 8, "family": "glm4_moe",
+               "first_k_dense_replace": 1, "n_shared_experts": 2, "n_group": 4,
+               "topk_group": 2, "routed_scaling_factor": 1.5, "router_aux_loss_coef": 0,
+               "router_z_loss_coef": 0},
+    "sinks": {**MOE, "decoder_sparse_step": 1, "family": "gpt_oss", "qk_norm": False,
+              "qkv_bias": True, "window": 5},
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": DLRM,
     "sparse": DLRM,  # too small for a step to miss no row
 }
 PROGRAM = {"all of llama": "llama", "norms behind": "llama", "parallel": "llama",
-           "units of experts": "moe", "sparse": "dlrm"}
+           "units of experts": "moe", "a shared expert": "moe", "groups": "moe",
+           "sinks": "moe", "sparse": "dlrm"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
 
 

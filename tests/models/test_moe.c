@@ -210,7 +210,11 @@ static const struct twin_kind kind = {
             {TWIN_AT(iz_moe_config, moe_intermediate_size), 0},
             {TWIN_AT(iz_moe_config, experts_per_unit), 5},
             {TWIN_AT(iz_moe_config, experts_per_unit), -1},
-            {TWIN_AT(iz_moe_config, decoder_sparse_step), 3}}};
+            {TWIN_AT(iz_moe_config, decoder_sparse_step), 3},
+            {TWIN_AT(iz_moe_config, n_group), 3},
+            {TWIN_AT(iz_moe_config, n_group), 4},
+            {TWIN_AT(iz_moe_config, topk_group), 2},
+            {TWIN_AT(iz_moe_config, llama.family), IZ_FAMILY_LLAMA}}};
 
 /* Rows of zeros in a router and equal logits: all tokens go to the first
  * experts.  The others' gradient is zero, to the bit. */

@@ -38,7 +38,7 @@ struct twin_kind {
     void (*fill)(const struct iz_model *m, void *record);
     struct twin_case gradients[9], usual, recomputed;
     size_t config_bytes;
-    struct twin_bad bad[9];
+    struct twin_bad bad[13];
 };
 
 struct twin {

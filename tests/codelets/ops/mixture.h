@@ -6,7 +6,7 @@
 #include "tests/codelets/ops/scene.h"
 
 /* First what iz_route_fwd fills in. */
-enum { P, LSE, WEIGHT, PLACE, CHOSEN, END, ROUTED };
+enum { P, LSE, WEIGHT, PLACE, CHOSEN, END, CHOICE, ROUTED };
 #define ROUTES                                                                 \
     (BIT(P) | BIT(LSE) | BIT(WEIGHT) | BIT(PLACE) | BIT(CHOSEN) | BIT(END))
 
@@ -17,6 +17,10 @@ struct mixture {
     int64_t first, here; /* experts */
     int op;              /* of those of experts */
     bool normalise, back, adapted;
+    bool sigmoid, choosy; /* it has CHOICE */
+    int groups, kept;
+    float scale;
+    enum iz_activation act;
     float balance, z;
 };
 

@@ -10,8 +10,25 @@
 
 /* Rows and by expert, an expert's weights and its hidden channels; an adapter's
  * matrices and their gradients. */
-enum { A = ROUTED, BY, W, DW, G, DU, DG, DS, LA, LB, DLA, DLB, EXPERT_TENSORS };
-enum { RANK = 2, LOW = BIT(LA) | BIT(LB) };
+enum {
+    A = ROUTED,
+    BY,
+    W,
+    DW,
+    G,
+    DU,
+    DG,
+    DS,
+    LA,
+    LB,
+    DLA,
+    DLB,
+    B,
+    DB,
+    EXPERT_TENSORS
+};
+/* What a product reads that has adapters, and then a bias. */
+enum { RANK = 2, LOW = BIT(LA) | BIT(LB) | BIT(B) };
 #define SCALE 0.75F
 
 /* m rows choose k of e experts, of which `here` are here from `first` on, with
@@ -48,10 +65,23 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
         t[i] = i == LA || i == DLA
                    ? tensor_new(type, n->here * RANK, n->in, 1)
                    : tensor_new(type, n->here * adapted(n->out), RANK, 1);
+    t[B] = tensor_new(type, 1, n->here * n->out, 1);
+    t[DB] = tensor_new(type, 1, n->here * n->out, 1);
     return a;
 }
 
-enum op { DISPATCH, COMBINE, SET, FWD, BWD_A, BWD_W, WEIGH, GATE, UNGATE };
+enum op {
+    DISPATCH,
+    COMBINE,
+    SET,
+    FWD,
+    BWD_A,
+    BWD_W,
+    WEIGH,
+    WEIGH_BIAS,
+    GATE,
+    UNGATE
+};
 
 static void experts_op(struct iz_exec *x, const struct iz_view *v,
                        const void *arg)
@@ -65,8 +95,11 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
                            .db = v[DLB],
                            .scale = SCALE,
                            .first = v[G].cols / 3};
-    if (a->adapted)
+    if (a->adapted) {
         l.w.adapter = &f;
+        l.b = v[B];
+        l.db = v[DB];
+    }
     switch ((enum op)a->op) {
     case DISPATCH:
         iz_experts_dispatch(x, v[BY], v[A], &r);
@@ -88,11 +121,14 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
     case WEIGH:
         iz_experts_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
         break;
+    case WEIGH_BIAS:
+        iz_experts_bias_bwd(x, v[DS], v[G], v[B], &r);
+        break;
     case GATE:
-        iz_experts_swiglu_fwd(x, v[G], v[DU], &r);
+        iz_experts_gated_fwd(x, v[G], v[DU], a->act, &r);
         break;
     case UNGATE:
-        iz_experts_swiglu_bwd(x, v[DU], v[G], v[DG], v[DU], &r);
+        iz_experts_gated_bwd(x, v[DU], v[G], v[DG], v[DU], a->act, &r);
     }
 }
 
@@ -213,10 +249,11 @@ static void check_forward(struct mixture *a, const double *w, double tol)
     double *g = want_kept(&t[G]);
     double flops = 2. * (double)(rows * in * out) * (double)a->here;
     for (int64_t i = 0; i < rows * out; i++)
-        if (expert_of(a, i / out) >= 0)
-            g[i] = fixture_dot(t[BY].d + i / out * in,
-                               w + (expert_of(a, i / out) * out + i % out) * in,
-                               in);
+        if (expert_of(a, i / out) >= 0) {
+            int64_t o = expert_of(a, i / out) * out + i % out;
+            g[i] = fixture_dot(t[BY].d + i / out * in, w + o * in, in) +
+                   (a->adapted ? t[B].d[o] : 0);
+        }
     run(a, FWD, BIT(BY) | BIT(W) | BIT(G) | (a->adapted ? LOW : 0), BIT(G));
     assert_true(a->adapted ||
                 fabs(a->s.flops * (double)a->e - flops) <= 1e-9 * flops);
@@ -238,6 +275,7 @@ static void check_products(struct mixture *a, bool adapted)
     check_forward(a, w, tol);
     double *da = want_kept(&t[BY]), *dw = tensor_want(&t[DW]);
     double *dla = tensor_want(&t[DLA]), *dlb = tensor_want(&t[DLB]);
+    double *db = tensor_want(&t[DB]);
     for (int64_t i = 0; i < rows; i++) {
         int64_t e = expert_of(a, i);
         const double *dy = t[G].d + i * out, *x = t[BY].d + i * in;
@@ -245,13 +283,15 @@ static void check_products(struct mixture *a, bool adapted)
             continue;
         add_adapter_gradients(a, e, dy, x, dla, dlb);
         memset(da + i * in, 0, (size_t)in * sizeof(*da));
+        for (int64_t j = 0; j < out; j++)
+            db[e * out + j] += dy[j];
         for (int64_t j = 0; j < out * in; j++) {
             da[i * in + j % in] += dy[j / in] * w[e * out * in + j];
             dw[e * out * in + j] += dy[j / in] * x[j % in];
         }
     }
     run(a, BWD_W, BIT(BY) | BIT(G) | (adapted ? LOW : 0),
-        BIT(DW) | (adapted ? BIT(DLA) | BIT(DLB) : 0));
+        BIT(DW) | (adapted ? BIT(DLA) | BIT(DLB) | BIT(DB) : 0));
     fixture_close("dw", &t[DW], 4e-6);
     tensor_load(&t[DW]);
     for (int64_t i = 0; i < a->here * out * in; i++)
@@ -259,6 +299,7 @@ static void check_products(struct mixture *a, bool adapted)
     if (adapted) {
         fixture_close("da of adapters", &t[DLA], tol);
         fixture_close("db of adapters", &t[DLB], tol);
+        fixture_close("db", &t[DB], 4e-6);
     }
     run(a, BWD_A, BIT(G) | BIT(W) | BIT(BY) | (adapted ? LOW : 0), BIT(BY));
     fixture_close("da", &t[BY], tol);
@@ -294,28 +335,56 @@ static void check_weights(struct mixture *a)
     tensor_load(&t[DU]);
 }
 
+/* A bias is of an output, which has as many columns as G here. */
+static void check_bias(struct mixture *a)
+{
+    struct tensor *t = a->s.t;
+    int64_t n = t[G].v.cols;
+    const int32_t *place = t[PLACE].v.p;
+    tensor_load(&t[DS]);
+    double *dy = want_kept(&t[G]), *ds = want_kept(&t[DS]);
+    for (int64_t i = 0; i < a->m * a->k; i++) {
+        int64_t e = expert_of(a, place[i]), at = place[i] * n;
+        if (e < 0)
+            continue;
+        ds[i] += fixture_dot(t[G].d + at, t[B].d + e * n, n);
+        for (int64_t c = 0; c < n; c++)
+            dy[at + c] = (double)((float *)t[WEIGHT].v.p)[i] * t[G].d[at + c];
+    }
+    unsigned both = BIT(DS) | BIT(G);
+    run(a, WEIGH_BIAS, BIT(B) | both, both);
+    fixture_close("dweight with bias", &t[DS], 2e-6);
+    fixture_close("weighed dy", &t[G], 0x1p-24);
+    tensor_load(&t[G]);
+}
+
 /* Gates of the rows of the experts here; the others stay. */
 static void check_gates(struct mixture *a)
 {
     struct tensor *t = a->s.t;
     int64_t f = t[G].v.cols, rows = a->m * a->k;
+    bool turns = a->act == IZ_SWISH_7;
+    int64_t step = turns ? 2 : 1, up = turns ? 1 : f;
     double *y = want_kept(&t[G]);
     for (int64_t i = 0; i < rows * f; i++) {
-        const double *u = t[DU].d + i / f * 2 * f + i % f;
+        const double *u = t[DU].d + i / f * 2 * f + i % f * step;
         if (expert_of(a, i / f) >= 0)
-            y[i] = ref_swiglu(u[0], u[f]);
+            y[i] = ref_activation(a->act, u[0]) * ref_up(a->act, u[up]);
     }
     run(a, GATE, BIT(DU) | BIT(G), BIT(G));
     fixture_close("gates", &t[G], 1e-6);
     tensor_load(&t[G]);
     double *again = want_kept(&t[G]), *du = want_kept(&t[DU]);
     for (int64_t i = 0; i < rows * f; i++) {
-        int64_t at = i / f * 2 * f + i % f;
+        int64_t at = i / f * 2 * f + i % f * step;
         const double *u = t[DU].d + at;
+        double dy = t[DG].d[i];
         if (expert_of(a, i / f) < 0)
             continue;
-        again[i] = ref_swiglu(u[0], u[f]);
-        ref_swiglu_gradient(&du[at], &du[at + f], u[0], u[f], t[DG].d[i]);
+        again[i] = ref_activation(a->act, u[0]) * ref_up(a->act, u[up]);
+        du[at + up] = dy * ref_activation(a->act, u[0]);
+        du[at] =
+            dy * ref_activation_gradient(a->act, u[0]) * ref_up(a->act, u[up]);
     }
     run(a, UNGATE, BIT(DU) | BIT(DG) | BIT(G), BIT(DU) | BIT(G));
     fixture_close("gates again", &t[G], 1e-6);
@@ -348,6 +417,8 @@ static void experts_agree_with_reference(void **state)
         check_products(&a, false);
         check_products(&a, true);
         check_weights(&a);
+        check_bias(&a);
+        a.act = i % 8 < 4 ? IZ_SILU : IZ_SWISH_7;
         check_gates(&a);
         scene_free(&a.s);
     }

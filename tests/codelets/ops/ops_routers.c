@@ -36,17 +36,20 @@ static double objective(void *arg)
         double sum = 0, of_chosen = 0;
         for (int64_t i = 0; i < a->e; i++)
             sum += p[i] = exp(a->s.t[P].d[t * a->e + i]);
-        for (int64_t i = 0; i < a->e; i++)
-            mean[i] += (p[i] /= sum) / (double)a->m;
+        for (int64_t i = 0; i < a->e; i++) {
+            p[i] /= a->sigmoid ? 1 + p[i] : sum;
+            mean[i] += p[i] / (double)a->m;
+        }
         for (int64_t j = 0; j < a->k; j++)
             of_chosen += p[chosen[t * a->k + j]];
         for (int64_t j = 0; j < a->k; j++) {
             int32_t i = chosen[t * a->k + j];
             rows[i]++;
             f += a->s.t[DWEIGHT].d[t * a->k + j] * p[i] /
-                 (a->normalise ? of_chosen : 1);
+                 (a->normalise ? of_chosen : 1) *
+                 (a->scale != 0 ? (double)a->scale : 1);
         }
-        z += log(sum) * log(sum) / (double)a->m;
+        z += a->sigmoid ? 0 : log(sum) * log(sum) / (double)a->m;
     }
     for (int64_t i = 0; i < a->e; i++)
         f += (double)a->balance * (double)a->e * rows[i] / (double)a->m *
@@ -55,7 +58,34 @@ static double objective(void *arg)
     return f + (double)a->z * z;
 }
 
-/* k largest logits, of equal ones the first, by number; each expert's rows
+/* What a row chooses by: where nothing is added to it, logits do.  Experts of
+ * groups that are not kept have nothing. */
+static void scores_of(const struct mixture *a, int64_t t, double *score)
+{
+    const double *l = a->s.t[P].d + t * a->e;
+    int64_t each = a->groups ? a->e / a->groups : a->e;
+    double sum = 0, best[32] = {0};
+    for (int64_t i = 0; i < a->e; i++)
+        sum += exp(l[i]);
+    for (int64_t i = 0; i < a->e; i++)
+        score[i] = !a->choosy   ? l[i]
+                   : a->sigmoid ? 1 / (1 + exp(-l[i])) + a->s.t[CHOICE].d[i]
+                                : exp(l[i]) / sum + a->s.t[CHOICE].d[i];
+    for (int64_t g = 0; g < a->groups; g++)
+        for (int64_t i = g * each; i < (g + 1) * each; i++)
+            for (int64_t j = g * each; j < i; j++)
+                best[g] = j + i == 2 * g * each + 1
+                              ? score[i] + score[j]
+                              : fmax(best[g], score[i] + score[j]);
+    for (int64_t g = 0, before = 0; g < a->groups; g++, before = 0) {
+        for (int64_t h = 0; h < a->groups; h++)
+            before += best[h] > best[g];
+        for (int64_t i = g * each; before >= a->kept && i < (g + 1) * each; i++)
+            score[i] = -INFINITY;
+    }
+}
+
+/* k largest scores, of equal ones the first, by number; each expert's rows
  * ascend. */
 static void check_choice(const struct mixture *a)
 {
@@ -68,8 +98,9 @@ static void check_choice(const struct mixture *a)
         assert_int_equal(place[i], next[chosen[i]]++);
     assert_memory_equal(next, end, (size_t)a->e * sizeof(*next));
     free(next);
+    double *l = malloc((size_t)a->e * sizeof(*l));
     for (int64_t t = 0; t < a->m; t++) {
-        const double *l = a->s.t[P].d + t * a->e;
+        scores_of(a, t, l);
         for (int64_t j = 0; j < a->k; j++) {
             int64_t c = chosen[t * a->k + j], before = 0;
             for (int64_t i = 0; i < a->e; i++)
@@ -78,6 +109,7 @@ static void check_choice(const struct mixture *a)
             assert_true(!j || c > chosen[t * a->k + j - 1]);
         }
     }
+    free(l);
 }
 
 struct loads {
@@ -140,6 +172,30 @@ static void routers_agree_with_central_differences(void **state)
     }
 }
 
+/* By sigmoid or not, with something added for choosing alone, in groups. */
+static void routers_choose_by_more_than_probabilities(void **state)
+{
+    static const struct mixture like[] = {
+        {.m = 31, .e = 16, .k = 3, .groups = 4, .kept = 2, .sigmoid = true},
+        {.m = 31, .e = 96, .k = 6, .groups = 32, .kept = 3, .sigmoid = true},
+        {.m = 9, .e = 130, .k = 8, .sigmoid = true, .scale = 2.5F},
+        {.m = 33, .e = 7, .k = 2, .scale = 0.4F},
+        {.m = 33, .e = 8, .k = 2, .groups = 2, .kept = 1},
+        {.m = 5, .e = 1, .k = 1, .sigmoid = true}};
+    for (int k = 0; k < 2 * COUNT(like); k++) {
+        const struct mixture *n = &like[k / 2];
+        struct mixture a = mixture_new(n->m, n->e, n->k);
+        a.choosy = true;
+        a.sigmoid = n->sigmoid;
+        a.groups = n->groups;
+        a.kept = n->kept;
+        a.scale = n->scale;
+        a.normalise = k % 2;
+        a.balance = n->sigmoid ? 0 : 0.7f;
+        check_router(&a, backend.act(fixture_types[k % 3]));
+    }
+}
+
 /* Quarters, so that many logits are equal. */
 static void of_equal_ones_the_first_is_chosen(void **state)
 {
@@ -173,6 +229,7 @@ int ops_routers(void)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(routers_agree_with_central_differences),
+        SEEDED(routers_choose_by_more_than_probabilities),
         SEEDED(of_equal_ones_the_first_is_chosen),
         SEEDED(nan_stays_and_still_has_a_place),
     };

@@ -79,6 +79,7 @@ double ref_activation(enum iz_activation act, double a)
     return act == IZ_GELU_TANH  ? ref_gelu(a)
            : act == IZ_GELU_ERF ? a / 2 * erfc(-a / sqrt(2))
            : act == IZ_SILU     ? a / (1 + exp(-a))
+           : act == IZ_SWISH_7  ? fmin(a, 7) / (1 + exp(-1.702 * fmin(a, 7)))
            : a < 0              ? 0
            : act == IZ_RELU     ? a
                                 : a * a;
@@ -86,14 +87,20 @@ double ref_activation(enum iz_activation act, double a)
 
 double ref_activation_gradient(enum iz_activation act, double a)
 {
-    double s = 1 / (1 + exp(-a));
+    double s = 1 / (1 + exp(-a)), t = 1 / (1 + exp(-1.702 * a));
     return act == IZ_GELU_TANH ? ref_gelu_gradient(a)
            : act == IZ_GELU_ERF
                ? erfc(-a / sqrt(2)) / 2 + a * exp(-a * a / 2) / sqrt(2 * M_PI)
-           : act == IZ_SILU ? s + a * s * (1 - s)
-           : a <= 0         ? 0
-           : act == IZ_RELU ? 1
-                            : 2 * a;
+           : act == IZ_SILU    ? s + a * s * (1 - s)
+           : act == IZ_SWISH_7 ? (a > 7 ? 0 : t + 1.702 * a * t * (1 - t))
+           : a <= 0            ? 0
+           : act == IZ_RELU    ? 1
+                               : 2 * a;
+}
+
+double ref_up(enum iz_activation act, double u)
+{
+    return act == IZ_SWISH_7 ? fmax(fmin(u, 7), -7) + 1 : u;
 }
 
 /* A ramp over the numbers of frequencies, between those that turn beta_fast and
@@ -156,13 +163,6 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 double ref_swiglu(double g, double u)
 {
     return g / (1 + exp(-g)) * u;
-}
-
-void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy)
-{
-    double s = 1 / (1 + exp(-g));
-    *dg = dy * u * (s + g * s * (1 - s));
-    *du = dy * g * s;
 }
 
 /* A query q of one head that sees n keys: k, v are its rows 0, ld apart. */

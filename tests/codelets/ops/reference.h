@@ -30,6 +30,8 @@ double ref_gelu(double a);
 double ref_gelu_gradient(double a);
 double ref_activation(enum iz_activation act, double a);
 double ref_activation_gradient(enum iz_activation act, double a);
+/* What the gate of a gated row is multiplied with. */
+double ref_up(enum iz_activation act, double u);
 
 /* Turns heads of a [m,ld] in place, by complex numbers. */
 void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
@@ -39,7 +41,6 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 double ref_rope_frequency(const struct iz_rope *r, int i);
 
 double ref_swiglu(double g, double u);
-void ref_swiglu_gradient(double *dg, double *du, double g, double u, double dy);
 
 /* o [samples*seq, c] from qkv [.., (heads + 2 kv_heads) c/heads]; kv_heads = 0
  * means heads; causal unless full. */

@@ -172,7 +172,8 @@ OTHERS = [{"model": model, **row} for model in ("moe", "units of experts")
      "products": "gpu"}] + [
     {"model": model, **MIXED[i]} for model, of in {
         "llama": (0, 1, 2), "all of llama": (1, 3), "vit": (0, 2, 1),
-        "dlrm": (0, 1, 2)}.items() for i in of]
+        "dlrm": (0, 1, 2), "a shared expert": (0, 1), "groups": (1, 2),
+        "sinks": (0, 1, 2)}.items() for i in of]
 
 
 @pytest.mark.parametrize("row", rows.cases(OTHERS))

@@ -11,6 +11,7 @@ file "loss".
 What tests read needs no transformers."""
 import array
 import json
+import math
 import pathlib
 import random
 import re
@@ -34,6 +35,10 @@ SORTS = {**WINDOW, "layer_types": ["sliding_attention", "full_attention",
 WIDE = {"head_dim": 12}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0,
         "original_max_position_embeddings": 16}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+          "n_shared_experts": 2, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+          "routed_scaling_factor": 1.4}
 # Beside that, what decides something in this family.
 FAMILIES = {
     "llama": WIDE, "mistral": {**WIDE, **WINDOW}, "qwen2": {}, "qwen3": WIDE,
@@ -83,6 +88,20 @@ FAMILIES = {
     "seed_oss biases": {**WIDE, "attention_out_bias": True, "mlp_bias": True},
     "cohere2 biases": {**SORTS, "attention_bias": True},
     "stablelm parallel": {"use_parallel_residual": True},
+    # Mixtures of experts.
+    "olmoe": {**EXPERTS, "num_experts": 6, "norm_topk_prob": True},
+    "qwen2_moe": {**EXPERTS, "num_experts": 6, "decoder_sparse_step": 2,
+                  "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28},
+    "granitemoe": {**EXPERTS, "attention_multiplier": 0.3, "embedding_multiplier": 3.0,
+                   "residual_multiplier": 0.4, "logits_scaling": 1.7},
+    "granitemoeshared": {**EXPERTS, "attention_multiplier": 0.3,
+                         "residual_multiplier": 0.4, "shared_intermediate_size": 28},
+    "glm4_moe": {**GROUPS, "use_qk_norm": True, "attention_bias": True},
+    "dots1": {**GROUPS, "sliding_window": None, "norm_topk_prob": False},
+    "solar_open": {**GROUPS, **WIDE},
+    "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 6, "moe_intermediate_size": 20},
+    "minimax_m2": {**EXPERTS, **WIDE},
+    "gpt_oss": {**EXPERTS, **WIDE, **SORTS, "rope_parameters": {**YARN, "truncate": False}},
 }
 
 
@@ -90,12 +109,16 @@ def tensors(shapes, seed):
     """Of norms near 1, others near 0."""
     rng, out = random.Random(seed), {}
     for name, shape in shapes.items():
-        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        n = math.prod(shape)
         scale = 1 / 256 if len(shape) > 1 else 1 / 512
         base = "norm" in name and name.endswith("weight")
         values = [base + (rng.randrange(-127, 128)) * scale for _ in range(n)]
         out[name] = ("F32", tuple(shape), array.array("f", values).tobytes())
     return out
+
+
+def is_mixture(one):
+    return any("expert" in k for k in one["config"])
 
 
 def write(family, golden, path):
@@ -121,6 +144,8 @@ def adapter(family, golden):
     out = {HEAD + k: s for k, s in shapes.items() if k.rpartition(".")[0] in saved}
     ties = len(ends) == 1 and ends[0] == "embed_tokens"
     linear = [m for m in modules if not re.fullmatch(OTHERS, m)]
+    if is_mixture(golden[family]):  # PEFT takes names of other layers for all experts
+        linear = [m for m in linear if "self_attn" in m]
     for m in [m for m in linear if len(shapes[m + ".weight"]) == 2]:
         r = next((v for k, v in RANKS.items() if re.match(rf"(.*\.)?({k})$", m)), 4)
         rows, cols = shapes[m + ".weight"]

@@ -1,39 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each family of models/families.c: the losses of a small model are those that
 transformers computes (families.py), and a folder goes in and out bit for bit."""
+import array
 import json
 import os
+import random
 
 import pytest
 
 import families
-import rows
 import run
 
 GOLDEN = json.loads(families.GOLDEN.read_text())
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 
 
-def config(folder, sample, **more):
+def program_of(family):
+    return run.built("models/moe" if is_mixture(family) else "models/llama")
+
+
+def is_mixture(family):
+    return families.is_mixture(GOLDEN[family])
+
+
+def config(family, folder, sample, **more):
+    """Without the routers' own losses."""
+    alone = {"router_aux_loss_coef": 0} if is_mixture(family) else {}
     return {"train_batch_size": 1, "gradient_clipping": 0.0,
             "data.path": str(sample), "data.val_fraction": 0,
             "optimizer": {"type": "AdamW", "params": families.ADAM},
-            "model": {"import": str(folder), "seq": families.SEQ}, **more}
+            "model": {"import": str(folder), "seq": families.SEQ, **alone},
+            **more}
 
 
 @pytest.mark.parametrize("family", GOLDEN)
 def test_a_family_has_its_losses(family, place):
     """Before ten steps of AdamW, after each, and exported as it came."""
-    place.use(rows.program_of("llama"))
+    place.use(program_of(family))
     folder = families.write(family, GOLDEN, place.folder / "in")
     sample, out = place.folder / "sample", place.folder / "out"
     sample.write_bytes(families.SAMPLE)
-    r = place.good(1, config(folder, sample, **{"run.steps": families.STEPS + 1}))
+    r = place.good(1, config(family, folder, sample, **{"run.steps": families.STEPS + 1}))
     want = GOLDEN[family]["losses"]
     assert abs(r.losses[0] - want[0]) < 1e-6 * want[0], (r.losses, want)
     for a, b in zip(r.losses, want):
         assert abs(a - b) < 1e-5 * max(1, b), (r.losses, want)
-    place.good(1, config(folder, sample, **{
+    place.good(1, config(family, folder, sample, **{
         "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out)}))
     assert families.hf.read(out) == \
         families.tensors(GOLDEN[family]["shapes"], family)
@@ -43,12 +55,12 @@ def test_a_family_has_its_losses(family, place):
 def test_an_adapter_of_a_family_has_its_loss(family, place):
     """As PEFT has it, with ranks and scales of their own and modules in full; and it
     leaves as it came."""
-    place.use(rows.program_of("llama"))
+    place.use(program_of(family))
     folder = families.write(family, GOLDEN, place.folder / "in")
     adapter = families.write_adapter(family, GOLDEN, place.folder / "adapter")
     sample, out = place.folder / "sample", place.folder / "out"
     sample.write_bytes(families.SAMPLE)
-    r = place.good(1, config(folder, sample, **{
+    r = place.good(1, config(family, folder, sample, **{
         "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out),
         "lora": {"import": str(adapter), "export": "adapter"}}))
     want = GOLDEN[family]["adapted"]
@@ -100,14 +112,14 @@ TRAPS = [
 
 @pytest.mark.parametrize("family, change, spoil, named", TRAPS)
 def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, place):
-    place.use(rows.program_of("llama"))
+    place.use(program_of(family))
     one = GOLDEN[family]
     tensors = families.tensors(one["shapes"], family)
     folder = families.hf.write(place.folder / "in", spoil(tensors) if spoil else tensors,
                                {**one["config"], **change})
     sample, out = place.folder / "sample", place.folder / "out"
     sample.write_bytes(families.SAMPLE)
-    r = place.launch(1, config(folder, sample, **{
+    r = place.launch(1, config(family, folder, sample, **{
         "run.steps": 1, "run.export": str(out)}))
     if named:
         run.refused(r, "model.import", named)
@@ -120,25 +132,25 @@ def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, plac
 
 @pytest.mark.parametrize("data", (b"null", b"{}"))
 def test_metadata_of_weights_may_be_nothing(data, place):
-    place.use(rows.program_of("llama"))
+    place.use(program_of("llama"))
     folder = families.write("llama", GOLDEN, place.folder / "in")
     sample, file = place.folder / "sample", folder / "model.safetensors"
     sample.write_bytes(families.SAMPLE)
     whole = file.read_bytes()
     was = b'{"format": "pt"}'
     file.write_bytes(whole.replace(was, data + b" " * (len(was) - len(data)), 1))
-    r = place.good(1, config(folder, sample, **{"run.steps": 1}))
+    r = place.good(1, config("llama", folder, sample, **{"run.steps": 1}))
     assert abs(r.losses[0] - GOLDEN["llama"]["losses"][0]) < 1e-6 * r.losses[0]
 
 
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
 def test_transformers_has_these_losses_of_what_is_written(place):
-    place.use(rows.program_of("llama"))
     sample = place.folder / "sample"
     sample.write_bytes(families.SAMPLE)
     for family in GOLDEN:
+        place.use(program_of(family))
         folder = families.write(family, GOLDEN, place.folder / "in" / family)
-        place.good(1, config(folder, sample, **{
+        place.good(1, config(family, folder, sample, **{
             "run.steps": 1, "optimizer.params.lr": 0.0,
             "run.export": str(place.folder / "out" / family)}))
     r = run.call(PYTHON, families.__file__, f"--in={place.folder / 'out'}",
@@ -149,14 +161,16 @@ def test_transformers_has_these_losses_of_what_is_written(place):
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with peft")
 def test_peft_has_the_loss_of_our_adapters(place):
     """Trained, of whole stacked weights, with the last norm or the embeddings."""
-    place.use(rows.program_of("llama"))
     sample = place.folder / "sample"
     sample.write_bytes(families.SAMPLE)
     for i, family in enumerate(GOLDEN):
+        place.use(program_of(family))
         folder = families.write(family, GOLDEN, place.folder / "in" / family)
         out = place.folder / "out" / family
-        c = config(folder, sample, **{"optimizer.params.lr": 1e-2, "lora": {
-            "rank": 3, "alpha": 7.0, "targets": "*", "use_rslora": i % 2 == 1,
+        c = config(family, folder, sample, **{"optimizer.params.lr": 1e-2, "lora": {
+            "rank": 3, "alpha": 7.0,
+            "targets": "*self_attn*" if is_mixture(family) else "*",
+            "use_rslora": i % 2 == 1,
             "rank_pattern": {"*.1.*": 2, "down_proj": 5}, "alpha_pattern": {"o_proj": 2},
             "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}})
         place.good(1, {**c, "lora.export": "adapter", "run.steps": 3,
@@ -166,3 +180,78 @@ def test_peft_has_the_loss_of_our_adapters(place):
     r = run.call(PYTHON, families.__file__, f"--adapters={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
+
+
+def test_a_bias_of_choice_is_never_learnt(place):
+    """Whatever a rule says."""
+    place.use(program_of("glm4_moe"))
+    folder = families.write("glm4_moe", GOLDEN, place.folder / "in")
+    sample, out = place.folder / "sample", place.folder / "out"
+    sample.write_bytes(families.SAMPLE)
+    place.good(1, config("glm4_moe", folder, sample, **{
+        "run.steps": 3, "parameters": [{"match": "*", "frozen": False}],
+        "run.export": str(out)}))
+    before = families.tensors(GOLDEN["glm4_moe"]["shapes"], "glm4_moe")
+    after = families.hf.read(out)
+    same = {k.split(".", 3)[-1] for k in before if before[k] == after[k]}
+    assert same == {"mlp.gate.e_score_correction_bias"}
+
+
+@pytest.mark.parametrize("family, left_out", (("glm4_moe", True), ("dots1", False)))
+def test_layers_that_predict_more_tokens_are_left_out(family, left_out, place):
+    place.use(program_of(family))
+    folder = families.hf.write(place.folder / "in", {
+        **families.tensors(GOLDEN[family]["shapes"], family),
+        "model.layers.3.eh_proj.weight": ("F32", (2, 3), bytes(24))}, GOLDEN[family]["config"])
+    sample, out = place.folder / "sample", place.folder / "out"
+    sample.write_bytes(families.SAMPLE)
+    r = place.launch(1, config(family, folder, sample, **{
+        "run.steps": 1, "run.export": str(out)}))
+    if not left_out:
+        return run.refused(r, "model.layers.3.eh_proj.weight", "no tensor of this model")
+    assert abs(r.losses[0] - GOLDEN[family]["losses"][0]) < 1e-5 and "left out" in r.out
+    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 0
+
+
+@pytest.mark.parametrize("family, changes, words", (
+    ("gpt_oss", {"model.experts_per_unit": 2}, ("experts_per_unit", "one tensor")),
+    ("granitemoe", {"lora": {"rank": 2, "targets": "*"}}, ("lora.targets", "one tensor")),
+    ("glm4_moe", {"model.router_aux_loss_coef": 0.1}, ("router_aux_loss_coef", "none")),
+    ("dots1", {"model.router_z_loss_coef": 0.1}, ("router_z_loss_coef", "sigmoid")),
+    ("olmoe", {"model.experts_per_unit": 2, "model.n_shared_experts": 1},
+     ("shared_expert_intermediate_size", "olmoe"))))
+def test_what_a_mixture_has_not_is_refused(family, changes, words, place):
+    place.use(program_of(family))
+    folder = families.write(family, GOLDEN, place.folder / "in")
+    sample = place.folder / "sample"
+    sample.write_bytes(families.SAMPLE)
+    run.refused(place.launch(1, {**config(family, folder, sample), **changes}), *words)
+
+
+def test_gpt_oss_comes_in_mxfp4(place):
+    """The same weights as numbers, each matrix the other way round, have the same loss."""
+    rng, one, width = random.Random(3), GOLDEN["gpt_oss"], 64  # a row: whole blocks
+    value = [s * v for s in (1, -1) for v in (0, .5, 1, 1.5, 2, 3, 4, 6)]
+    coded = {k: t for k, t in families.tensors({
+        k: [s[0], 2 * width] if k.endswith("gate_up_proj_bias") else s
+        for k, s in one["shapes"].items()}, "").items() if len(t[1]) < 3}
+    plain = dict(coded)
+    for k, (n, cols, rows) in [(k, s) for k, s in one["shapes"].items() if len(s) == 3]:
+        cols, rows = (width, rows) if "down" in k else (cols, 2 * width)
+        codes = rng.randbytes(n * rows * cols // 2)
+        scales = bytes(rng.choices(range(118, 122), k=n * rows * cols // 32))
+        w = [value[c] for b in codes for c in (b & 15, b >> 4)]
+        plain[k] = ("F32", (n, cols, rows), array.array("f", (
+            w[i] * 2.0 ** (scales[i // 32] - 127) for e in range(n) for c in range(cols)
+            for i in range(e * rows * cols + c, (e + 1) * rows * cols, cols))).tobytes())
+        coded[k + "_blocks"] = ("U8", (n, rows, cols // 32, 16), codes)
+        coded[k + "_scales"] = ("U8", (n, rows, cols // 32), scales)
+    place.use(program_of("gpt_oss"))
+    sample = place.folder / "sample"
+    sample.write_bytes(families.SAMPLE)
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    losses = [place.good(1, config("gpt_oss", families.hf.write(place.folder / name, t, {
+        **one["config"], "intermediate_size": width, **more}), sample, **{
+            "run.steps": 2})).losses
+        for name, t, more in (("coded", coded, quantised), ("plain", plain, {}))]
+    assert losses[0] == losses[1]

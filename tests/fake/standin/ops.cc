@@ -115,7 +115,7 @@ struct reacher {
 
     void one(struct iz_routes &r)
     {
-        all(r.p, r.lse, r.weight, r.place, r.chosen, r.end);
+        all(r.choice, r.p, r.lse, r.weight, r.place, r.chosen, r.end);
     }
 
     void one(struct iz_aux *&aux)
