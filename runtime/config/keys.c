@@ -303,6 +303,10 @@ const struct iz_key iz_config_keys[] = {
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
     BOOL("lora.use_rslora", SAME, c.lora.use_rslora, "false",
          "Multiply by alpha / sqrt(rank) instead (arXiv 2312.03732)."),
+    BOOL(
+        "lora.use_dora", SAME, c.lora.use_dora, "false",
+        "Each output has a magnitude, too, that is trained (arXiv 2402.09353); "
+        "without dropout, and not of experts."),
     MAP("lora.rank_pattern", SAME, c.lora.rank_pattern, 1, 4096,
         "Other ranks, by names as in lora.targets: {\"q_proj\": 16}; the first "
         "name that matches counts."),

@@ -157,6 +157,7 @@ def test_peft_has_the_loss_of_our_adapters(place):
         out = place.folder / "out" / family
         c = config(folder, sample, **{"optimizer.params.lr": 1e-2, "lora": {
             "rank": 3, "alpha": 7.0, "targets": "*", "use_rslora": i % 2 == 1,
+            "use_dora": i % 3 == 2,
             "rank_pattern": {"*.1.*": 2, "down_proj": 5}, "alpha_pattern": {"o_proj": 2},
             "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}})
         place.good(1, {**c, "lora.export": "adapter", "run.steps": 3,
