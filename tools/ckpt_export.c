@@ -333,6 +333,8 @@ static int add_adapters(const struct checkpoint *c, const struct iz_program *p,
     l->alpha = json_number_value(json_object_get(model, "lora_alpha"));
     m->adapter_root = l->use_rslora =
         json_is_true(json_object_get(model, "lora_rslora"));
+    m->adapter_dora = l->use_dora =
+        json_is_true(json_object_get(model, "lora_dora"));
     return l->rank ? iz_lora_restore(m, p->section.hf, find_adapter, c) : 0;
 }
 
@@ -468,6 +470,13 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     if (!err && o->adapter && !run.lora.rank)
         err = iz_text_refuse(stderr, "ckpt: --adapter: %s has no adapters",
                              c->path);
+    if (!err && !o->adapter && m->adapter_dora)
+        err = iz_text_refuse(
+            stderr,
+            "ckpt: %s has adapters with magnitudes (lora.use_dora), which "
+            "need norms of whole weights: use --adapter, or --resume the run "
+            "with run.export",
+            c->path);
     if (!err)
         err = set_names(c, m);
     snprintf(path, sizeof(path), "%s/config.json", o->dir);

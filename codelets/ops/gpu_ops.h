@@ -116,6 +116,17 @@ void iz_interact_bwd_cuda(struct iz_exec *x, struct iz_view dz,
 void iz_dropout_cuda(struct iz_exec *x, struct iz_view y, struct iz_view c,
                      struct iz_view a, const struct iz_drop *d);
 
+/* magnitude.cu */
+void iz_magnitude_gain_cuda(struct iz_exec *x, struct iz_view gain,
+                            struct iz_view inverse,
+                            const struct iz_magnitude *g);
+void iz_magnitude_apply_cuda(struct iz_exec *x, struct iz_view y,
+                             struct iz_view r, struct iz_view u,
+                             struct iz_view gain, struct iz_view b);
+void iz_magnitude_dm_cuda(struct iz_exec *x, struct iz_view dm,
+                          struct iz_view dy, struct iz_view u,
+                          struct iz_view inverse, int64_t first);
+
 /* preference.cu.  The loss and the metrics are in pinned memory. */
 void iz_pair_loss_cuda(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_pairs *p,

@@ -335,8 +335,8 @@ static struct iz_view matmul_low_rank(struct iz_exec *x, struct iz_view v,
     return t;
 }
 
-void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
-                   struct iz_view a, const struct iz_linear *l)
+static void adapted_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                        struct iz_view a, const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
     int64_t mark = iz_exec_mark(x);
@@ -353,8 +353,8 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     }
 }
 
-void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                  const struct iz_linear *l)
+static void adapted_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                       const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
     int64_t mark = iz_exec_mark(x);
@@ -373,8 +373,8 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
     }
 }
 
-void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
-                  const struct iz_linear *l)
+static void adapted_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                       const struct iz_linear *l)
 {
     struct iz_linear base = base_of(l);
     int64_t mark = iz_exec_mark(x);
@@ -396,4 +396,97 @@ void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                               matmul_low_rank(x, in, f, false), &to_b);
         iz_exec_release(x, mark);
     }
+}
+
+/* ---- adapters with magnitudes ---- */
+
+static struct iz_view behind(struct iz_view v)
+{
+    if (v.p)
+        v.p = (float *)v.p + v.cols;
+    return v;
+}
+
+static bool has_gain(const struct iz_linear *l)
+{
+    return adapter_of(l) && l->w.adapter->m.rows;
+}
+
+/* What the outputs are multiplied by, in scratch, and 1 / norms likewise, those
+ * of one adapter behind those of another. */
+static struct iz_view gain_of(struct iz_exec *x, int64_t outputs,
+                              const struct iz_linear *l,
+                              struct iz_view *inverse)
+{
+    struct iz_view gain = iz_exec_work(x, IZ_F32, 1, outputs), part;
+    part = *inverse = iz_exec_work(x, IZ_F32, 1, outputs);
+    for (const struct iz_adapter *f = l->w.adapter; f; f = f->next) {
+        struct iz_magnitude g = {
+            l->w,     f->a,     f->b,      f->m,
+            f->scale, f->first, l->out_in, f == l->w.adapter};
+        part.cols = f->b.rows;
+        iz_magnitude_gain(x, gain, part, &g);
+        part = behind(part);
+    }
+    return gain;
+}
+
+void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                   struct iz_view a, const struct iz_linear *l)
+{
+    struct iz_linear bare = *l;
+    struct iz_view inverse, u;
+    int64_t mark = iz_exec_mark(x);
+    if (!has_gain(l)) {
+        adapted_fwd(x, y, r, a, l);
+        return;
+    }
+    bare.b = IZ_NONE;
+    u = iz_exec_work(x, x->act, y.rows, y.cols);
+    adapted_fwd(x, u, IZ_NONE, a, &bare);
+    iz_magnitude_apply(x, y, r, u, gain_of(x, y.cols, l, &inverse), l->b);
+    iz_exec_release(x, mark);
+}
+
+void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
+                  const struct iz_linear *l)
+{
+    struct iz_view inverse, du = dy;
+    int64_t mark = iz_exec_mark(x);
+    if (has_gain(l)) {
+        du = iz_exec_work(x, x->act, dy.rows, dy.cols);
+        iz_magnitude_apply(x, du, IZ_NONE, dy, gain_of(x, dy.cols, l, &inverse),
+                           IZ_NONE);
+    }
+    adapted_da(x, da, du, l);
+    iz_exec_release(x, mark);
+}
+
+/* What the magnitudes multiplied is computed again: to keep it for them would
+ * be another activation of each layer. */
+void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
+                  const struct iz_linear *l)
+{
+    struct iz_linear bare = *l, bias = base_of(l);
+    struct iz_view inverse, u;
+    int64_t mark = iz_exec_mark(x);
+    if (!has_gain(l)) {
+        adapted_dw(x, dy, a, l);
+        return;
+    }
+    bare.b = bare.db = IZ_NONE;
+    bias.dw = (struct iz_view){.dtype = l->dw.dtype, .cols = l->dw.cols};
+    matmul_product_dw(x, dy, a, &bias);
+    struct iz_view gain = gain_of(x, dy.cols, l, &inverse);
+    u = iz_exec_work(x, x->act, dy.rows, dy.cols);
+    adapted_fwd(x, u, IZ_NONE, a, &bare);
+    for (const struct iz_adapter *f = l->w.adapter; f; f = f->next) {
+        inverse.cols = f->b.rows;
+        if (iz_view_wanted(x, f->dm))
+            iz_magnitude_dm(x, f->dm, dy, u, inverse, f->first);
+        inverse = behind(inverse);
+    }
+    iz_magnitude_apply(x, u, IZ_NONE, dy, gain, IZ_NONE);
+    adapted_dw(x, u, a, &bare);
+    iz_exec_release(x, mark);
 }

@@ -68,12 +68,16 @@ void iz_dropout(struct iz_exec *x, struct iz_view y, struct iz_view c,
  * [rank,in] and b [out,rank] (LoRA, arXiv 2106.09685), and x with dropout.  b
  * may have fewer rows: those of the outputs from `first` on.  The three
  * products below do so for every w that has some, and write da and db with dw;
- * of an adapter without a, they only tell how w lies. */
+ * of an adapter without a, they only tell how w lies.  With m [1,out] its
+ * outputs are multiplied by that over the norm of their weights, those of the
+ * adapter included, which is a constant to the gradients (DoRA).  All adapters
+ * of a weight have one, or none has. */
 struct iz_adapter {
     struct iz_view a, b, da, db;
     struct iz_drop drop;
     float scale;
     int64_t first;
+    struct iz_view m, dm;
     struct iz_adapter *next; /* of the same weight; NULL: none */
     bool seen, out_in; /* set by iz_matmul_dw: by a linear layer, as there */
     int64_t experts;   /* ... and by iz_experts_dw: of so many; 0: of none */
@@ -88,6 +92,28 @@ void iz_matmul_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 /* dw = a^T dy, db = sum of the rows of dy. */
 void iz_matmul_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                   const struct iz_linear *l);
+
+/* An adapter with magnitudes. */
+struct iz_magnitude {
+    struct iz_view w, a, b, m;
+    float scale;
+    int64_t first;
+    bool out_in;
+    bool only; /* what other outputs are multiplied by is written, too: 1 */
+};
+
+/* gain [1,out of w] fp32: what outputs are multiplied by; inverse fp32: 1 /
+ * norm of those of the adapter. */
+void iz_magnitude_gain(struct iz_exec *x, struct iz_view gain,
+                       struct iz_view inverse, const struct iz_magnitude *g);
+/* y = r + b + gain u; r and b may be absent, y may be r or u. */
+void iz_magnitude_apply(struct iz_exec *x, struct iz_view y, struct iz_view r,
+                        struct iz_view u, struct iz_view gain,
+                        struct iz_view b);
+/* dm [1,n] = inverse times the sum of the rows of dy u, n columns from `first`
+ * on. */
+void iz_magnitude_dm(struct iz_exec *x, struct iz_view dm, struct iz_view dy,
+                     struct iz_view u, struct iz_view inverse, int64_t first);
 
 /* LayerNorm, or RMSNorm, which has no mean.  w b dw db [1,C], where absent ones
  * stand for ones and zeros; mean and rstd fp32 [M,1] are written by forward. */

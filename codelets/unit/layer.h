@@ -106,8 +106,9 @@ struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */
     struct iz_param *param;
     int n_params;
-    /* Adapters at the end of `param`, first a and then b of each.  The runtime
-     * adds them (runtime/model/lora.h); the layer finds them in its views. */
+    /* Parameters of adapters at the end of `param`: a, b and where the model
+     * has them magnitudes of each.  The runtime adds them
+     * (runtime/model/lora.h); the layer finds them in its views. */
     int n_adapters;
     /* Behind them, for the reference of pairs: frozen copies of what is
      * trained.  The runtime adds them, too (runtime/model/rules.c). */
@@ -157,6 +158,7 @@ struct iz_model {
     struct iz_unit *unit;
     /* Bytes per sample of the two records that a data set hands over. */
     int64_t input_bytes, target_bytes;
+    bool adapter_dora;      /* adapters have magnitudes */
     bool adapter_root;      /* adapters are multiplied by alpha / sqrt(rank) */
     double adapter_dropout; /* of what adapters read, in training; 0: none */
     uint64_t dropout_key;
@@ -329,7 +331,13 @@ static inline int iz_unit_own(const struct iz_unit *u)
 /* The same without its adapters, too. */
 static inline int iz_unit_base(const struct iz_unit *u)
 {
-    return iz_unit_own(u) - 2 * u->n_adapters;
+    return iz_unit_own(u) - u->n_adapters;
+}
+
+/* Parameters of an adapter. */
+static inline int iz_model_adapter(const struct iz_model *m)
+{
+    return m->adapter_dora ? 3 : 2;
 }
 
 /* What an adapter is multiplied by, given its b. */

@@ -94,7 +94,8 @@ static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
     const struct iz_unit_layout *l = arg->layout;
     const struct iz_unit *u = &l->model->unit[l->unit];
     enum iz_dtype type = arg->type;
-    for (int i = iz_unit_base(u); i < iz_unit_own(u); i += 2, f++) {
+    int step = iz_model_adapter(l->model);
+    for (int i = iz_unit_base(u); i < iz_unit_own(u); i += step, f++) {
         const struct iz_param *a = &u->param[i], *b = a + 1;
         int64_t at[2] = {l->offset[i], l->offset[i + 1]};
         *f = (struct iz_adapter){.a = view_of(u, i, type, own, at[0]),
@@ -109,6 +110,12 @@ static void make_adapters(const struct iz_unit_arg *arg, char *own, char *grad,
             f->da = no_gradient(f->da);
         if (b->frozen)
             f->db = no_gradient(f->db);
+        if (step > 2) {
+            f->m = view_of(u, i + 2, type, own, l->offset[i + 2]);
+            f->dm = view_of(u, i + 2, type, grad, l->offset[i + 2]);
+            if (u->param[i + 2].frozen)
+                f->dm = no_gradient(f->dm);
+        }
         w[a->adapts].adapter = f;
     }
 }

@@ -304,11 +304,14 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
                  "those of %s apply, with "
                  "lora.alpha_pattern: give none",
                  path);
+    if (l->use_dora && !p.use_dora)
+        iz_fault(f, "lora.use_dora", "true, but %s has no use_dora", path);
     if (l->modules_to_save[0])
         iz_fault(f, "lora.modules_to_save",
                  "those of %s apply: give none, or "
                  "train others by `parameters`",
                  path);
+    l->use_dora = p.use_dora;
     l->ties = p.ties;
     l->use_rslora = p.use_rslora;
     l->rank = p.rank;
@@ -331,6 +334,9 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
         iz_fault(f, "lora.dropout", "there are no adapters: lora.rank is 0");
     if (l->rank == 0 && l->export != IZ_LORA_MERGED)
         iz_fault(f, "lora.export", "there are no adapters: lora.rank is 0");
+    if (l->use_dora && l->dropout > 0)
+        iz_fault(f, "lora.dropout", "%g, but lora.use_dora is true: set 0",
+                 l->dropout);
     if (l->alpha == 0)
         l->alpha = l->rank;
 }

@@ -193,6 +193,7 @@ struct iz_lora_config {
     double alpha;
     double dropout;
     bool use_rslora; /* the scale is alpha / sqrt(rank) */
+    bool use_dora;
     /* JSON: others than those, by names as in targets; of an import the
      * folder has them. */
     char rank_pattern[IZ_PATH_MAX], alpha_pattern[IZ_PATH_MAX];

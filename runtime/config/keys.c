@@ -10,27 +10,17 @@
  * what another value means (enum iz_change). */
 #define KEY(name_, change_, type_, field, fallback_, doc_)                     \
     .name = (name_), .change = IZ_CHANGE_##change_, .type = IZ_KEY_##type_,    \
-    .offset = offsetof(struct iz_config_file, field), .fallback = (fallback_), \
-    .doc = (doc_)
-#define BOOL(name, change, field, fallback, doc)                               \
+    .offset = offsetof(struct iz_config_file, field),                          \
+    .size = sizeof(((struct iz_config_file *)0)->field),                       \
+    .fallback = (fallback_), .doc = (doc_)
+#define ONE(type, name, change, field, fallback, doc)                          \
     {                                                                          \
-        KEY(name, change, BOOL, field, fallback, doc)                          \
+        KEY(name, change, type, field, fallback, doc)                          \
     }
-#define TEXT(name, change, field, fallback, doc)                               \
-    {                                                                          \
-        KEY(name, change, STRING, field, fallback, doc),                       \
-            .size = sizeof(((struct iz_config_file *)0)->field)                \
-    }
-#define PATH(name, change, field, fallback, doc)                               \
-    {                                                                          \
-        KEY(name, change, PATH, field, fallback, doc),                         \
-            .size = sizeof(((struct iz_config_file *)0)->field)                \
-    }
-#define LIST(name, change, field, fallback, doc)                               \
-    {                                                                          \
-        KEY(name, change, LIST, field, fallback, doc),                         \
-            .size = sizeof(((struct iz_config_file *)0)->field)                \
-    }
+#define BOOL(...) ONE(BOOL, __VA_ARGS__)
+#define TEXT(...) ONE(STRING, __VA_ARGS__)
+#define PATH(...) ONE(PATH, __VA_ARGS__)
+#define LIST(...) ONE(LIST, __VA_ARGS__)
 #define WORD(name, change, field, words_, fallback, doc)                       \
     {                                                                          \
         KEY(name, change, ENUM, field, fallback, doc), .words = (words_)       \
@@ -40,12 +30,8 @@
         KEY(name, change, type, field, fallback, doc), .min = (min_),          \
                                                        .max = (max_)           \
     }
-#define MAP(name, change, field, min_, max_, doc)                              \
-    {                                                                          \
-        KEY(name, change, MAP, field, "{}", doc),                              \
-            .min = (min_), .max = (max_),                                      \
-            .size = sizeof(((struct iz_config_file *)0)->field)                \
-    }
+#define MAP(name, change, field, min, max, doc)                                \
+    NUMBER(name, change, MAP, field, min, max, "{}", doc)
 #define COUNT_MAX 1e15
 
 const struct iz_key iz_config_keys[] = {
@@ -303,9 +289,10 @@ const struct iz_key iz_config_keys[] = {
            "Adapters are multiplied by alpha / rank; 0 means alpha = rank."),
     BOOL("lora.use_rslora", SAME, c.lora.use_rslora, "false",
          "Multiply by alpha / sqrt(rank) instead (arXiv 2312.03732)."),
+    BOOL("lora.use_dora", SAME, c.lora.use_dora, "false",
+         "Outputs have trained magnitudes, too (arXiv 2402.09353)."),
     MAP("lora.rank_pattern", SAME, c.lora.rank_pattern, 1, 4096,
-        "Other ranks, by names as in lora.targets: {\"q_proj\": 16}; the first "
-        "name that matches counts."),
+        "Other ranks, by names as in lora.targets: {\"q_proj\": 16}."),
     MAP("lora.alpha_pattern", SAME, c.lora.alpha_pattern, 1e-9, 1e6,
         "The same of alpha."),
     NUMBER(

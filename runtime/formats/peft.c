@@ -30,6 +30,7 @@ static const struct {
     {"peft_type", "\"LORA\""},
     {"bias", "\"none\""},
     {"use_rslora", "true|false|null"},
+    {"use_dora", "true|false|null"},
     {"init_lora_weights",
      "true|false|null|\"gaussian\"|\"eva\"|\"orthogonal\""},
 };
@@ -186,6 +187,7 @@ bool iz_peft_read(struct iz_peft *p, const char *path, iz_peft_fault *fault,
     check_patterns(&r, root, "rank_pattern", ADAPTER_RANKS);
     check_patterns(&r, root, "alpha_pattern", 1e6);
     p->ties = json_is_true(json_object_get(root, "ensure_weight_tying"));
+    p->use_dora = json_is_true(json_object_get(root, "use_dora"));
     p->use_rslora = json_is_true(json_object_get(root, "use_rslora"));
     const json_t *rank = json_object_get(root, "r");
     double n = json_number_value(rank);

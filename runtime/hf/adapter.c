@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
@@ -15,10 +16,12 @@
 
 #define TAIL ".weight"
 
-/* The adapter's tensors, two for each of the model's that has them: a and b;
- * behind these, from `saved` on, those that are trained in full. */
+/* The adapter's tensors, `step` for each of the model's that has them: a, b and
+ * perhaps magnitudes; behind these, from `saved` on, those that are trained in
+ * full. */
 struct layout {
     struct iz_hf_map out, model;
+    int step;
     int saved;
     bool tied;                          /* one of them */
     const struct iz_lora_config *fused; /* of a file whose experts are; NULL */
@@ -73,8 +76,20 @@ static int add_pair(struct layout *l, const struct iz_hf_tensor *t,
                                   .cols = b->cols,
                                   .head = t->head};
     l->fan_in_fan_out = t->transposed == a->out_in;
-    l->out.n += 2;
+    l->out.n += l->step;
     int err = name_matrix(&to[0], t->name, 'A');
+    if (!err && l->step > 2) {
+        to[2] = (struct iz_hf_tensor){.unit = t->unit,
+                                      .param = p + 2,
+                                      .offset = offset[p + 2],
+                                      .width = outputs,
+                                      .col = row,
+                                      .rows = 1,
+                                      .cols = out,
+                                      .vector = true,
+                                      .head = t->head};
+        err = name_matrix(&to[2], t->name, 'M');
+    }
     return err ? err : name_matrix(&to[1], t->name, 'B');
 }
 
@@ -115,7 +130,8 @@ static int add_unit(struct layout *l, const struct iz_model *m, int u)
     int err = 0;
     int64_t from[IZ_PARTS] = {0, iz_unit_elems(unit, IZ_PART_TRAINED)};
     iz_unit_offsets(unit, from, offset);
-    for (int p = iz_unit_base(unit); p < iz_unit_own(unit) && !err; p += 2) {
+    for (int p = iz_unit_base(unit); p < iz_unit_own(unit) && !err;
+         p += l->step) {
         int stem;
         if (l->fused &&
             iz_lora_fused(l->fused, unit->param[unit->param[p].adapts].name,
@@ -156,9 +172,10 @@ static int layout_open(struct layout *l, const struct iz_hf *hf,
                        const struct iz_model *m, bool import)
 {
     int err = iz_hf_map_open(&l->model, hf, m);
-    if (!err && !(l->out.tensor = calloc(3 * (size_t)l->model.n + 2,
+    if (!err && !(l->out.tensor = calloc(4 * (size_t)l->model.n + 3,
                                          sizeof(*l->out.tensor))))
         err = -ENOMEM;
+    l->step = iz_model_adapter(m);
     for (int u = 0; u < m->n_units && !err; u++)
         err = add_unit(l, m, u);
     return err ? err : add_saved(l, m, import);
@@ -201,7 +218,7 @@ static void put_pattern(FILE *f, const struct layout *l,
                         double (*of)(const struct iz_param *b), double most)
 {
     const char *between = "\n    ";
-    for (int i = 0; i < l->saved; i += 2) {
+    for (int i = 0; i < l->saved; i += l->step) {
         const struct iz_hf_tensor *a = &l->out.tensor[i];
         double n = of(&m->unit[a->unit].param[a->param + 1]);
         if (n == most)
@@ -233,15 +250,17 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
             "  \"lora_dropout\": %.17g,\n  \"bias\": \"none\",\n"
             "  \"fan_in_fan_out\": %s,\n  \"inference_mode\": true,\n"
             "  \"init_lora_weights\": true,\n  \"ensure_weight_tying\": %s,\n"
-            "  \"use_rslora\": %s,\n  \"rank_pattern\": {",
+            "  \"use_rslora\": %s,\n  \"use_dora\": %s,\n"
+            "  \"rank_pattern\": {",
             c->lora.rank, c->lora.alpha, c->lora.dropout,
             l->fan_in_fan_out ? "true" : "false", l->tied ? "true" : "false",
-            c->lora.use_rslora ? "true" : "false");
+            c->lora.use_rslora ? "true" : "false",
+            c->lora.use_dora ? "true" : "false");
     put_pattern(f, l, m, rank_of, c->lora.rank);
     fputs("},\n  \"alpha_pattern\": {", f);
     put_pattern(f, l, m, alpha_of, c->lora.alpha);
     fputs("},\n  \"target_modules\": [", f);
-    put_modules(f, l->out.tensor, l->saved, 2, 2);
+    put_modules(f, l->out.tensor, l->saved, l->step, 2);
     fputs("\n  ],\n  \"modules_to_save\": [", f);
     put_modules(f, l->out.tensor + l->saved, l->out.n - l->saved, 1, 1);
     fputs("]\n}\n", f);
@@ -314,10 +333,10 @@ static const struct iz_hf_name no_names[] = {{0}};
 static const struct iz_hf no_hf = {.names = no_names};
 
 /* One of a stacked weight lies as several tensors with the same a. */
-static void tie_same(struct iz_hf_map *map, int n)
+static void tie_same(struct iz_hf_map *map, int n, int step)
 {
-    for (int i = 0; i < n; i += 2)
-        for (int k = 0; k < i && !map->tensor[i].tied; k += 2)
+    for (int i = 0; i < n; i += step)
+        for (int k = 0; k < i && !map->tensor[i].tied; k += step)
             map->tensor[i].tied =
                 map->tensor[k].unit == map->tensor[i].unit &&
                 map->tensor[k].param == map->tensor[i].param &&
@@ -341,7 +360,7 @@ int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
         return why;
     }
     l.out.hf = &no_hf;
-    tie_same(&l.out, l.saved);
+    tie_same(&l.out, l.saved, l.step);
     return iz_hf_read_open_map(out, &l.out, &from, err);
 }
 
@@ -395,4 +414,86 @@ int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
     iz_hf_read_close(&r);
     free(buf);
     return iz_train_publish(e, err);
+}
+
+/* ---- magnitudes ---- */
+
+/* Values [from, from + n) of a part, as the units are computed with them. */
+static void values_of(struct iz_engine *e, int u, struct iz_part p,
+                      int64_t from, float *out, int64_t n)
+{
+    if (p.array != IZ_QUANT_VALUES || !e->quant_from)
+        iz_access_get(e, u, p.array, from, out, n);
+    else if (e->quant_from->read(e->quant_from->arg, u, from, out, n))
+        iz_die("the weights of %s cannot be read", e->model->unit[u].name);
+}
+
+/* Sums for iz_lora_norm of each output, the same on all ranks. */
+static int64_t *squares_of(struct iz_engine *e, int u, const float *adapters)
+{
+    int64_t n = 2 * iz_lora_outputs(e->model, u);
+    int64_t *sums = calloc((size_t)n + 1, sizeof(*sums));
+    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
+    if (!sums || !buf)
+        iz_die("no memory for the norms of %s", e->model->unit[u].name);
+    for (int part = 0; part < IZ_PARTS; part++) {
+        struct iz_part p = iz_part_of(e, u, (enum iz_unit_part)part);
+        for (int64_t i = p.begin, k; i < p.end; i += k) {
+            k = min64(p.end - i, IZ_HF_PIECE);
+            values_of(e, u, p, i, buf, k);
+            iz_lora_squares(e->model, u, (enum iz_unit_part)part, adapters, i,
+                            buf, k, sums);
+        }
+    }
+    int64_t *all = iz_agree_numbers(e->coll, sums, (int)n, "norms of weights");
+    for (int64_t i = 0; i < n; i++) {
+        sums[i] = 0;
+        for (int r = 0; r < e->coll->size; r++)
+            sums[i] += all[r * n + i];
+    }
+    free(all);
+    free(buf);
+    return sums;
+}
+
+float *iz_adapter_gather(struct iz_engine *e, int u)
+{
+    float *all = iz_access_gather(e, u);
+    float *adapters = all + iz_lora_first(&e->model->unit[u]);
+    if (e->model->adapter_dora) {
+        int64_t *sums = squares_of(e, u, adapters);
+        iz_lora_gains(e->model, u, adapters, sums);
+        free(sums);
+    }
+    return all;
+}
+
+/* What this rank has of a parameter that begins at `at` of a part. */
+static void put_norms(struct iz_engine *e, int u, struct iz_part p, int64_t at,
+                      int64_t n, const int64_t *sums)
+{
+    for (int64_t i = max64(at, p.first); i < min64(at + n, p.last); i++) {
+        float norm = iz_lora_norm(sums + 2 * (i - at));
+        iz_access_put(e, u, p.array, i, &norm, 1);
+    }
+}
+
+int iz_adapter_init_magnitudes(struct iz_engine *e)
+{
+    for (int u = 0; u < e->plan.n_units; u++) {
+        const struct iz_unit *unit = &e->model->unit[u];
+        int64_t offset[IZ_UNIT_PARAMS];
+        if (!unit->n_adapters)
+            continue;
+        int64_t *sums = squares_of(e, u, NULL), *of = sums;
+        iz_unit_offsets(unit, (int64_t[IZ_PARTS]){0}, offset);
+        for (int i = iz_unit_base(unit) + 2; i < iz_unit_own(unit); i += 3) {
+            const struct iz_param *m = &unit->param[i];
+            put_norms(e, u, iz_part_of(e, u, iz_param_part(m)), offset[i],
+                      m->cols, of);
+            of += 2 * m->cols;
+        }
+        free(sums);
+    }
+    return iz_train_publish(e, 0);
 }

@@ -31,3 +31,10 @@ int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
 /* Fills the adapters from that folder, after all parameters have values.  All
  * ranks.  Negative errno on every rank with the reason printed. */
 int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf);
+
+/* Magnitudes become the norms of the weights as they are.  All ranks. */
+int iz_adapter_init_magnitudes(struct iz_engine *e);
+
+/* A unit's trained parameters, as iz_lora_merge wants its adapters; malloc'ed.
+ * All ranks. */
+float *iz_adapter_gather(struct iz_engine *e, int u);

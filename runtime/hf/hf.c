@@ -187,7 +187,7 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     iz_progress_begin(&progress, "exporting", 4 * mine);
     for (int u = 0; u < e->plan.n_units; u++) {
         bool merges = !alone && e->model->unit[u].n_adapters > 0;
-        float *trained = merges ? iz_access_gather(e, u) : NULL;
+        float *trained = merges ? iz_adapter_gather(e, u) : NULL;
         for (int part = 0; part < parts; part++)
             export_part(e, u, (enum iz_unit_part)part, trained, w, buf,
                         &progress);

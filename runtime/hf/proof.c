@@ -94,7 +94,7 @@ static int take_units(struct again *a)
     int err = 0;
     for (int u = 0; u < e->plan.n_units; u++) {
         bool merged = !alone && e->model->unit[u].n_adapters > 0;
-        float *trained = merged ? iz_access_gather(e, u) : NULL;
+        float *trained = merged ? iz_adapter_gather(e, u) : NULL;
         for (int part = 0; part < (alone ? 1 : IZ_PARTS) && !err; part++)
             err = take_part(a, u, (enum iz_unit_part)part, trained);
         free(trained);
@@ -171,6 +171,8 @@ int iz_hf_prove(void *arg, const char *folder)
     e->quant_from = is_alone(e) ? NULL : &source;
     if (!err)
         err = merged ? iz_train_init_adapters(e) : iz_train_publish(e, 0);
+    if (!err && merged && e->model->adapter_dora)
+        err = iz_adapter_init_magnitudes(e);
     if (!err) {
         found = probe(e, merged);
         iz_graph_wait(e->graph);

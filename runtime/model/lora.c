@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
-#include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/unit/unit.h"
 #include "runtime/base/json.h"
@@ -86,8 +84,11 @@ bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
     int n = (int)strlen(of), cut = (int)sizeof(tail) - 1;
     if (n > cut && strcmp(of + n - cut, tail) == 0)
         n -= cut;
-    return snprintf(out, size, "%s%.*s.lora_%c%s", head, n, of, matrix, tail) <
-           (int)size;
+    int k = matrix == 'M' ? snprintf(out, size, "%s%.*s.lora_magnitude_vector",
+                                     head, n, of)
+                          : snprintf(out, size, "%s%.*s.lora_%c%s", head, n, of,
+                                     matrix, tail);
+    return k < (int)size;
 }
 
 /* What an adapter adds to: all outputs of a weight, or those of the tensor that
@@ -100,6 +101,7 @@ struct aim {
     int64_t experts; /* 1: it is a weight of none */
     int rank;
     double alpha;
+    bool dora;
 };
 
 /* a is normal with the variance of PEFT's uniform one, 1 / (3 in); b is zero,
@@ -124,9 +126,19 @@ static int add_adapter(struct iz_unit *u, const struct aim *aim)
                            .first = aim->first,
                            .alpha = aim->alpha};
     u->n_params += 2;
-    u->n_adapters++;
+    u->n_adapters += 2;
     bool named = iz_lora_name(a->name, sizeof(a->name), "", aim->name, 'A') &&
                  iz_lora_name(b->name, sizeof(b->name), "", aim->name, 'B');
+    if (aim->dora) { /* which norms of weights are to be */
+        b[1] = (struct iz_param){.rows = 1,
+                                 .cols = b->rows,
+                                 .init = IZ_INIT_ONE,
+                                 .adapts = aim->target,
+                                 .out_in = aim->out_in};
+        named &= iz_lora_name(b[1].name, sizeof(b[1].name), "", aim->name, 'M');
+        u->n_params++;
+        u->n_adapters++;
+    }
     return named ? 0 : -ENAMETOOLONG;
 }
 
@@ -273,15 +285,17 @@ static int experts_with(struct wish *w, int at, int step, int experts)
     return n;
 }
 
-static int add_to_weight(struct wish *w, struct iz_unit *u, int unit, int i,
+static int add_to_weight(struct wish *w, struct iz_model *m, int unit, int i,
                          const struct iz_adapter *seen)
 {
+    struct iz_unit *u = &m->unit[unit];
     int experts = seen->experts ? (int)seen->experts : 1;
     int64_t outputs = seen->out_in ? u->param[i].rows : u->param[i].cols;
     struct aim whole = {.name = u->param[i].name,
                         .target = i,
                         .out_in = seen->out_in,
                         .outputs = outputs / experts,
+                        .dora = m->adapter_dora,
                         .experts = experts};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
     int parts = n / experts, stem;
@@ -339,7 +353,7 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
         most += w->map.tensor[i].unit == unit;
     struct iz_adapter *probe = calloc((size_t)n + 1, sizeof(*probe));
     struct iz_param *list =
-        realloc(u->param, ((size_t)n + 2 * (size_t)most + 1) * sizeof(*list));
+        realloc(u->param, ((size_t)n + 3 * (size_t)most + 1) * sizeof(*list));
     if (list)
         u->param = list;
     if (probe && list)
@@ -348,14 +362,16 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
         err = -ENOMEM;
     for (int i = 0; i < n && !err; i++)
         if (probe[i].seen)
-            err = add_to_weight(w, u, unit, i, &probe[i]);
-    for (int i = 0; i < n && !err && m->adapter_dropout > 0; i++)
-        if (probe[i].experts && has_adapter(u, i))
-            err = iz_text_refuse(
-                w->err,
-                "lora.dropout: %g, but adapters of experts, such "
-                "as those of %s, have none, as in PEFT",
-                m->adapter_dropout, u->param[i].name);
+            err = add_to_weight(w, m, unit, i, &probe[i]);
+    for (int i = 0; i < n && !err; i++)
+        if (probe[i].experts && has_adapter(u, i) &&
+            (m->adapter_dropout > 0 || m->adapter_dora))
+            err = iz_text_refuse(w->err,
+                                 "lora.%s: %g, but adapters of experts, such "
+                                 "as those of %s, have none, as in PEFT",
+                                 m->adapter_dora ? "use_dora" : "dropout",
+                                 m->adapter_dora ? 1 : m->adapter_dropout,
+                                 u->param[i].name);
     free(probe);
     return err;
 }
@@ -499,6 +515,7 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
                               "lora.import: this model has no names for it");
     snprintf(path, sizeof(path), "%s/" IZ_LORA_FILE, l->import);
     m->adapter_root = l->use_rslora;
+    m->adapter_dora = l->use_dora;
     m->adapter_dropout = l->dropout;
     m->dropout_key = iz_mix_text(iz_mix(c->run.seed), "dropout");
     int status = hf ? iz_hf_map_open(&w.map, hf, m) : 0;
@@ -528,82 +545,4 @@ int iz_lora_restore(struct iz_model *m, const struct iz_hf *hf,
         status = lora_apply(m, &w, stderr);
     iz_hf_map_close(&w.map);
     return status;
-}
-
-/* ---- merging them ---- */
-
-struct merge {
-    const struct iz_param *w, *a, *b;
-    const float *av, *bv; /* their values */
-    float scale;
-};
-
-/* Row i of w, columns [from, from + n).  Rows of an expert meet its own parts
- * of a and b. */
-static void merge_row(const struct merge *g, int64_t i, int64_t from,
-                      float *out, int64_t n)
-{
-    int64_t rank = g->b->cols, in = g->a->cols, experts = g->a->rows / rank;
-    int64_t outputs = g->b->rows / experts;
-    int64_t e = experts > 1 ? i / (g->w->rows / experts) : 0;
-    const float *av = g->av + e * rank * in;
-    const float *bv = g->bv + e * outputs * rank;
-    i -= e * (g->w->rows / experts);
-    for (int64_t j = 0; j < n; j++) {
-        int64_t o = (g->a->out_in ? i : from + j) - g->b->first;
-        int64_t k = g->a->out_in ? from + j : i;
-        float sum = 0;
-        if (o < 0 || o >= outputs)
-            continue;
-        for (int64_t r = 0; r < rank; r++)
-            sum += bv[o * rank + r] * av[r * in + k];
-        out[j] += g->scale * sum;
-    }
-}
-
-/* What of w, which begins at `at` in its array, is among the n elements from
- * `first` on. */
-static void merge_range(const struct merge *g, int64_t at, int64_t first,
-                        float *in, int64_t n)
-{
-    int64_t cols = g->w->cols;
-    int64_t from = max64(first, at);
-    int64_t end = min64(at + g->w->rows * cols, first + n);
-    while (from < end) {
-        int64_t i = (from - at) / cols, j = (from - at) % cols;
-        int64_t k = min64(cols - j, end - from);
-        merge_row(g, i, j, in + (from - first), k);
-        from += k;
-    }
-}
-
-int64_t iz_lora_first(const struct iz_unit *u)
-{
-    int64_t n = iz_unit_elems(u, IZ_PART_TRAINED);
-    for (int i = iz_unit_base(u); i < iz_unit_own(u); i++)
-        n -= u->param[i].rows * u->param[i].cols;
-    return n;
-}
-
-void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
-                   const float *adapters, int64_t first, float *in, int64_t n)
-{
-    const struct iz_unit *u = &m->unit[unit];
-    int64_t start = iz_lora_first(u);
-    int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
-    if (!offset)
-        iz_die("merging adapters: out of memory");
-    iz_unit_offsets(u, (int64_t[IZ_PARTS]){0}, offset);
-    for (int i = iz_unit_base(u); i < iz_unit_own(u); i += 2) {
-        const struct iz_param *a = &u->param[i];
-        struct merge g = {.w = &u->param[a->adapts],
-                          .a = a,
-                          .b = a + 1,
-                          .av = adapters + (offset[i] - start),
-                          .bv = adapters + (offset[i + 1] - start),
-                          .scale = iz_param_scale(m, a + 1)};
-        if (iz_param_part(g.w) == part)
-            merge_range(&g, offset[a->adapts], first, in, n);
-    }
-    free(offset);
 }

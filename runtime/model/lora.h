@@ -25,8 +25,8 @@ typedef bool iz_lora_find(const void *arg, const char *b, int *rank,
 int iz_lora_restore(struct iz_model *m, const struct iz_hf *hf,
                     iz_lora_find *find, const void *arg);
 
-/* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight"; false: it
- * does not fit. */
+/* "HEADh.0.attn.c_attn.lora_A.weight" for "h.0.attn.c_attn.weight", or of the
+ * magnitudes, 'M', "....lora_magnitude_vector"; false: it does not fit. */
 bool iz_lora_name(char *out, size_t size, const char *head, const char *of,
                   char matrix);
 
@@ -45,6 +45,19 @@ bool iz_lora_fused(const struct iz_lora_config *l, const char *weight,
 int64_t iz_lora_first(const struct iz_unit *u);
 
 /* w += scale b a in a unit's parameters: `in` holds the n elements from `first`
- * on of a part of them, end to end.  adapters: of the unit, all of them. */
+ * on of a part of them, end to end.  adapters: of the unit, all of them; of
+ * magnitudes, what iz_lora_gains makes of them, and w is multiplied by that. */
 void iz_lora_merge(const struct iz_model *m, int unit, enum iz_unit_part part,
                    const float *adapters, int64_t first, float *in, int64_t n);
+
+/* Of magnitudes. */
+int64_t iz_lora_outputs(const struct iz_model *m, int unit);
+/* Adds the squares of w + scale b a, of those elements, for each output two
+ * numbers: so that the sums are exact in any order.  adapters NULL: of w. */
+void iz_lora_squares(const struct iz_model *m, int unit, enum iz_unit_part part,
+                     const float *adapters, int64_t first, float *in, int64_t n,
+                     int64_t *sums);
+float iz_lora_norm(const int64_t sum[2]);
+/* Divides the magnitudes by the norms. */
+void iz_lora_gains(const struct iz_model *m, int unit, float *adapters,
+                   const int64_t *sums);

@@ -240,6 +240,8 @@ static void put_adapters(FILE *f, const struct run *r)
     fprintf(f, ", \"lora_rank\": %d, \"lora_alpha\": %.17g", l->rank, l->alpha);
     if (l->use_rslora)
         fputs(", \"lora_rslora\": true", f);
+    if (l->use_dora)
+        fputs(", \"lora_dora\": true", f);
     for (int u = 0; u < r->model->n_units; u++)
         for (int i = 0; i < r->model->unit[u].n_params; i++) {
             const struct iz_param *b = &r->model->unit[u].param[i];
@@ -378,6 +380,8 @@ static int open_engine(struct run *r)
         s = iz_hf_import(r->e, &r->p->section);
     else
         s = iz_train_init(r->e);
+    if (!s && !load && r->model->adapter_dora)
+        s = iz_adapter_init_magnitudes(r->e);
     if (!s && !load && r->c.lora.import[0])
         s = iz_adapter_import(r->e, r->p->section.hf);
     if (!s && !load)

@@ -116,7 +116,7 @@ TUNED = {
              "parameters": [{"match": "h.[13].*.bias", "frozen": False},
                             {"match": "*lora_B*", "lr_scale": 8}]},
     "dropout": {"lora": {"rank": 3, "alpha": 5, "targets": "*", "dropout": 0.25}},
-    "nf4": {"lora": {"rank": 3, "targets": "*"}, "model.base_dtype": "nf4",
+    "nf4": {"lora": {"rank": 3, "targets": "*", "use_dora": True}, "model.base_dtype": "nf4",
             "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
 # Adapters of experts: one for two stacked matrices, and one for the third.

@@ -82,8 +82,11 @@ static const struct adapter {
     int64_t rank;
     int outputs;
     double drop;
-} adapters[] = {
-    {1, ALL, 0}, {3, ALL, 0}, {3, MIDDLE, 0}, {2, END, 0}, {3, END, 0.25}};
+    bool magnitudes;
+} adapters[] = {{1, ALL, 0, false},    {3, ALL, 0, false},
+                {3, MIDDLE, 0, false}, {2, END, 0, false},
+                {3, END, 0.25, false}, {3, ALL, 0, true},
+                {2, MIDDLE, 0, true}};
 
 static const struct adapter *adapter; /* under test */
 
@@ -97,11 +100,15 @@ static void check_adapter(struct product *p)
     p->first = adapter->outputs == ALL ? 0 : p->out / 3;
     p->part = p->out - p->first * (adapter->outputs == MIDDLE ? 2 : 1);
     p->drop = adapter->drop;
+    p->with_m = adapter->magnitudes;
     p->scale = 0.75F;
     p->slack = act == IZ_F32 ? 0 : 2 * fixture_rounding(act, 1);
+    if (p->with_m) /* a norm may be a difference */
+        p->slack += 64 * fixture_rounding(IZ_F32, 1);
     for (int i = 0; i < 2; i++) { /* the adapter, its gradient */
         t[i ? DLA : LA] = tensor_new(param, p->rank, p->in, 1);
         t[i ? DLB : LB] = tensor_new(param, p->part, p->rank, 1);
+        t[i ? DLM : LM] = tensor_new(param, 1, p->part, 1);
     }
     check_large(p);
 }

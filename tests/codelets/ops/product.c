@@ -76,6 +76,10 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                                  {p->drop, DROP_KEY, DROP_SAMPLE, (int)p->m},
                                  .scale = p->scale,
                                  .first = p->first};
+        if (p->with_m) {
+            f->m = v[LM];
+            f->dm = v[DLM];
+        }
         l.w.adapter = f;
         l.dw = (struct iz_view){.dtype = v[DW].dtype, .cols = v[DW].cols};
     }
@@ -139,10 +143,36 @@ static double kept(const struct product *p, int64_t i, int64_t j)
     return p->drop == 0 ? 1 : uniform < p->drop ? 0 : 1 / (1 - p->drop);
 }
 
+/* The weight of an output, with what the adapter adds to it. */
+static double weight(const struct product *p, int64_t in, int64_t out)
+{
+    double w = p->out_in ? of(p, W, out, in) : of(p, W, in, out);
+    for (int64_t r = 0; r < p->rank; r++)
+        w += factor(p) * of(p, LB, out - p->first, r) * of(p, LA, r, in);
+    return w;
+}
+
+static double norm(const struct product *p, int64_t out)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < p->in; k++)
+        sum += weight(p, k, out) * weight(p, k, out);
+    return sqrt(sum);
+}
+
+/* What an output is multiplied by. */
+static double gain(const struct product *p, int64_t out)
+{
+    int64_t o = out - p->first;
+    return p->with_m && o >= 0 && o < p->part ? of(p, LM, 0, o) / norm(p, out)
+                                              : 1;
+}
+
 /* Adds x times a weight, and times what an adapter adds to it, for a row. */
 static void add_weighed(struct want *to, const struct product *p, double x,
                         int64_t row, int64_t in, int64_t out)
 {
+    x *= gain(p, out);
     want_add(to, x * (p->out_in ? of(p, W, out, in) : of(p, W, in, out)));
     int64_t o = out - p->first;
     for (int64_t r = 0; r < p->rank && o >= 0 && o < p->part; r++)
@@ -214,7 +244,8 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t o = 0; o < p->part; o++)
             want_add(&w, factor(p) * of(p, DY, i, p->first + o) *
-                             of(p, LB, o, r) * kept(p, i, j) * of(p, A, i, j));
+                             gain(p, p->first + o) * of(p, LB, o, r) *
+                             kept(p, i, j) * of(p, A, i, j));
     return loosened(p, w);
 }
 
@@ -226,7 +257,21 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t k = 0; k < p->in; k++)
             want_add(&w, factor(p) * kept(p, i, k) * of(p, A, i, k) *
-                             of(p, LA, r, k) * of(p, DY, i, p->first + o));
+                             gain(p, p->first + o) * of(p, LA, r, k) *
+                             of(p, DY, i, p->first + o));
+    return loosened(p, w);
+}
+
+/* Of its magnitudes. */
+static struct want want_dlm(const void *arg, int64_t row, int64_t o)
+{
+    const struct product *p = arg;
+    struct want w = {0, 0};
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t k = 0; k < p->in; k++)
+            want_add(&w, of(p, DY, i, p->first + o) * of(p, A, i, k) *
+                             weight(p, k, p->first + o) /
+                             norm(p, p->first + o));
     return loosened(p, w);
 }
 
@@ -234,8 +279,10 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 
 unsigned product_run(struct product *p, enum call call)
 {
-    unsigned adapter = BIT(LA) | BIT(LB), dw = p->add ? BIT(DW) : 0;
-    unsigned out = BIT(DB) | (p->rank ? BIT(DLA) | BIT(DLB) : BIT(DW));
+    unsigned m = p->with_m ? BIT(DLM) : 0;
+    unsigned adapter = BIT(LA) | BIT(LB) | (p->with_m ? BIT(LM) | BIT(W) : 0);
+    unsigned dw = p->add ? BIT(DW) : 0;
+    unsigned out = BIT(DB) | (p->rank ? BIT(DLA) | BIT(DLB) | m : BIT(DW));
     const struct pass pass[] = {
         [FORWARD] = {product_forward,
                      BIT(A) | BIT(W) | BIT(R) | BIT(B) | adapter,
@@ -262,7 +309,8 @@ void product_compare(struct product *p, unsigned written)
                    {"dw", DW, want_dw},
                    {"db", DB, want_db},
                    {"da of the adapter", DLA, want_dla},
-                   {"db of the adapter", DLB, want_dlb}};
+                   {"db of the adapter", DLB, want_dlb},
+                   {"dm of the adapter", DLM, want_dlm}};
     for (int i = 0; i < COUNT(results); i++)
         if (written & BIT(results[i].tensor))
             scene_check(results[i].what, &p->s.t[results[i].tensor],

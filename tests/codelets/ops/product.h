@@ -4,14 +4,31 @@
 
 #include "tests/codelets/ops/scene.h"
 
-/* The last four: an adapter, where it has a rank. */
-enum { Y, R, A, W, B, DY, DA, DW, DB, LA, LB, DLA, DLB, PRODUCT_TENSORS };
+/* The last six: an adapter, where it has a rank, and its magnitudes. */
+enum {
+    Y,
+    R,
+    A,
+    W,
+    B,
+    DY,
+    DA,
+    DW,
+    DB,
+    LA,
+    LB,
+    DLA,
+    DLB,
+    LM,
+    DLM,
+    PRODUCT_TENSORS
+};
 
 struct product {
     struct scene s;
     int64_t m, in, out, rank;
     int64_t first, part; /* the adapter's outputs */
-    bool out_in, add, with_r, with_b, in_place;
+    bool out_in, add, with_r, with_b, in_place, with_m;
     bool bf16, tf32, fused_db; /* as in struct iz_exec */
     unsigned absent;           /* bit i: gradient i is no argument */
     float scale;               /* of the product, or of the adapter */

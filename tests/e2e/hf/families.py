@@ -106,12 +106,12 @@ FAMILIES = {
 
 
 def tensors(shapes, seed):
-    """Of norms near 1, others near 0."""
+    """Of norms and magnitudes near 1, others near 0."""
     rng, out = random.Random(seed), {}
     for name, shape in shapes.items():
         n = math.prod(shape)
         scale = 1 / 256 if len(shape) > 1 else 1 / 512
-        base = "norm" in name and name.endswith("weight")
+        base = "norm" in name and name.endswith("weight") or "magnitude" in name
         values = [base + (rng.randrange(-127, 128)) * scale for _ in range(n)]
         out[name] = ("F32", tuple(shape), array.array("f", values).tobytes())
     return out
@@ -142,6 +142,7 @@ def adapter(family, golden):
         ends = [e for e in ends if e != "lm_head"]
     saved = [m for m in modules if any(m.endswith(e) for e in ends)]
     out = {HEAD + k: s for k, s in shapes.items() if k.rpartition(".")[0] in saved}
+    dora = n % 5 in (0, 3)
     ties = len(ends) == 1 and ends[0] == "embed_tokens"
     linear = [m for m in modules if not re.fullmatch(OTHERS, m)]
     if is_mixture(golden[family]):  # PEFT takes names of other layers for all experts
@@ -150,9 +151,11 @@ def adapter(family, golden):
         r = next((v for k, v in RANKS.items() if re.match(rf"(.*\.)?({k})$", m)), 4)
         rows, cols = shapes[m + ".weight"]
         out |= {f"{HEAD}{m}.lora_A.weight": [r, cols], f"{HEAD}{m}.lora_B.weight": [rows, r]}
+        if dora:
+            out[f"{HEAD}{m}.lora_magnitude_vector"] = [rows]
     return {"r": 4, "lora_alpha": 3.0, "use_rslora": n % 2 == 1, "rank_pattern": RANKS,
             "alpha_pattern": ALPHAS, "modules_to_save": ends or None,
-            "ensure_weight_tying": ties,
+            "ensure_weight_tying": ties, "use_dora": dora,
             "target_modules": sorted({k.split(".")[-3] for k in out if "lora_A" in k}),
             "peft_type": "LORA", "task_type": "CAUSAL_LM"}, out, ties
 

@@ -171,6 +171,7 @@ def test_peft_has_the_loss_of_our_adapters(place):
             "rank": 3, "alpha": 7.0,
             "targets": "*self_attn*" if is_mixture(family) else "*",
             "use_rslora": i % 2 == 1,
+            "use_dora": i % 3 == 2,
             "rank_pattern": {"*.1.*": 2, "down_proj": 5}, "alpha_pattern": {"o_proj": 2},
             "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}})
         place.good(1, {**c, "lora.export": "adapter", "run.steps": 3,

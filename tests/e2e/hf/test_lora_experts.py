@@ -107,8 +107,9 @@ def test_adapters_of_some_experts_alone_are_refused(place):
     folder = write_adapter(place.folder / "adapter", some)
     r = place.launch(1, {**model(base), "lora.import": str(folder)})
     run.refused(r, "lora.import", "of the", "experts")
-    r = place.launch(1, {**model(base), **lora("*experts*", **{"lora.dropout": 0.1})})
-    run.refused(r, "lora.dropout: 0.1", "experts", "PEFT")
+    for key, value in (("dropout", 0.1), ("use_dora", True)):
+        r = place.launch(1, {**model(base), **lora("*experts*", **{f"lora.{key}": value})})
+        run.refused(r, f"lora.{key}: {value:g}", "experts", "PEFT")
 
 
 def fused(pairs, tail, parts):

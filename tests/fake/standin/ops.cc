@@ -82,6 +82,11 @@ struct reacher {
         all(l.w, l.b, l.dw, l.db);
     }
 
+    void one(struct iz_magnitude &g)
+    {
+        all(g.w, g.a, g.b, g.m);
+    }
+
     void one(struct iz_norm_layer &n)
     {
         all(n.w, n.b, n.dw, n.db, n.mean, n.rstd);

@@ -122,6 +122,8 @@ void assert_round_trip(int ranks)
         fail_msg("%s", said);
     memset(config.given, 0, sizeof(config.given)); /* it gives all */
     memset(first.given, 0, sizeof(first.given));
+    memset(config.model_given, 0, sizeof(config.model_given));
+    memset(first.model_given, 0, sizeof(first.model_given));
     assert_memory_equal(&config, &first, sizeof(config));
     assert_memory_equal(&toy, &first_toy, sizeof(toy));
 }

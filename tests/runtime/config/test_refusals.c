@@ -84,7 +84,13 @@ static const char *const refusals[][2] = {
      "train_micro_batch_size_per_gpu: 8, but loss.type takes texts in pairs: "
      "use a multiple of 2 run.slices"},
     {"'lora': {'rank': 4, 'targets': '*', 'dropout': 1.0}", "lora.dropout: 1"},
-    {"'lora': {'use_dora': true}", "lora.use_dora: unknown key"},
+    {"'lora': {'rank': 4, 'targets': '*', 'dropout': 0.5, 'use_dora': true}",
+     "lora.dropout: 0.5, but lora.use_dora"},
+    {"'lora': {'rank': 4, 'targets': '*', 'rank_pattern': {'x': 5000}}",
+     "lora.rank_pattern: 5000"},
+    {"'lora': {'rank': 4, 'targets': '*', 'alpha_pattern': ['x']}",
+     "lora.alpha_pattern: "},
+    {"'lora': {'use_qalora': true}", "lora.use_qalora: unknown key"},
     /* Presets are known. */
     {"'model': {'preset': 'toy-smal'}",
      "model.preset: unknown preset; did you mean toy-small?"},
