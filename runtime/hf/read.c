@@ -417,7 +417,7 @@ static int take_more(const struct iz_hf_reader *r, int i,
     const struct iz_hf_tensor *t = &r->map.tensor[i];
     const struct iz_st_tensor *e = r->entry[i].part[IZ_CODED_CODES];
     int64_t own = max64(0, min64(rect->rows, e->shape[0] - rect->row));
-    if (!t->grows || own == rect->rows)
+    if (!t->grows || r->entry[i].kind || own == rect->rows)
         return 0;
     const float *mean = r->mean[i] ? r->mean[i] : mean_row(r, i);
     for (int64_t k = own; mean && k < rect->rows; k++)

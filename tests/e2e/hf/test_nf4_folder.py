@@ -251,6 +251,7 @@ def test_values_are_quantised_as_others(kind, program, form, place):
     assert runs[0].numbers == runs[1].numbers
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("kind, program, form, change, words", (
     ("nf4 of plain scales", "llama", "nf4", {}, "blocks of 64"),
     ("nf4", "gpt2", "nf4", {}, "not by groups of this run"),
