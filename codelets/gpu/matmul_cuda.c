@@ -421,13 +421,6 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
     iz_product_cuda(x, &p, scratch);
 }
 
-void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                       const struct iz_linear *l, struct iz_view scratch)
-{
-    struct iz_product p = iz_product_da(da, dy, l);
-    iz_product_cuda(x, &p, scratch);
-}
-
 /* db by a kernel of ours, which reads dy once more: by the rates of an H100
  * some 5 % of dw's time where a has 4096 columns.  x->fused_db asks the library
  * to sum while it forms dw, which a user saw speed up a small model and make

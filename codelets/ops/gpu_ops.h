@@ -45,8 +45,6 @@ static inline int64_t iz_gpu_cudnn_bwd_bytes(int64_t samples, int64_t seq,
 void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l,
                         struct iz_view scratch);
-void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                       const struct iz_linear *l, struct iz_view scratch);
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch);
 

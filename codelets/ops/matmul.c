@@ -183,7 +183,7 @@ static void product_on_cpu(struct iz_exec *x, const struct iz_product *p,
         product_32(x, p);
 }
 
-/* ---- a layer's three products, its adapter left out ---- */
+/* ---- a layer's products, its adapter left out ---- */
 
 static struct iz_view matmul_cuda_scratch(struct iz_exec *x,
                                           const struct iz_product *p)
@@ -204,23 +204,6 @@ static void product_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
         struct iz_view scratch = matmul_cuda_scratch(x, &p);
         if (!x->dry)
             iz_matmul_fwd_cuda(x, y, r, a, l, scratch);
-    } else {
-        product_on_cpu(x, &p, l);
-    }
-    iz_exec_release(x, mark);
-}
-
-static void product_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                       const struct iz_linear *l)
-{
-    struct iz_product p = iz_product_da(da, dy, l);
-    int64_t mark = iz_exec_mark(x);
-    assert(da.rows == dy.rows);
-    product_count(x, &p);
-    if (x->backend == IZ_CUDA) {
-        struct iz_view scratch = matmul_cuda_scratch(x, &p);
-        if (!x->dry)
-            iz_matmul_da_cuda(x, da, dy, l, scratch);
     } else {
         product_on_cpu(x, &p, l);
     }
@@ -356,9 +339,10 @@ static void adapted_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
 static void adapted_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
                        const struct iz_linear *l)
 {
-    struct iz_linear base = base_of(l);
+    /* A forward through the same weights the other way round. */
+    struct iz_linear back = {.w = base_of(l).w, .out_in = !l->out_in};
     int64_t mark = iz_exec_mark(x);
-    product_da(x, da, dy, &base);
+    product_fwd(x, da, IZ_NONE, dy, &back);
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->a};
         struct iz_view t = matmul_low_rank(x, dy, f, true);

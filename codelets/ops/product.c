@@ -20,12 +20,6 @@ struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                .scale = l->scale};
 }
 
-struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
-                                const struct iz_linear *l)
-{
-    return (struct iz_product){.a = dy, .b = l->w, .d = da, .tb = !l->out_in};
-}
-
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l)
 {

@@ -53,11 +53,10 @@ struct iz_padded {
  * zeros of a, or give columns of d that nobody reads. */
 struct iz_padded iz_product_pad(const struct iz_product *p, char *base);
 
-/* The products of iz_matmul_fwd, _da and _dw (without and with db) of ops.h. */
+/* The products of iz_matmul_fwd and _dw (without and with db) of ops.h; that of
+ * _da is one of a forward. */
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                  struct iz_view a, const struct iz_linear *l);
-struct iz_product iz_product_da(struct iz_view da, struct iz_view dy,
-                                const struct iz_linear *l);
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
 struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,

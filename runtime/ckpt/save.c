@@ -81,11 +81,6 @@ struct snapshot_arg {
     struct source source[PIECES_MAX];
 };
 
-static int64_t whole_pages(int64_t bytes)
-{
-    return (bytes + IZ_NVME_ALIGN - 1) / IZ_NVME_ALIGN * IZ_NVME_ALIGN;
-}
-
 /* buf: buffer, then what holds the pieces. */
 static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
 {
@@ -200,7 +195,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
 static int64_t raw_at(const struct iz_engine *e, int64_t n)
 {
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    return (4 - size) * whole_pages(n * size) / size;
+    return (4 - size) * round_up(n * size, IZ_NVME_ALIGN) / size;
 }
 
 static void widen_frozen(const struct iz_engine *e, char *buffer, int64_t n)
@@ -270,7 +265,7 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
                            .bytes = size * n,
                            .at = to + size * done};
         if (io.offset % IZ_NVME_ALIGN == 0 && io.at % IZ_NVME_ALIGN == 0)
-            io.bytes = whole_pages(io.bytes);
+            io.bytes = round_up(io.bytes, IZ_NVME_ALIGN);
         iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, done ? STARPU_RW : STARPU_W,
                    params ? k->param_handle : k->state_handle, io);
     }
@@ -282,7 +277,7 @@ static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
     const struct iz_unit_memory *g = &r->e->unit[r->unit];
     struct iz_io io = {.file = r->e->file.param,
                        .offset = g->quant_at + 4 * r->from,
-                       .bytes = whole_pages(4 * r->n)};
+                       .bytes = round_up(4 * r->n, IZ_NVME_ALIGN)};
     iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, STARPU_W, g->quant_handle, io);
 }
 

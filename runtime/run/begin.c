@@ -228,7 +228,6 @@ static bool has_copies(const struct iz_model *m)
     return any;
 }
 
-/* The model section as text: what a checkpoint must agree with. */
 /* Each matrix b with another alpha is told by its name; its rank is its shape.
  */
 static void put_adapters(FILE *f, const struct run *r)
@@ -254,6 +253,7 @@ static void put_adapters(FILE *f, const struct run *r)
         fputc('}', f);
 }
 
+/* The model section as text: what a checkpoint must agree with. */
 static char *model_text(const struct run *r)
 {
     struct iz_text text;

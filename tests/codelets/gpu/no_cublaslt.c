@@ -34,12 +34,6 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
     iz_product_cuda(x, NULL, scratch);
 }
 
-void iz_matmul_da_cuda(struct iz_exec *x, struct iz_view da, struct iz_view dy,
-                       const struct iz_linear *l, struct iz_view scratch)
-{
-    iz_product_cuda(x, NULL, scratch);
-}
-
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch)
 {
