@@ -14,27 +14,26 @@
  * threads with 2 N of them on their way each. */
 template <class T, int N>
 static __global__ void __launch_bounds__(256)
-    form_delta(struct iz_heads a, int lanes)
+    form_delta(struct iz_heads a, const T *o, const T *dy, int lanes)
 {
     int64_t item = ((int64_t)blockIdx.x * 256 + threadIdx.x) / lanes;
-    int64_t row = item / a.heads, sample = row / a.seq;
+    int rows = a.end - a.first;
+    int64_t row = item / a.heads, sample = row / rows;
     int lane = (int)threadIdx.x % lanes;
     bool live = sample < a.all / a.heads;
-    const T *o = (const T *)a.o + item * a.d;
-    const T *dy = (const T *)a.dy + item * a.d;
     float sum = 0;
     for (int i = lane * N; live && i < a.d; i += lanes * N) {
         float u[N], v[N];
-        iz_load_row<N>(u, o + i);
-        iz_load_row<N>(v, dy + i);
+        iz_load_row<N>(u, o + item * a.d + i);
+        iz_load_row<N>(v, dy + item * a.d + i);
         for (int j = 0; j < N; j++)
             sum += u[j] * v[j];
     }
     for (int step = lanes / 2; step > 0; step /= 2)
         sum += __shfl_xor_sync(IZ_ALL_LANES, sum, step);
     if (live && lane == 0)
-        a.delta[(sample * a.heads + item % a.heads) * a.seq + row % a.seq] =
-            sum;
+        a.delta[(sample * a.heads + item % a.heads) * rows + row % rows +
+                a.first] = sum;
 }
 
 /* The largest power of two up to 32 with which every lane has work. */
@@ -47,23 +46,27 @@ static int lanes_for(int pieces)
 }
 
 template <class T, int N>
-static void delta_of(const struct iz_heads *a, void *stream)
+static void delta_of(const struct iz_heads *a, const void *o, const void *dy,
+                     void *stream)
 {
     int lanes = lanes_for(a->d / N);
-    int64_t threads = (int64_t)a->all * a->seq * lanes;
-    void (*k)(struct iz_heads, int) = form_delta<T, N>;
-    IZ_LAUNCH(k, (int)((threads + 255) / 256), 256, 0, stream, *a, lanes);
+    int64_t threads = (int64_t)a->all * (a->end - a->first) * lanes;
+    void (*k)(struct iz_heads, const T *, const T *, int) = form_delta<T, N>;
+    IZ_LAUNCH(k, (int)((threads + 255) / 256), 256, 0, stream, *a, (const T *)o,
+              (const T *)dy, lanes);
 }
 
 /* As many heads as have their keys and values, or queries and gradients of the
  * output, in 16 MiB: an A100 has 40 MiB of level-2 cache, an H100 50, of which
  * a multiprocessor is near one half. */
-static int chunk_of(const struct iz_heads *a, enum iz_dtype t)
+static uint16_t chunk_of(const struct iz_heads *a, enum iz_dtype t)
 {
     int64_t head = 2 * (int64_t)a->seq * a->d * iz_dtype_bytes(t);
     int64_t n = ((int64_t)16 << 20) / head / a->group * a->group;
+    int64_t most = UINT16_MAX / a->group * a->group;
     n = n > a->group ? n : a->group;
-    return n < a->all ? (int)n : a->all;
+    n = n < most ? n : most;
+    return (uint16_t)(n < a->all ? n : a->all);
 }
 
 /* Their kernels need compute capability 8.0. */
@@ -72,16 +75,17 @@ static bool on_tensor_cores(const struct iz_exec *x, enum iz_dtype t)
     return t != IZ_F32 && x->numerics.capability >= 80;
 }
 
-/* The first keys of n rows, by documents (NULL: none) and window. */
+/* The first keys of n rows, by documents (NULL: none) and window, of samples of
+ * which the rows `from` to `end` are there. */
 static __global__ void __launch_bounds__(256)
-    first_keys(int32_t *to, const int32_t *begins, int64_t n, int seq,
+    first_keys(int32_t *to, const int32_t *begins, int64_t n, int from, int end,
                int window)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n)
         return;
-    int first = (int)(i % seq) + 1 - window;
-    to[i] = max(first, begins ? begins[i] : 0);
+    int first = from + (int)(i % (end - from)) + 1 - window;
+    to[i] = max(first, begins ? begins[from + i] : 0);
 }
 
 template <class T>
@@ -90,6 +94,13 @@ static __global__ void __launch_bounds__(256)
 {
     for (int i = (int)threadIdx.x; i < n; i += 256)
         to[i] = iz_load(from + i);
+}
+
+/* Where row 0 would be, of which p has those from `first` on: an address, of
+ * which nothing is read. */
+static void *row_0(const void *p, int64_t first, int64_t bytes)
+{
+    return (void *)((uintptr_t)p - (uintptr_t)(first * bytes));
 }
 
 /* What blocks read several times, with room for it: first keys, from pinned
@@ -101,9 +112,9 @@ static void aside_bring(struct iz_heads *h, const struct iz_attention *a,
     int32_t *first = (int32_t *)room;
     if (n) {
         IZ_LAUNCH(first_keys, (int)((n + 255) / 256), 256, 0, stream, first,
-                  (const int32_t *)a->begins.p, n, h->seq,
+                  (const int32_t *)a->begins.p, n, h->first, h->end,
                   a->window ? a->window : h->seq);
-        h->begins = first;
+        h->begins = (int32_t *)row_0(first, h->first, sizeof(*first));
     }
     if (a->sinks.rows) {
         h->sinks = room + n;
@@ -124,16 +135,17 @@ static __global__ void __launch_bounds__(256)
     sink_grads(T *dsinks, struct iz_heads a)
 {
     int head = (int)blockIdx.x;
-    int64_t rows = (int64_t)a.all / a.heads * a.seq;
+    int rows = a.end - a.first;
+    int64_t n = (int64_t)a.all / a.heads * rows;
     float sum = 0, sink = a.sinks[head];
-    for (int64_t i = threadIdx.x; i < rows; i += 256) {
-        int64_t at = (i / a.seq * a.heads + head) * a.seq + i % a.seq;
+    for (int64_t i = threadIdx.x; i < n; i += 256) {
+        int64_t at = (i / rows * a.heads + head) * rows + i % rows + a.first;
         float x = sink - a.lse[at];
         sum += expf(x > 0 ? 0 : x) * a.delta[at];
     }
     sum = iz_block_sum(sum);
     if (threadIdx.x == 0)
-        iz_store(dsinks + head, -sum);
+        iz_store(dsinks + head, a.adds ? iz_load(dsinks + head) - sum : -sum);
 }
 
 static void dsinks_of(const struct iz_heads *h, struct iz_view dsinks,
@@ -149,22 +161,28 @@ static void dsinks_of(const struct iz_heads *h, struct iz_view dsinks,
 static struct iz_heads heads_of(const struct iz_attention *a)
 {
     struct iz_heads h = {};
+    int64_t rows = iz_attention_rows(a), bytes = iz_dtype_bytes(a->qkv.dtype);
     assert(a->qkv.dtype == a->o.dtype);
-    assert(a->qkv.cols <= INT32_MAX / 128); /* offsets within a tile */
-    h.qkv = a->qkv.p;
-    h.o = a->o.p;
-    h.lse = (float *)a->lse.p;
-    h.c = a->o.cols;
-    h.ld = a->qkv.cols;
+    /* Offsets within a tile, and rows up to the end of the last one. */
+    assert(a->qkv.cols <= INT32_MAX / 128 && a->seq <= INT32_MAX / 2);
+    h.c = (int)a->o.cols;
+    h.ld = (int)a->qkv.cols;
+    h.ldk = (int)(a->kv.rows ? a->kv.cols : a->qkv.cols);
     h.kv = (h.ld - h.c) / 2;
-    h.seq = (int)a->seq;
+    h.first = (int)a->first;
+    h.end = (int)(a->first + rows);
+    h.seq = (int)iz_attention_end(a);
+    h.q = row_0(a->qkv.p, h.first, h.ld * bytes);
+    h.k = a->kv.rows ? a->kv.p : (char *)a->qkv.p + h.c * bytes;
+    h.o = row_0(a->o.p, h.first, h.c * bytes);
+    h.lse = (float *)row_0(a->lse.p, h.first, sizeof(float));
     h.heads = a->heads;
-    h.kv_heads = iz_attention_keys(a);
-    h.group = h.heads / h.kv_heads;
+    h.group = h.heads / iz_attention_keys(a);
     h.d = (int)(a->o.cols / a->heads);
-    h.all = (int)(a->o.rows / a->seq * a->heads);
+    h.all = (int)(a->o.rows / rows * a->heads);
     h.chunk = chunk_of(&h, a->o.dtype);
     h.full = a->full;
+    h.adds = a->kv.rows;
     h.scale = iz_attention_scale(a);
     h.cap = a->cap;
     return h;
@@ -187,12 +205,16 @@ void iz_attention_bwd_cuda(struct iz_exec *x, struct iz_view dqkv,
 {
     struct iz_heads h = heads_of(a);
     assert(dqkv.dtype == a->o.dtype && dy.dtype == a->o.dtype);
-    h.dy = dy.p;
-    h.dqkv = dqkv.p;
-    h.delta = (float *)scratch.p;
-    aside_bring(&h, a, h.delta + iz_view_len(a->lse), x->stream);
+    int64_t bytes = iz_dtype_bytes(dqkv.dtype);
+    float *delta = (float *)scratch.p;
+    h.dy = row_0(dy.p, h.first, h.c * bytes);
+    h.dq = row_0(dqkv.p, h.first, h.ld * bytes);
+    h.dk = h.adds ? a->dkv.p : (char *)dqkv.p + h.c * bytes;
+    h.delta = (float *)row_0(delta, h.first, sizeof(float));
+    aside_bring(&h, a, delta + iz_view_len(a->lse), x->stream);
     iz_by_type(a->o.dtype, [&](auto zero) {
-        delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, x->stream);
+        delta_of<decltype(zero), sizeof(zero) == 2 ? 8 : 1>(&h, a->o.p, dy.p,
+                                                            x->stream);
     });
     if (a->sinks.rows && a->dsinks.p)
         dsinks_of(&h, a->dsinks, x->stream);

@@ -8,25 +8,35 @@
 #include "codelets/kernels/launch.cuh"
 #include "codelets/ops/ops.h"
 
-/* All heads of all samples; in forward dy, dqkv and delta are NULL. */
+/* All heads of all samples.  Pointers to rows are to where row 0 of a sample
+ * would be, of which `first` is the first that is there.  What forward has not
+ * is NULL. */
 struct iz_heads {
-    const void *qkv, *dy; /* [M,ld], [M,C] */
-    void *o, *dqkv;       /* [M,C], [M,ld] */
-    float *lse, *delta;   /* [all,seq] */
-    int64_t c;            /* = heads d */
-    int64_t kv;           /* = kv_heads d, from keys to values */
-    int64_t ld;           /* = c + 2 kv */
-    int seq, heads, kv_heads, d;
-    int group;   /* = heads / kv_heads */
-    int all;     /* heads of all samples; head i has the keys i / group */
-    int chunk;   /* heads that blocks take at a time: whole groups */
-    bool full;   /* not causal */
-    float scale; /* of q.k */
-    float cap;   /* 0: none; else scores are cap tanh(scale / cap q.k) */
-    /* [all / heads, seq], in device memory, or NULL: the first key that a row
-     * sees, by its document and its window.  It ascends within a sample. */
-    const int32_t *begins;
-    const float *sinks; /* [heads], in device memory, or NULL: as in ops.h */
+    const void *q, *k; /* rows of queries; of keys and, behind them, values */
+    union {
+        void *o; /* rows of c, of forward */
+        const void *dy;
+    };
+    void *dq, *dk;         /* as q and k; dk fp32 where `adds` */
+    float *lse, *delta;    /* of each head end - first rows */
+    const int32_t *begins; /* of each sample as many, in device memory, or NULL:
+                            * the first key that a row sees, by its document and
+                            * its window.  It ascends within a sample. */
+    const float *sinks;    /* [heads], in device memory, or NULL: as in ops.h */
+    int c;                 /* = heads d */
+    int ld, ldk;           /* from one row to the next, of q and k */
+    int kv;                /* = heads / group d, from keys to values */
+    int first, end;        /* rows of a sample */
+    int seq;               /* keys, up to the last that a row sees */
+    int heads;
+    int group; /* heads that share keys */
+    int all;   /* heads of all samples */
+    int d;
+    float scale;    /* of q.k */
+    float cap;      /* 0: none; else scores are cap tanh(scale / cap q.k) */
+    uint16_t chunk; /* heads that blocks take at a time: whole groups */
+    bool full;      /* not causal */
+    bool adds;      /* to dk, and to dsinks */
 };
 
 /* The compiler keeps up to 128 bytes of an argument in registers, and copies
@@ -45,17 +55,17 @@ static __device__ __forceinline__ float iz_head_unit(const struct iz_heads &a)
 static __device__ __forceinline__ int iz_head_begins(const struct iz_heads &a,
                                                      int sample, int i)
 {
-    return a.begins ? a.begins[(int64_t)sample * a.seq + min(i, a.seq - 1)] : 0;
+    return a.begins ? a.begins[(int64_t)sample * a.end + min(i, a.end - 1)] : 0;
 }
 
 /* The first row of a sample that sees no key before `key`, which is not less;
- * seq if there is none. */
+ * a.end if there is none. */
 static __device__ __forceinline__ int iz_head_ends(const struct iz_heads &a,
                                                    int sample, int key)
 {
-    int from = min(key, a.seq), n = a.begins ? a.seq - from : 0;
+    int from = min(max(key, a.first), a.end), n = a.end - from;
     if (!a.begins)
-        return a.seq;
+        return a.end;
     while (n > 0) {
         int half = n / 2;
         bool sees = iz_head_begins(a, sample, from + half) < key;
@@ -84,25 +94,31 @@ static __device__ __forceinline__ float iz_head_share(float sink, float unit,
     return keep / *all;
 }
 
-/* First element of a head: its queries in a [M,ld], its output in a [M,C]. */
+/* First element of a head: its queries in q, its output in o, its keys in k,
+ * and its numbers in lse and delta. */
 static __device__ __forceinline__ int64_t iz_head_q(const struct iz_heads &a,
                                                     int head)
 {
-    return head / a.heads * (int64_t)a.seq * a.ld + head % a.heads * a.d;
+    return head / a.heads * (int64_t)a.end * a.ld + head % a.heads * a.d;
 }
 
 static __device__ __forceinline__ int64_t iz_head_o(const struct iz_heads &a,
                                                     int head)
 {
-    return head / a.heads * (int64_t)a.seq * a.c + head % a.heads * a.d;
+    return head / a.heads * (int64_t)a.end * a.c + head % a.heads * a.d;
 }
 
-/* First element of keys that a group of heads shares, in a [M,ld]. */
 static __device__ __forceinline__ int64_t iz_head_k(const struct iz_heads &a,
-                                                    int group)
+                                                    int head)
 {
-    return group / a.kv_heads * (int64_t)a.seq * a.ld + a.c +
-           group % a.kv_heads * a.d;
+    return head / a.heads * (int64_t)a.seq * a.ldk +
+           head % a.heads / a.group * a.d;
+}
+
+static __device__ __forceinline__ int64_t iz_head_lse(const struct iz_heads &a,
+                                                      int head)
+{
+    return (int64_t)head * (a.end - a.first);
 }
 
 /* The tile of one head or group that a block has; `after`: tiles behind it. */
@@ -125,11 +141,11 @@ iz_attention_place(const struct iz_heads &a, int group)
     return {(int)(first + i % n), tile, (int)tiles - 1 - tile};
 }
 
-/* Blocks for all tiles of `all` heads or groups, in one dimension. */
-static inline int iz_attention_blocks(const struct iz_heads *a, int tile,
-                                      int all)
+/* Blocks for all tiles of so many rows, or keys, of `all` heads or groups, in
+ * one dimension. */
+static inline int iz_attention_blocks(int rows, int tile, int all)
 {
-    int64_t n = (a->seq + tile - 1) / tile * (int64_t)all;
+    int64_t n = (rows + (int64_t)tile - 1) / tile * all;
     if (n > INT32_MAX)
         iz_die("attention: %lld tiles are too many", (long long)n);
     return (int)n;

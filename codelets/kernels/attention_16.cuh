@@ -182,6 +182,26 @@ store_rows(uint16_t *to, int64_t ld, int left, int d, uint16_t *own,
     }
 }
 
+/* Adds acc, times `by`, to sums in fp32; `left` rows and d columns exist. */
+template <int MT, int C>
+static __device__ __forceinline__ void
+sum_rows(float *to, int64_t ld, int left, int d, const float (&acc)[MT][C][4],
+         float by)
+{
+    to += frag_row(0, 0) * ld + frag_col(0, 0);
+#pragma unroll
+    for (int i = 0; i < MT * 2 * C; i++) {
+        int m = i / (2 * C), h = i / C % 2, j = i % C;
+        float *at = to + (16 * m + 8 * h) * ld + 8 * j, f[2];
+        if (frag_row(m, 2 * h) < left && frag_col(j, 0) < d) {
+            iz_load_row<2>(f, at);
+            f[0] += acc[m][j][2 * h] * by;
+            f[1] += acc[m][j][2 * h + 1] * by;
+            iz_store_row<2>(at, f);
+        }
+    }
+}
+
 /* Scores of queries and keys become tanh(by s). */
 template <int MT, int N>
 static __device__ __forceinline__ void squash(float (&s)[MT][N][4], float by)

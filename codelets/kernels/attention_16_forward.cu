@@ -72,15 +72,15 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
     IZ_SHARED(uint16_t, qs);
     uint16_t *ks = qs + BM * P, *vs = ks + BN * P;
     struct iz_attention_place here = iz_attention_place(a, 1);
-    int head = here.head, i0 = here.after * BM;
+    int head = here.head, i0 = a.first + here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
     int own = (int)threadIdx.x / 32 * 16 * MT, sample = head / a.heads;
     int start = iz_head_begins(a, sample, i0) / BN * BN;
     /* The first key that all queries of the warp see. */
     int clear = iz_head_begins(a, sample, i0 + own + 16 * MT - 1);
-    int64_t ld = a.ld;
-    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
-    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
+    int64_t ld = a.ldk, row = i0;
+    const uint16_t *q = (const uint16_t *)a.q + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.k + iz_head_k(a, head);
     const uint16_t *v = k + a.kv;
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], top[MT][2], sum[MT][2];
     uint32_t kept[KEPT][MT][4];
@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
         top[i / 2][i % 2] = LOWEST;
         sum[i / 2][i % 2] = 0;
     }
-    load_rows<DP, BM, NW>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
+    load_rows<DP, BM, NW>(qs, q + row * a.ld, a.ld, a.end - i0, a.d);
     load_rows<DP, BN, NW>(ks, k + start * ld, ld, a.seq - start, a.d);
     iz_copy_group();
     if (KEPT > 1) {
@@ -127,11 +127,11 @@ static __global__ void __launch_bounds__(32 * NW) attend_16(struct iz_heads a)
         if (live)
             add_product<T, DP>(acc, s, vs);
     }
-    finish(acc, top, sum, a.lse + (int64_t)head * a.seq + i0 + own,
-           a.seq - i0 - own, iz_head_sink(a, sample, head),
+    finish(acc, top, sum, a.lse + iz_head_lse(a, head) + i0 + own,
+           a.end - i0 - own, iz_head_sink(a, sample, head),
            iz_head_unit<CAP>(a));
-    store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (i0 + own) * a.c,
-                      a.c, a.seq - i0 - own, a.d, qs + own * P, acc, 1);
+    store_rows<T, DP>((uint16_t *)a.o + iz_head_o(a, head) + (row + own) * a.c,
+                      a.c, a.end - i0 - own, a.d, qs + own * P, acc, 1);
 }
 
 /* Tiles are as large as registers allow without spills. */
@@ -144,7 +144,7 @@ void iz_attention_fwd_16(const struct iz_heads *a, enum iz_dtype t,
         constexpr int BM = 16 * MT * NW;
         void (*k)(struct iz_heads) = attend_16<decltype(type)::value, DP, MT,
                                                NW, BN, decltype(capped)::value>;
-        IZ_LAUNCH(k, iz_attention_blocks(a, BM, a->all), 32 * NW,
-                  bytes_of<DP>(BM + 2 * BN), stream, *a);
+        IZ_LAUNCH(k, iz_attention_blocks(a->end - a->first, BM, a->all),
+                  32 * NW, bytes_of<DP>(BM + 2 * BN), stream, *a);
     });
 }

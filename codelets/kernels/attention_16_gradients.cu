@@ -28,15 +28,16 @@ template <int DP, int BQ, int NW>
 static __device__ __forceinline__ void
 load_queries(uint16_t *to, const struct iz_heads &a, int head, int i0)
 {
-    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
+    const uint16_t *q = (const uint16_t *)a.q + iz_head_q(a, head);
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float *stats = (float *)(to + 2 * BQ * pitch<DP>);
-    int i = (int)threadIdx.x, left = a.seq - i0;
-    load_pair<DP, BQ, NW>(to, q + i0 * a.ld, a.ld, dy + i0 * a.c, a.c, left,
+    int i = (int)threadIdx.x, left = a.end - i0;
+    int64_t row = i0;
+    load_pair<DP, BQ, NW>(to, q + row * a.ld, a.ld, dy + row * a.c, a.c, left,
                           a.d);
     if (i < 2 * BQ) {
         const float *stat = i < BQ ? a.lse : a.delta;
-        iz_copy_start<4>(stats + i, stat + (int64_t)head * a.seq + i0 + i % BQ,
+        iz_copy_start<4>(stats + i, stat + iz_head_lse(a, head) + i0 + i % BQ,
                          i % BQ < left);
     }
 }
@@ -153,6 +154,15 @@ grad_by_query(float (&s)[MT][N][4], float (&ds)[MT][N][4],
     }
 }
 
+/* The first row of the tiles of BQ that sees the key. */
+template <int BQ>
+static __device__ __forceinline__ int first_row(const struct iz_heads &a,
+                                                int key)
+{
+    int row = key - a.first;
+    return a.full || row < 0 ? a.first : key - row % BQ;
+}
+
 /* dk and dv of one tile of BK keys of a group of heads, over all queries of
  * these that see the first of its keys, head by head and BQ at a time; the next
  * queries arrive meanwhile.  There are two roles: one forms the probabilities
@@ -175,13 +185,15 @@ static __global__ void __launch_bounds__(32 * NW, 2)
     int own = (int)threadIdx.x / (64 / ROLES) * 16 * MT;
     int first = ROLES == 1 ? (int)threadIdx.x / 32 % 2 : 0; /* its role */
     int part = 8 * C < DP ? (int)blockIdx.y * 8 * C : 0;
-    int head = group * a.group, i0 = a.full ? 0 : k0 / BQ * BQ;
-    int sample = group / a.kv_heads, stop = iz_head_ends(a, sample, k0 + BK);
-    int64_t ld = a.ld;
-    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, group) + k0 * ld;
+    int head = group * a.group, sample = head / a.heads;
+    int i0 = first_row<BQ>(a, k0), stop = iz_head_ends(a, sample, k0 + BK);
+    int64_t ld = a.ldk;
+    const uint16_t *k = (const uint16_t *)a.k + iz_head_k(a, head) + k0 * ld;
     uint16_t *mine = ks + (first * BK + own) * P; /* keys, or values */
     float *handed = (float *)(tiles + 2 * TILE) + own * BQ;
     float s[ROLES][MT][BQ / 8][4], acc[ROLES][MT][C][4] = {};
+    if (stop <= i0)
+        return; /* no row sees them */
     load_pair<DP, BK, NW>(ks, k, ld, k + a.kv, ld, a.seq - k0, a.d);
     load_queries<DP, BQ, NW>(tiles, a, head, i0);
     iz_copy_group();
@@ -189,8 +201,8 @@ static __global__ void __launch_bounds__(32 * NW, 2)
         const uint16_t *tile = tiles + half;
         const float *stats = (const float *)(tile + 2 * BQ * P);
         bool more = i0 + BQ < stop, live = a.full || i0 + BQ > k0 + own;
-        int start = a.full ? 0 : k0 / BQ * BQ;
-        int next = more ? i0 + BQ : start, next_head = head + !more;
+        int next = more ? i0 + BQ : first_row<BQ>(a, k0);
+        int next_head = head + !more;
         iz_copy_wait<0>();
         __syncthreads(); /* these queries are there, the last are used up */
         if (next_head < (group + 1) * a.group)
@@ -241,13 +253,18 @@ static __global__ void __launch_bounds__(32 * NW, 2)
         half = TILE - half;
     }
     /* From what the loop has left, so that no register has waited for it. */
-    uint16_t *dk = (uint16_t *)a.dqkv + iz_head_k(a, head / a.group - 1) +
-                   (k0 + own) * ld + part;
+    int64_t at = iz_head_k(a, head - 1) + (k0 + own) * ld + part;
 #pragma unroll
-    for (int r = 0; r < ROLES; r++)
-        store_rows<T, DP>(first + r ? dk : dk + a.kv, ld, a.seq - k0 - own,
-                          a.d - part, mine + r * BK * P, acc[r],
-                          first + r ? a.scale : 1);
+    for (int r = 0; r < ROLES; r++) {
+        int64_t to = first + r ? at : at + a.kv;
+        float by = first + r ? a.scale : 1;
+        if (a.adds)
+            sum_rows((float *)a.dk + to, ld, a.seq - k0 - own, a.d - part,
+                     acc[r], by);
+        else
+            store_rows<T, DP>((uint16_t *)a.dk + to, ld, a.seq - k0 - own,
+                              a.d - part, mine + r * BK * P, acc[r], by);
+    }
 }
 
 /* dq of one tile of BM queries of one head, over all keys that it sees, BN at a
@@ -260,16 +277,16 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
     IZ_SHARED(uint16_t, qs);
     uint16_t *ys = qs + BM * P, *tiles = ys + BM * P;
     struct iz_attention_place here = iz_attention_place(a, 1);
-    int head = here.head, i0 = here.after * BM;
+    int head = here.head, i0 = a.first + here.after * BM;
     int end = !a.full && i0 + BM < a.seq ? i0 + BM : a.seq;
-    int own = (int)threadIdx.x / 32 * 16 * MT, left = a.seq - i0 - own;
+    int own = (int)threadIdx.x / 32 * 16 * MT, left = a.end - i0 - own;
     int half = 0, sample = head / a.heads;
     int start = iz_head_begins(a, sample, i0) / BN * BN;
     /* The first key that all queries of the warp see. */
     int clear = iz_head_begins(a, sample, i0 + own + 16 * MT - 1);
-    int64_t ld = a.ld, row = (int64_t)head * a.seq + i0 + own;
-    const uint16_t *q = (const uint16_t *)a.qkv + iz_head_q(a, head);
-    const uint16_t *k = (const uint16_t *)a.qkv + iz_head_k(a, head / a.group);
+    int64_t ld = a.ldk, row = i0, stat = iz_head_lse(a, head) + i0 + own;
+    const uint16_t *q = (const uint16_t *)a.q + iz_head_q(a, head);
+    const uint16_t *k = (const uint16_t *)a.k + iz_head_k(a, head);
     const uint16_t *dy = (const uint16_t *)a.dy + iz_head_o(a, head);
     float acc[MT][DP / 8][4] = {}, s[MT][BN / 8][4], ds[MT][BN / 8][4];
     float lse2[MT][2], delta[MT][2];
@@ -277,11 +294,11 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         int r = frag_row(i / 2, i % 2 * 2);
-        lse2[i / 2][i % 2] = r < left ? a.lse[row + r] * LOG2E : 0;
-        delta[i / 2][i % 2] = r < left ? a.delta[row + r] : 0;
+        lse2[i / 2][i % 2] = r < left ? a.lse[stat + r] * LOG2E : 0;
+        delta[i / 2][i % 2] = r < left ? a.delta[stat + r] : 0;
     }
-    load_pair<DP, BM, NW>(qs, q + i0 * ld, ld, dy + i0 * a.c, a.c, a.seq - i0,
-                          a.d);
+    load_pair<DP, BM, NW>(qs, q + row * a.ld, a.ld, dy + row * a.c, a.c,
+                          a.end - i0, a.d);
     iz_copy_group();
     load_pair<DP, BN, NW>(tiles, k + start * ld, ld, k + a.kv + start * ld, ld,
                           a.seq - start, a.d);
@@ -318,8 +335,9 @@ static __global__ void __launch_bounds__(32 * NW) query_grads(struct iz_heads a)
         }
         __syncthreads(); /* and used up */
     }
-    store_rows<T, DP>((uint16_t *)a.dqkv + iz_head_q(a, head) + (i0 + own) * ld,
-                      ld, left, a.d, qs + own * P, acc, a.scale);
+    store_rows<T, DP>((uint16_t *)a.dq + iz_head_q(a, head) +
+                          (row + own) * a.ld,
+                      a.ld, left, a.d, qs + own * P, acc, a.scale);
 }
 
 /* Tiles are as large as registers allow without spills.  More than 128 columns
@@ -333,14 +351,14 @@ static void run_gradients(const struct iz_heads *a, void *stream)
     constexpr int BM = 16 * MQ * NW;
     void (*keys)(struct iz_heads) = key_grads<T, DP, ROLES, NW, BQ, C, CAP>;
     void (*queries)(struct iz_heads) = query_grads<T, DP, MQ, NW, BN, KQ, CAP>;
-    dim3 grid((unsigned)iz_attention_blocks(a, BK, a->all / a->group),
+    dim3 grid((unsigned)iz_attention_blocks(a->seq, BK, a->all / a->group),
               DP / (8 * C));
     int bytes = bytes_of<DP>(2 * BK) +
                 2 * query_tile<DP, BQ> * (int)sizeof(uint16_t) +
                 (2 - ROLES) * BK * BQ * (int)sizeof(float);
     IZ_LAUNCH(keys, grid, 32 * NW, bytes, stream, *a);
-    IZ_LAUNCH(queries, iz_attention_blocks(a, BM, a->all), 32 * NW,
-              bytes_of<DP>(2 * BM + 4 * BN), stream, *a);
+    IZ_LAUNCH(queries, iz_attention_blocks(a->end - a->first, BM, a->all),
+              32 * NW, bytes_of<DP>(2 * BM + 4 * BN), stream, *a);
 }
 
 /* A multiprocessor of 9.0 and 10.0 has room for two blocks of the larger tile

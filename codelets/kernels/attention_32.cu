@@ -100,8 +100,8 @@ add_product(float (&acc)[R][DP / 16], const float *w, const float *b)
     }
 }
 
-/* Writes acc, row i times by[i]; `left` rows and d columns exist. */
-template <int DP, int R, class T>
+/* Writes, or adds, acc, row i times by[i]; `left` rows and d columns exist. */
+template <int DP, bool ADD = false, int R, class T>
 static __device__ __forceinline__ void
 store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
            const float (&by)[R])
@@ -111,9 +111,9 @@ store_rows(T *to, int64_t ld, int left, int d, const float (&acc)[R][DP / 16],
     for (int i = 0; i < R * DP / 16; i++) {
         int x = i % (DP / 16), r = thread_row(i / (DP / 16));
         int c = first + x / 4 * 64 + x % 4;
+        float v = acc[i / (DP / 16)][x] * by[i / (DP / 16)];
         if (r < left && c < d)
-            iz_store(to + r * ld + c,
-                     acc[i / (DP / 16)][x] * by[i / (DP / 16)]);
+            iz_store(to + r * ld + c, ADD ? iz_load(to + r * ld + c) + v : v);
     }
 }
 
@@ -165,20 +165,21 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
     IZ_SHARED(float, qs);
     float *ks = qs + B * pitch<DP>, *w = ks + B * pitch<DP>;
     struct iz_attention_place here = iz_attention_place(a, 1);
-    int head = here.head, i0 = here.after * B, left = a.seq - i0;
-    int64_t ld = a.ld;
-    const T *q = (const T *)a.qkv + iz_head_q(a, head);
-    const T *k = (const T *)a.qkv + iz_head_k(a, head / a.group);
+    int head = here.head, i0 = a.first + here.after * B, left = a.end - i0;
+    int64_t ld = a.ldk, row = i0;
+    const T *q = (const T *)a.q + iz_head_q(a, head);
+    const T *k = (const T *)a.k + iz_head_k(a, head);
     const T *v = k + a.kv;
-    float *lse = a.lse + (int64_t)head * a.seq + i0;
+    float *lse = a.lse + iz_head_lse(a, head) + i0;
     float acc[R][DP / 16] = {}, s[R][R], top[R], sum[R], inv[R];
-    int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
+    int end = a.full ? a.seq : min(i0 + B, a.seq);
+    int sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
         top[i] = -FLT_MAX; /* finite: differences are numbers */
         sum[i] = 0;
         first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
     }
-    load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
+    load_rows<DP, B>(qs, q + row * a.ld, a.ld, left, a.d);
     for (int j0 = iz_head_begins(a, sample, i0) / B * B; j0 < end; j0 += B) {
         __syncthreads();
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
@@ -201,7 +202,7 @@ static __global__ void __launch_bounds__(THREADS) attend_32(struct iz_heads a)
         if (thread_row(i) < left && thread_col(0) == 0)
             lse[thread_row(i)] = top[i] + logf(all);
     }
-    store_rows<DP>((T *)a.o + iz_head_o(a, head) + i0 * a.c, a.c, left, a.d,
+    store_rows<DP>((T *)a.o + iz_head_o(a, head) + row * a.c, a.c, left, a.d,
                    acc, inv);
 }
 
@@ -231,29 +232,31 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
     float *ys = qs + B * pitch<DP>, *w = ys + B * pitch<DP>;
     struct iz_attention_place here = iz_attention_place(a, a.group);
     int group = here.head, k0 = here.tile * B, head = group * a.group;
-    int start = a.full ? 0 : k0, i0 = start, sample = group / a.kv_heads;
-    int stop = iz_head_ends(a, sample, k0 + B);
-    int64_t ld = a.ld, first = iz_head_k(a, group) + k0 * ld;
-    const T *k = (const T *)a.qkv + first;
-    T *dk = (T *)a.dqkv + first;
+    int start = a.full ? a.first : max(k0, a.first), i0 = start;
+    int sample = head / a.heads, stop = iz_head_ends(a, sample, k0 + B);
+    int64_t ld = a.ldk, first = iz_head_k(a, head) + k0 * ld;
+    const T *k = (const T *)a.k + first;
     float acc_k[R][DP / 16] = {}, acc_v[R][DP / 16] = {}, by[R], one[R];
     float s[R][R], ds[R][R];
+    if (stop <= start)
+        return; /* no row sees them */
     load_rows<DP, B>(ks, k, ld, a.seq - k0, a.d);
     load_rows<DP, B>(vs, k + a.kv, ld, a.seq - k0, a.d);
     while (head < (group + 1) * a.group) {
-        const T *q = (const T *)a.qkv + iz_head_q(a, head);
+        const T *q = (const T *)a.q + iz_head_q(a, head);
         const T *dy = (const T *)a.dy + iz_head_o(a, head);
-        const float *lse = a.lse + (int64_t)head * a.seq;
-        const float *delta = a.delta + (int64_t)head * a.seq;
-        load_rows<DP, B>(qs, q + i0 * ld, ld, a.seq - i0, a.d);
-        load_rows<DP, B>(ys, dy + i0 * a.c, a.c, a.seq - i0, a.d);
+        const float *lse = a.lse + iz_head_lse(a, head);
+        const float *delta = a.delta + iz_head_lse(a, head);
+        int64_t row = i0;
+        load_rows<DP, B>(qs, q + row * a.ld, a.ld, a.end - i0, a.d);
+        load_rows<DP, B>(ys, dy + row * a.c, a.c, a.end - i0, a.d);
         __syncthreads();
         rows_by_rows<DP>(s, ks, qs);
         rows_by_rows<DP>(ds, vs, ys);
         for (int i = 0; i < R * R; i++) {
             int t = i0 + thread_col(i % R);
             int key = k0 + thread_row(i / R);
-            bool dead = t >= a.seq || (!a.full && key > t) ||
+            bool dead = t >= a.end || (!a.full && key > t) ||
                         key < iz_head_begins(a, sample, t);
             grad<CAP>(&s[i / R][i % R], &ds[i / R][i % R], dead ? 0 : lse[t],
                       dead ? 0 : delta[t], dead, scale_of<CAP>(a), a.cap);
@@ -276,8 +279,15 @@ static __global__ void __launch_bounds__(THREADS) key_grads(struct iz_heads a)
         by[i] = a.scale;
         one[i] = 1;
     }
-    store_rows<DP>(dk, ld, a.seq - k0, a.d, acc_k, by);
-    store_rows<DP>(dk + a.kv, ld, a.seq - k0, a.d, acc_v, one);
+    if (a.adds) {
+        float *dk = (float *)a.dk + first;
+        store_rows<DP, true>(dk, ld, a.seq - k0, a.d, acc_k, by);
+        store_rows<DP, true>(dk + a.kv, ld, a.seq - k0, a.d, acc_v, one);
+    } else {
+        T *dk = (T *)a.dk + first;
+        store_rows<DP>(dk, ld, a.seq - k0, a.d, acc_k, by);
+        store_rows<DP>(dk + a.kv, ld, a.seq - k0, a.d, acc_v, one);
+    }
 }
 
 /* dq of one tile of queries of one head, over all keys that it sees. */
@@ -289,14 +299,15 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
     float *ys = qs + B * pitch<DP>, *ks = ys + B * pitch<DP>;
     float *vs = ks + B * pitch<DP>, *w = vs + B * pitch<DP>;
     struct iz_attention_place here = iz_attention_place(a, 1);
-    int head = here.head, i0 = here.after * B, left = a.seq - i0;
-    int64_t ld = a.ld, at = (int64_t)head * a.seq + i0;
-    const T *q = (const T *)a.qkv + iz_head_q(a, head);
-    const T *k = (const T *)a.qkv + iz_head_k(a, head / a.group);
-    const T *dy = (const T *)a.dy + iz_head_o(a, head) + i0 * a.c;
-    T *dq = (T *)a.dqkv + iz_head_q(a, head) + i0 * ld;
+    int head = here.head, i0 = a.first + here.after * B, left = a.end - i0;
+    int64_t ld = a.ldk, row = i0, at = iz_head_lse(a, head) + i0;
+    const T *q = (const T *)a.q + iz_head_q(a, head);
+    const T *k = (const T *)a.k + iz_head_k(a, head);
+    const T *dy = (const T *)a.dy + iz_head_o(a, head) + row * a.c;
+    T *dq = (T *)a.dq + iz_head_q(a, head) + row * a.ld;
     float acc[R][DP / 16] = {}, s[R][R], ds[R][R], by[R], lse[R], delta[R];
-    int end = a.full ? a.seq : i0 + 1, sample = head / a.heads, first[R];
+    int end = a.full ? a.seq : min(i0 + B, a.seq);
+    int sample = head / a.heads, first[R];
     for (int i = 0; i < R; i++) {
         first[i] = iz_head_begins(a, sample, i0 + thread_row(i));
         bool dead = thread_row(i) >= left;
@@ -304,7 +315,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
         delta[i] = dead ? 0 : a.delta[at + thread_row(i)];
         by[i] = a.scale;
     }
-    load_rows<DP, B>(qs, q + i0 * ld, ld, left, a.d);
+    load_rows<DP, B>(qs, q + row * a.ld, a.ld, left, a.d);
     load_rows<DP, B>(ys, dy, a.c, left, a.d);
     for (int j0 = iz_head_begins(a, sample, i0) / B * B; j0 < end; j0 += B) {
         load_rows<DP, B>(ks, k + j0 * ld, ld, a.seq - j0, a.d);
@@ -324,7 +335,7 @@ static __global__ void __launch_bounds__(THREADS) query_grads(struct iz_heads a)
         add_product<DP>(acc, w, ks);
         __syncthreads();
     }
-    store_rows<DP>(dq, ld, left, a.d, acc, by);
+    store_rows<DP>(dq, a.ld, left, a.d, acc, by);
 }
 
 /* Bytes of shared memory: tiles of rows, and one of scores. */
@@ -339,10 +350,10 @@ static void run_backward(const struct iz_heads *a, void *stream)
     void (*keys)(struct iz_heads) = key_grads<T, DP, B, CAP>;
     void (*queries)(struct iz_heads) = query_grads<T, DP, B, CAP>;
     int bytes = bytes_of<DP, B>(4);
-    IZ_LAUNCH(keys, iz_attention_blocks(a, B, a->all / a->group), THREADS,
+    IZ_LAUNCH(keys, iz_attention_blocks(a->seq, B, a->all / a->group), THREADS,
               bytes, stream, *a);
-    IZ_LAUNCH(queries, iz_attention_blocks(a, B, a->all), THREADS, bytes,
-              stream, *a);
+    IZ_LAUNCH(queries, iz_attention_blocks(a->end - a->first, B, a->all),
+              THREADS, bytes, stream, *a);
 }
 
 /* f(zero of the type, width, capped): fp32 or fp16, and columns of 64, 128 or
@@ -372,7 +383,7 @@ void iz_attention_fwd_32(const struct iz_heads *a, enum iz_dtype t,
         constexpr int DP = decltype(width)::value, B = 64 * 64 / DP;
         void (*k)(struct iz_heads) =
             attend_32<decltype(zero), DP, B, decltype(capped)::value>;
-        IZ_LAUNCH(k, iz_attention_blocks(a, B, a->all), THREADS,
+        IZ_LAUNCH(k, iz_attention_blocks(a->end - a->first, B, a->all), THREADS,
                   (bytes_of<DP, B>(2)), stream, *a);
     });
 }

@@ -60,27 +60,26 @@ def main(cuobjdump, path):
           f' {"tensor clocks":>14} {"LDSM clocks":>12} {"all shared":>11}')
     for part in re.split(r'(?=Fatbin|arch = )', dump('-res-usage')):
         arch = re.search(r'arch = sm_(\d+)', part)
-        for f, r, s, l in re.findall(
-                r'Function (\S+):\s+REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)', part):
-            use[int(arch[1]), f] = int(r), int(s) + int(l)
+        for f, r in re.findall(r'Function (\S+):\s+REG:(\d+)', part):
+            use[int(arch[1]), f] = int(r)
     for capability, name, code in functions(dump('-sass')):
         m = re.match(r'_Z\d+(key_grads|query_grads)IL8iz_dtype(\d)ELi(\d+)ELi(\d)E', name)
         if not m:
             wrong.append(f'{name}: an unknown kernel')
             continue
-        n = count(loop_of(code))
+        loop = loop_of(code)
+        n, spilled = count(loop), [i for *_, i in loop if re.match('LDL|STL', i)]
         # A pair of warps: one writes what the other one reads.
         pair = n['STS.128'] > 0
         tensor, moved = n['HMMA'] * CLOCKS['HMMA'], n['LDSM'] * CLOCKS['LDSM']
         rest = sum(n[k] * CLOCKS[k] for k in n if k not in ('HMMA', 'LDSM'))
         shared = moved + (rest // 2 if pair else rest)
-        registers, stack = use[capability, name]
         title = f'{m[1]} {m[3]} of {m[4]} at {capability / 10}'
-        print(f'{title:>28} {registers:4} {n["HMMA"]:5} {n["LDSM"]:5} {n["STS.128"]:6}'
+        print(f'{title:>28} {use[capability, name]:4} {n["HMMA"]:5} {n["LDSM"]:5} {n["STS.128"]:6}'
               f' {tensor:14} {moved:12} {shared:11}')
         rows += 1
-        if stack:
-            wrong.append(f'{title}: {stack} bytes of registers spilled')
+        if spilled:
+            wrong.append(f'{title}: {len(spilled)} times registers are spilled')
         if int(m[3]) <= 128 and moved > tensor:
             wrong.append(f'{title}: shared memory is busy longer than tensor cores')
     if not rows:
