@@ -81,7 +81,9 @@ static inline int place_of(const struct iz_layer *a, int part, bool bias)
 static inline struct iz_linear linear(const struct iz_layer *a, int part)
 {
     int w = place_of(a, part, false), b = place_of(a, part, true);
-    struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT)};
+    const struct iz_block *c = a->self;
+    struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT),
+                          .add = c->chunk && c->chunk->adds};
     if (w >= 0) {
         l.w = a->w[w];
         l.dw = gradient(a, w);
@@ -120,6 +122,12 @@ static inline struct iz_norm_layer norm(struct iz_exec *x,
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);
+/* Of a chunk: its keys and values alone. */
+void iz_block_keys(struct iz_exec *x, const struct iz_layer *a);
+/* Rows of a sample at a time; false: all together. */
+bool iz_block_in_chunks(const struct iz_exec *x, const struct iz_layer *a);
+void iz_block_forward_in_chunks(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_backward_in_chunks(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a);

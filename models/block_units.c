@@ -138,6 +138,7 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
     struct iz_unit *u = m->unit;
     int rc = embed_open(u++, b, ends);
     m->knows_documents = m->knows_pairs = !b->full;
+    m->knows_chunks = !b->full && !b->experts.per_unit;
     for (int i = 0; rc == 0 && i < b->layers; i++) {
         bool has = iz_experts_at(&b->experts, i);
         int parts = has ? iz_experts_units(&b->experts) : 0;

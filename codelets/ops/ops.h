@@ -149,7 +149,7 @@ enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 enum iz_rope_scaling { IZ_ROPE_LLAMA3, IZ_ROPE_LINEAR, IZ_ROPE_YARN };
 
 struct iz_rope {
-    int64_t seq;
+    int64_t seq, first; /* row of a sample that the first one is */
     int heads, d;
     double theta;
     double factor, low_freq_factor, high_freq_factor, original_seq;
@@ -361,6 +361,11 @@ void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y = cap tanh(scale a / cap), or scale a where cap = 0; y may be a. */
 void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
                  float scale, float cap);
+/* The columns of a from `from` on, as many as `cols`, into those of y from `to`
+ * on, rounded to its type, which is a's unless a is fp32; both have as many rows.
+ */
+void iz_op_columns(struct iz_exec *x, struct iz_view y, int64_t to,
+                   struct iz_view a, int64_t from, int64_t cols);
 /* v = 0, if it is wanted. */
 void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */

@@ -385,6 +385,7 @@ static void set_numerics(struct iz_target *t, const struct iz_run_config *c)
     n->tf32 = c->tf32;
     n->cudnn = t->gpu && c->gpu_attention == IZ_ATTENTION_CUDNN;
     n->cudnn_bwd = t->gpu && c->gpu_attention_backward == IZ_ATTENTION_CUDNN;
+    n->chunk_rows = c->sequence_chunk > 0 ? c->sequence_chunk : 0;
     n->logits_bytes =
         c->gpu_logits_bytes ? c->gpu_logits_bytes : IZ_LOGITS_BYTES;
 }
