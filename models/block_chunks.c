@@ -8,6 +8,7 @@
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
+#include "codelets/base/int64.h"
 #include "models/block_parts.h"
 
 enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };

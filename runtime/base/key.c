@@ -292,7 +292,7 @@ static bool store_count_word(char *why, char *at, const struct iz_key *k,
                              const json_t *v)
 {
     int word;
-    if (!store_word(why, (char *)&word, k, v))
+    if (!store_word(why, &word, k, v))
         return false;
     *(int64_t *)at = -word;
     return true;
