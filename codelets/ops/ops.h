@@ -149,7 +149,7 @@ enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 enum iz_rope_scaling { IZ_ROPE_LLAMA3, IZ_ROPE_LINEAR, IZ_ROPE_YARN };
 
 struct iz_rope {
-    int64_t seq, first; /* row of a sample that the first one is */
+    int64_t seq;
     int heads, d;
     double theta;
     double factor, low_freq_factor, high_freq_factor, original_seq;
@@ -159,6 +159,7 @@ struct iz_rope {
     bool fractions;  /* YaRN: the numbers between which it mixes are no whole
                       * ones */
     float amplitude; /* of what is turned; 0: 1 */
+    int64_t first;   /* row of a sample that the first one is */
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
