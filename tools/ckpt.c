@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
@@ -71,30 +72,27 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
     }
 }
 
-static int ckpt_describe(struct checkpoint *c, const char *dir)
+static void ckpt_describe(struct checkpoint *c, const char *dir)
 {
     int parts = (int)iz_json_count(json_object_get(c->index->root, "arrays"));
     int names =
         (int)iz_json_count(json_object_get(c->index->root, "parameters"));
     int scalars =
         (int)iz_json_count(json_object_get(c->index->root, "scalars"));
-    struct iz_ckpt_name *name = calloc((size_t)names + 1, sizeof(*name));
+    struct iz_ckpt_name *name = iz_take(names, sizeof(*name), "names");
     c->k = (struct iz_ckpt){
         .dir = dir,
-        .part = calloc((size_t)parts + 1, sizeof(*c->k.part)),
+        .part = iz_take(parts, sizeof(*c->k.part), "arrays"),
         .n_parts = parts,
         .names = name,
         .n_names = names,
-        .scalar = calloc((size_t)scalars + 1, sizeof(*c->k.scalar)),
+        .scalar = iz_take(scalars, sizeof(*c->k.scalar), "scalars"),
         .n_scalars = scalars};
     c->model_text = iz_json_dump(json_object_get(c->index->root, "model"));
     c->k.of.model = c->model_text;
     c->k.optimizer = iz_json_text_of(c->index->root, "optimizer");
     c->k.rounding = iz_json_text_of(c->index->root, "rounding");
-    if (!name || !c->k.part || !c->k.scalar || !c->model_text)
-        return -ENOMEM;
     describe_parts(c, name);
-    return 0;
 }
 
 int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
@@ -110,9 +108,7 @@ int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
     snprintf(path, sizeof(path), "%s/index.json", c->path);
     err = iz_ckpt_index_open(&c->index, path, false);
     if (!err)
-        err = ckpt_describe(c, dir);
-    if (err)
-        checkpoint_close(c);
+        ckpt_describe(c, dir);
     return err;
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/formats/published.h"
@@ -118,9 +119,9 @@ static int print_entries(const struct iz_hf *hf, struct iz_model *m,
 /* All values, once: whether they are finite, and second names equal. */
 static int read_values(struct iz_hf_reader *r, const struct iz_model *m)
 {
-    float *buf = calloc(IZ_HF_PIECE, sizeof(*buf));
+    float *buf = iz_take(IZ_HF_PIECE, sizeof(*buf), "values");
     int64_t read = 0;
-    int err = buf ? 0 : -ENOMEM;
+    int err = 0;
     for (int u = 0; u < m->n_units && !err; u++) {
         int64_t all = 0;
         for (int part = 0; part < IZ_PARTS; part++)

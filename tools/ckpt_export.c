@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_parts.h"
@@ -164,13 +165,10 @@ static int streams_open(struct stream **out, struct checkpoint *c,
                         const struct iz_model *m, bool merge,
                         enum iz_dtype type, struct iz_coll *coll)
 {
-    struct stream *s = *out = calloc(IZ_PARTS * (size_t)m->n_units, sizeof(*s));
-    float *buf = malloc(IZ_CKPT_BLOCK * sizeof(*buf));
-    bool ok = s && buf, any = false;
-    if (!s) {
-        free(buf);
-        return -ENOMEM;
-    }
+    struct stream *s = *out =
+        iz_take(IZ_PARTS * m->n_units, sizeof(*s), "weights");
+    float *buf = iz_take(IZ_CKPT_BLOCK, sizeof(*buf), "weights");
+    bool any = false;
     for (int n = 0; n < IZ_PARTS * m->n_units; n++) {
         const struct iz_unit *u = &m->unit[n / IZ_PARTS];
         int64_t trained = iz_unit_elems(u, IZ_PART_TRAINED);
@@ -182,20 +180,16 @@ static int streams_open(struct stream **out, struct checkpoint *c,
                                .type = type};
         for (int i = 0; i < part; i++)
             s[n].at += iz_unit_elems(u, (enum iz_unit_part)i);
-        if (part == IZ_PART_QUANT && iz_unit_quant(u)) {
-            s[n].group = malloc((size_t)iz_quant_bytes(iz_unit_quant(u)));
-            ok = ok && s[n].group;
-        }
+        if (part == IZ_PART_QUANT && iz_unit_quant(u))
+            s[n].group =
+                iz_take(1, iz_quant_bytes(iz_unit_quant(u)), "weights");
         if (!merge || !u->n_adapters)
             continue;
         any = true;
         s[n].adapters =
             part ? s[n - 1].adapters
-                 : malloc((size_t)(trained - iz_lora_first(u)) * sizeof(*buf));
-        ok = ok && s[n].adapters;
+                 : iz_take(trained - iz_lora_first(u), sizeof(*buf), "weights");
     }
-    if (!ok)
-        return -ENOMEM;
     set_streams(c, m, keep_adapters, false, s);
     return any ? iz_ckpt_load(&c->k, c->step, coll) : 0;
 }
@@ -242,7 +236,7 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
         return err;
     free((void *)(uintptr_t)c->k.names);
     c->k.names = iz_parts_names(m, &c->k.n_names);
-    return c->k.names ? 0 : -ENOMEM;
+    return 0;
 }
 
 const struct iz_program *ckpt_program(int i)
@@ -266,22 +260,22 @@ static const struct iz_program *find_program(const struct checkpoint *c)
 static int read_shape(const struct checkpoint *c, const struct iz_program *p)
 {
     const json_t *model = json_object_get(c->index->root, "model");
-    char **set = calloc((size_t)iz_json_count(model) + 1, sizeof(*set));
+    char **set = iz_take(iz_json_count(model) + 1, sizeof(*set), "a config");
     char batch[] = "train_batch_size=1";
     const char *key = NULL;
     struct iz_config config;
+    struct iz_text t;
     int n = 0, err;
-    if (!set)
-        return -ENOMEM;
     set[n++] = batch;
     while ((key = iz_json_key(model, key))) {
         char *value = iz_json_dump(json_object_get(model, key));
-        size_t bytes = strlen(key) + (value ? strlen(value) : 0) + 16;
         bool shape = strcmp(key, "name") != 0 &&
                      strcmp(key, "reference") != 0 &&
                      strncmp(key, "lora_", 5) != 0;
-        if (value && shape && (set[n] = malloc(bytes)))
-            snprintf(set[n++], bytes, "model.%s=%s", key, value);
+        if (value && shape) {
+            fprintf(iz_text_open(&t), "model.%s=%s", key, value);
+            set[n++] = iz_text_close(&t);
+        }
         free(value);
     }
     err = iz_config_read(&config, &p->section, NULL, set, n, 1, NULL, stderr);
@@ -425,14 +419,13 @@ static int look_again(void *arg, const char *folder)
 {
     const struct look *l = arg;
     struct again a = {.type = l->type,
-                      .found = malloc(IZ_CKPT_BLOCK * sizeof(float))};
+                      .found =
+                          iz_take(IZ_CKPT_BLOCK, sizeof(float), "weights")};
     const struct iz_section *section = &l->p->section;
-    int err = a.found ? 0 : -ENOMEM;
-    if (!err && l->o->adapter)
-        err = iz_adapter_read_open(&a.r, l->like_run, section->hf, l->m, folder,
-                                   stderr);
-    else if (!err)
-        err = iz_published_same(section, l->m->self, folder, stderr);
+    int err = l->o->adapter
+                  ? iz_adapter_read_open(&a.r, l->like_run, section->hf, l->m,
+                                         folder, stderr)
+                  : iz_published_same(section, l->m->self, folder, stderr);
     if (!err && !l->o->adapter)
         err =
             iz_hf_read_open(&a.r, section->hf, l->m, "export", folder, stderr);

@@ -344,8 +344,11 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
         struct iz_linear wide = {.w = f->b, .out_in = true};
         struct iz_view part = outputs_of(y, f);
+        struct iz_adapter scaled = *f;
+        scaled.scale *= l->scale != 0 ? l->scale : 1;
         product_fwd(x, part, part,
-                    matmul_low_rank(x, input_of(x, a, f), f, false), &wide);
+                    matmul_low_rank(x, input_of(x, a, f), &scaled, false),
+                    &wide);
         iz_exec_release(x, mark);
     }
 }

@@ -8,6 +8,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/task/state.h"
@@ -57,24 +58,20 @@ static int check_workers(const struct iz_graph *g)
     return -EINVAL;
 }
 
-static int open_workers(struct iz_graph *g)
+static void open_workers(struct iz_graph *g)
 {
-    g->worker = calloc((size_t)g->n_workers, sizeof(*g->worker));
-    g->host_worker = calloc((size_t)g->config.workers, sizeof(*g->host_worker));
-    g->waiting = calloc(WAITING, sizeof(*g->waiting));
-    if (!g->worker || !g->host_worker || !g->waiting)
-        return -ENOMEM;
+    g->worker = iz_take(g->n_workers, sizeof(*g->worker), "workers");
+    g->host_worker =
+        iz_take(g->config.workers, sizeof(*g->host_worker), "workers");
+    g->waiting = iz_take(WAITING, sizeof(*g->waiting), "workers");
     for (int w = 0; w < g->n_workers; w++) {
         struct worker *k = &g->worker[w];
         k->exec.backend = IZ_CPU;
         k->exec.act = IZ_F32;
         k->exec.numerics = g->config.numerics;
         k->random = g->config.delay_seed * 1000003 + (uint64_t)w + 1;
-        k->log.span = malloc(SPANS * sizeof(*k->log.span));
-        if (!k->log.span)
-            return -ENOMEM;
+        k->log.span = iz_take(SPANS, sizeof(*k->log.span), "spans");
     }
-    return 0;
 }
 
 void iz_graph_give(struct iz_graph *g, char *const *scratch,
@@ -268,10 +265,7 @@ static int take_workers(struct iz_graph *g)
 
 int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
 {
-    struct iz_graph *g = calloc(1, sizeof(*g));
-    if (!g)
-        return -ENOMEM;
-    *out = g;
+    struct iz_graph *g = *out = iz_take(1, sizeof(*g), "workers");
     g->config = *c;
     g->gpu = c->device >= 0;
     g->idle_hook = -1;
@@ -279,10 +273,10 @@ int iz_graph_open(struct iz_graph **out, const struct iz_graph_config *c)
     iz_graph_set_rates(g);
     g->n_workers = c->workers + movers(g) + g->gpu;
     int r = check_workers(g);
-    if (!r)
-        r = open_workers(g);
-    if (!r)
+    if (!r) {
+        open_workers(g);
         r = start_starpu(g);
+    }
     g->started = !r;
     if (!r)
         r = take_workers(g);

@@ -37,6 +37,7 @@ struct iz_param {
     /* Set by the runtime (runtime/model/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */
+    bool saved;     /* trained in full beside adapters (runtime/model/lora.h) */
     bool frozen;    /* has no gradient: its view in dw is absent (rows = 0) */
     enum iz_quant quant; /* frozen, and kept in fewer bits */
     /* A step moves and updates only the rows it touches; views may contain just

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/die.h"
+
 bool iz_text_word(char *word, size_t size, const char *words, int i)
 {
     for (; i > 0 && words; i--) {
@@ -56,15 +58,18 @@ FILE *iz_text_open(struct iz_text *t)
 {
     *t = (struct iz_text){0};
     t->out = open_memstream(&t->text, &t->bytes);
+    if (!t->out)
+        iz_die("no memory for a text");
     return t->out;
 }
 
 char *iz_text_close(struct iz_text *t)
 {
-    if (t->out && (ferror(t->out) | (fclose(t->out) != 0)) == 0)
-        return t->text;
-    free(t->text);
-    return NULL;
+    if (!t->out)
+        return NULL;
+    if (ferror(t->out) | (fclose(t->out) != 0))
+        iz_die("no memory for a text");
+    return t->text;
 }
 
 int iz_text_refuse(FILE *err, const char *fmt, ...)
@@ -74,13 +79,11 @@ int iz_text_refuse(FILE *err, const char *fmt, ...)
     if (!err)
         return -EINVAL;
     va_start(args, fmt);
-    if (iz_text_open(&t))
-        vfprintf(t.out, fmt, args);
+    vfprintf(iz_text_open(&t), fmt, args);
     va_end(args);
     char *text = iz_text_close(&t);
-    if (text)
-        iz_text_make_printable(text);
-    fprintf(err, "izar: %s\n", text ? text : fmt);
+    iz_text_make_printable(text);
+    fprintf(err, "izar: %s\n", text);
     free(text);
     return -EINVAL;
 }

@@ -24,9 +24,9 @@ struct iz_text {
     size_t bytes;
 };
 
-/* Returns t->out, or NULL: no memory. */
+/* Returns t->out.  Without memory the job ends, here and below. */
 FILE *iz_text_open(struct iz_text *t);
-/* The text, malloc'ed.  NULL: no memory, also in iz_text_open. */
+/* The text, malloc'ed; NULL: it was not opened. */
 char *iz_text_close(struct iz_text *t);
 
 /* Puts ? for control characters: names in a message come from files, and must

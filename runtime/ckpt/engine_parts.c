@@ -2,11 +2,11 @@
 /* Engine and checkpoint; see engine_parts.h. */
 #include "runtime/ckpt/engine_parts.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/text.h"
 
 /* Arrays of a unit at most: master, states, frozen parameters, quantised ones.
@@ -66,9 +66,9 @@ struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n)
     *n = 0;
     for (int u = 0; u < m->n_units; u++)
         *n += m->unit[u].n_params;
-    struct iz_ckpt_name *names = calloc((size_t)*n + 1, sizeof(*names));
+    struct iz_ckpt_name *names = iz_take(*n, sizeof(*names), "names");
     struct iz_ckpt_name *to = names;
-    for (int u = 0; names && u < m->n_units; u++)
+    for (int u = 0; u < m->n_units; u++)
         for (int64_t i = 0, at[IZ_PARTS] = {0}; i < m->unit[u].n_params;
              i++, to++) {
             const struct iz_param *p = &m->unit[u].param[i];
@@ -123,33 +123,25 @@ void iz_parts_close(struct iz_parts *s)
     *s = (struct iz_parts){0};
 }
 
-int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
-                  const struct iz_ckpt_of *of, bool load)
+void iz_parts_open(struct iz_parts *s, struct iz_engine *e,
+                   const struct iz_ckpt_of *of, bool load)
 {
+    static const char what[] = "a checkpoint";
     int states = iz_optimizer(e->plan.optimizer.type)->states;
-    int units = e->model->n_units, names;
-    struct iz_ckpt_name *name = iz_parts_names(e->model, &names);
+    int units = e->model->n_units, most = ARRAYS * units;
     *s = (struct iz_parts){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
-              .part =
-                  calloc(ARRAYS * (size_t)units, sizeof(struct iz_ckpt_part)),
-              .names = name,
-              .n_names = names,
-              .scalar = calloc(SCALARS, sizeof(struct iz_ckpt_scalar)),
+              .part = iz_take(most, sizeof(struct iz_ckpt_part), what),
+              .scalar = iz_take(SCALARS, sizeof(struct iz_ckpt_scalar), what),
               .n_scalars = SCALARS,
               .of = *of,
               .optimizer = iz_optimizer(e->plan.optimizer.type)->name,
               .rounding = e->plan.optimizer.moments == IZ_MOMENT_F32
                               ? IZ_CKPT_EXACT
                               : IZ_MOMENT_ROUNDING},
-        .arg = calloc(ARRAYS * (size_t)units, sizeof(*s->arg))};
-    if (!name || !s->k.part || !s->k.scalar || !s->arg) {
-        fprintf(stderr, "izar: rank %d: out of memory for a checkpoint\n",
-                e->plan.rank);
-        iz_parts_close(s);
-        return -ENOMEM;
-    }
+        .arg = iz_take(most, sizeof(*s->arg), what)};
+    s->k.names = iz_parts_names(e->model, &s->k.n_names);
     for (int u = 0; u < units; u++) {
         for (int a = IZ_MASTER; a < IZ_STATE + states; a++)
             make_part(s, e, u, a, load);
@@ -157,7 +149,6 @@ int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
         make_part(s, e, u, IZ_QUANT_WORDS, load);
     }
     iz_parts_scalars(e, &e->scalar.control, e->step, s->k.scalar);
-    return 0;
 }
 
 static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
@@ -190,9 +181,8 @@ int iz_parts_load(struct iz_engine *e, const struct iz_ckpt_of *of,
                   int64_t step)
 {
     struct iz_parts s;
-    int r = iz_agree(e->coll, iz_parts_open(&s, e, of, true));
-    if (!r)
-        r = iz_ckpt_load(&s.k, step, e->coll);
+    iz_parts_open(&s, e, of, true);
+    int r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
     iz_parts_close(&s);

@@ -19,12 +19,12 @@ struct iz_parts {
     struct iz_parts_range *arg; /* of each of k's parts */
 };
 
-/* What a rank saves or loads of the run.  -ENOMEM. */
-int iz_parts_open(struct iz_parts *s, struct iz_engine *e,
-                  const struct iz_ckpt_of *of, bool load);
+/* What a rank saves or loads of the run. */
+void iz_parts_open(struct iz_parts *s, struct iz_engine *e,
+                   const struct iz_ckpt_of *of, bool load);
 void iz_parts_close(struct iz_parts *s);
 /* Of all parameters of m, in order, as the index lists them; malloc'ed, *n of
- * them.  NULL: no memory. */
+ * them. */
 struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n);
 /* The scalars after `step` steps, of which c is the control. */
 void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,

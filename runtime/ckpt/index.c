@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
@@ -43,8 +44,8 @@ static void put_lines(FILE *f, const char *text)
     fputs(",\n\"identity\": [", f);
     for (const char *p = text, *end; *p; p = end + (*end == '\n')) {
         end = p + strcspn(p, "\n");
-        char *line = strndup(p, (size_t)(end - p));
-        put_string(f, p > text ? ",\n  " : "\n  ", line ? line : "");
+        char *line = iz_take_text(p, end - p);
+        put_string(f, p > text ? ",\n  " : "\n  ", line);
         free(line);
     }
     fputs("]", f);
@@ -83,14 +84,12 @@ static void put_scalars(FILE *f, const struct iz_ckpt *k)
     fputs("}", f);
 }
 
-/* malloc'ed; NULL: no memory. */
+/* malloc'ed. */
 static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
                         const struct iz_ckpt_file *file)
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
-    if (!f)
-        return NULL;
     fprintf(f,
             "{\n\"izar\": %d,\n\"step\": %" PRId64 ",\n\"ranks\": %d"
             ",\n\"model\": %s,\n\"optimizer\": \"%s\"",
@@ -104,8 +103,8 @@ static char *index_text(const struct iz_ckpt *k, int64_t step, int ranks,
     put_scalars(f, k);
     put_files(f, ranks, file);
     put_arrays(f, k);
-    if (fflush(f) == 0)
-        fprintf(f, SEAL, iz_hash(text.text, (int64_t)text.bytes));
+    fflush(f);
+    fprintf(f, SEAL, iz_hash(text.text, (int64_t)text.bytes));
     return iz_text_close(&text);
 }
 
@@ -124,7 +123,7 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                               "checkpoint: the model section is not JSON");
     json_decref(model);
     char *text = index_text(k, step, ranks, file);
-    int err = text ? iz_durable_create("checkpoint", path, text) : -ENOMEM;
+    int err = iz_durable_create("checkpoint", path, text);
     free(text);
     return err;
 }
@@ -148,9 +147,7 @@ static int files_parse(struct iz_ckpt_index *x)
     const json_t *files = json_object_get(x->root, "files");
     if (x->ranks < 1 || iz_json_count(files) != x->ranks)
         return -EINVAL;
-    x->file = calloc((size_t)x->ranks, sizeof(*x->file));
-    if (!x->file)
-        return -ENOMEM;
+    x->file = iz_take(x->ranks, sizeof(*x->file), "files");
     for (int i = 0; i < x->ranks; i++) {
         const json_t *v = json_array_get(files, (size_t)i);
         x->file[i].bytes = iz_json_count_of(v, "bytes");
@@ -199,13 +196,10 @@ static int index_read(struct iz_ckpt_index *x)
 
 int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
 {
-    struct iz_ckpt_index *x = calloc(1, sizeof(*x));
-    *out = x;
-    if (!x)
-        return -ENOMEM;
+    struct iz_ckpt_index *x = *out = iz_take(1, sizeof(*x), "an index");
     x->err = quiet ? NULL : stderr;
-    x->path = strdup(path);
-    int err = x->path ? index_read(x) : -ENOMEM;
+    x->path = iz_take_text(path, (int64_t)strlen(path));
+    int err = index_read(x);
     if (err)
         iz_ckpt_index_close(out);
     return err;
@@ -238,12 +232,11 @@ int64_t iz_ckpt_files_bytes(const char *dir, int ranks,
     return sum;
 }
 
-/* NULL: no memory. */
 static char *lines_of(const json_t *lines)
 {
     struct iz_text t;
     FILE *f = iz_text_open(&t);
-    for (int64_t i = 0; f && i < iz_json_count(lines); i++)
+    for (int64_t i = 0; i < iz_json_count(lines); i++)
         fprintf(f, "%s\n", json_string_value(json_array_get(lines, (size_t)i)));
     return iz_text_close(&t);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
@@ -151,9 +152,9 @@ static int load_open(struct load *l)
             iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
-    l->block = malloc(IZ_CKPT_BLOCK * sizeof(*l->block));
-    l->done = calloc((size_t)l->k->n_parts + 1, sizeof(*l->done));
-    return err || (l->block && l->done) ? err : -ENOMEM;
+    l->block = iz_take(IZ_CKPT_BLOCK, sizeof(*l->block), "a checkpoint");
+    l->done = iz_take(l->k->n_parts, sizeof(*l->done), "a checkpoint");
+    return err;
 }
 
 /* What every rank would find alike, and report alike: the first one looks

@@ -4,12 +4,12 @@
 #include "runtime/ckpt/rank_file.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
 
@@ -31,14 +31,12 @@ int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 
 /* ---- writing ---- */
 
-/* malloc'ed; NULL: no memory. */
+/* malloc'ed. */
 static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
                            int rank, int ranks)
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
-    if (!f)
-        return NULL;
     fprintf(f,
             "{\"izar\":\"" FORMAT "\",\"step\":\"%" PRId64
             "\",\"rank\":\"%d\",\"ranks\":\"%d\"",
@@ -57,17 +55,16 @@ static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
 char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
                             int rank, int ranks, int64_t *bytes)
 {
-    char *metadata = metadata_text(piece, n, step, rank, ranks), *text = NULL;
-    struct iz_st_tensor *t = calloc((size_t)n + 1, sizeof(*t));
-    for (int i = 0; t && i < n; i++)
+    char *metadata = metadata_text(piece, n, step, rank, ranks);
+    struct iz_st_tensor *t = iz_take(n, sizeof(*t), "a header");
+    for (int i = 0; i < n; i++)
         t[i] = (struct iz_st_tensor){.name = piece[i].name,
                                      .dtype = iz_st_dtype_text(IZ_F32),
                                      .shape = {piece[i].count},
                                      .dims = 1,
                                      .offset = piece[i].offset,
                                      .bytes = 4 * piece[i].count};
-    if (metadata && t)
-        text = iz_st_header(metadata, t, n, bytes);
+    char *text = iz_st_header(metadata, t, n, bytes);
     free(metadata);
     free(t);
     return text;
@@ -87,21 +84,19 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
     return 0;
 }
 
-static int hashes_parse(struct iz_piece *p, const char *text)
+static bool hashes_parse(struct iz_piece *p, const char *text)
 {
     int64_t n = iz_piece_blocks(p);
     if (strlen(text) != (size_t)n * HASH_DIGITS ||
         strspn(text, "0123456789abcdef") != (size_t)n * HASH_DIGITS)
-        return -EINVAL;
-    p->hash = malloc((size_t)(n + 1) * sizeof(*p->hash));
-    if (!p->hash)
-        return -ENOMEM;
+        return false;
+    p->hash = iz_take(n, sizeof(*p->hash), "hashes");
     for (int64_t b = 0; b < n; b++) {
         char digits[HASH_DIGITS + 1] = {0};
         memcpy(digits, text + b * HASH_DIGITS, HASH_DIGITS);
         p->hash[b] = strtoull(digits, NULL, 16);
     }
-    return 0;
+    return true;
 }
 
 /* "first total hashes": where the piece lies, and its checksums. */
@@ -121,7 +116,7 @@ static int piece_place(const struct iz_st *s, struct iz_piece *p,
                            "tensor %s: elements %" PRId64 " + %" PRId64
                            " lie outside its array of %" PRId64,
                            p->name, p->first, p->count, p->total);
-    if (hashes_parse(p, text))
+    if (!hashes_parse(p, text))
         return iz_st_fault(
             s, "tensor %s has no checksum for each of its %" PRId64 " blocks",
             p->name, iz_piece_blocks(p));
@@ -162,9 +157,7 @@ static int contents_parse(struct iz_safetensors *s)
         err = metadata_number(&s->st, "ranks", INT_MAX, &ranks);
     s->rank = (int)rank;
     s->ranks = (int)ranks;
-    s->piece = calloc((size_t)s->st.n + 1, sizeof(*s->piece));
-    if (!s->piece)
-        return -ENOMEM;
+    s->piece = iz_take(s->st.n, sizeof(*s->piece), "pieces");
     for (int i = 0; i < s->st.n && !err; i++)
         err = piece_parse(&s->st, &s->piece[s->n_pieces++], &s->st.tensor[i]);
     return err;
@@ -172,10 +165,7 @@ static int contents_parse(struct iz_safetensors *s)
 
 int iz_safetensors_open(struct iz_safetensors **out, const char *path)
 {
-    struct iz_safetensors *s = calloc(1, sizeof(*s));
-    *out = s;
-    if (!s)
-        return -ENOMEM;
+    struct iz_safetensors *s = *out = iz_take(1, sizeof(*s), "a file");
     int err = iz_st_open(&s->st, "checkpoint: ", path, stderr);
     if (!err)
         err = contents_parse(s);

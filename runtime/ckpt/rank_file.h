@@ -36,8 +36,7 @@ int64_t iz_piece_blocks(const struct iz_piece *p);
 int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b);
 
 /* The bytes before the data; malloc'ed, *bytes of them.  Their number does not
- * depend on the hashes, so that the data can be written first.  NULL: no
- * memory. */
+ * depend on the hashes, so that the data can be written first. */
 char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
                             int rank, int ranks, int64_t *bytes);
 

@@ -9,15 +9,14 @@
  * writes both, so that two saves never mix. */
 #include "runtime/ckpt/save.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
-#include "runtime/base/durable.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
 #include "runtime/ckpt/vote.h"
@@ -406,22 +405,14 @@ static void submit_step(struct iz_saver *s, int64_t step,
 int iz_save_open(struct iz_saver **out, struct iz_engine *e,
                  const struct iz_ckpt_of *of)
 {
-    struct iz_saver *s = calloc(1, sizeof(*s));
-    if (!s)
-        iz_die("checkpoint: no memory");
-    *out = s;
+    struct iz_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    int err = iz_parts_open(&s->parts, e, of, false);
-    if (!err) {
-        s->piece = calloc((size_t)s->parts.k.n_parts + 1, sizeof(*s->piece));
-        err = s->piece ? 0 : -ENOMEM;
-    }
-    if (!err && e->plan.staging[IZ_STAGING_SAVE].n)
-        err = iz_vote_open(&s->vote, e);
-    err = iz_agree(e->coll, err);
-    if (!err)
-        err = iz_ckpt_shares(&s->parts.k, e->coll, s->piece);
+    iz_parts_open(&s->parts, e, of, false);
+    s->piece = iz_take(s->parts.k.n_parts, sizeof(*s->piece), "a checkpoint");
+    if (e->plan.staging[IZ_STAGING_SAVE].n)
+        iz_vote_open(&s->vote, e);
+    int err = iz_ckpt_shares(&s->parts.k, e->coll, s->piece);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->parts.k.dir);
     err = iz_agree(e->coll, err);
@@ -526,12 +517,9 @@ static void copy_blocks(struct iz_saver *s, float *block)
 int iz_save_now(struct iz_saver *s)
 {
     struct iz_engine *e = s->e;
-    float *block = malloc(IZ_CKPT_BLOCK * sizeof(*block));
+    float *block = iz_take(IZ_CKPT_BLOCK, sizeof(*block), "a checkpoint");
     iz_graph_wait(e->graph);
     s->pending = e->step;
-    if (!block)
-        fail(s, iz_durable_refuse("checkpoint", s->parts.k.dir, "cannot save",
-                                  ENOMEM));
     begin_file(s, &e->scalar.control, e->step);
     copy_blocks(s, block);
     free(block);

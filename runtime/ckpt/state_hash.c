@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 
 enum { PIECE = 1 << 16 }; /* elements; a worker's are in its caches */
@@ -35,12 +35,10 @@ static bool has_tensor(const struct iz_parts *s, int part,
 static void list_tensors(struct iz_state_hash *h, struct iz_engine *e)
 {
     const struct iz_ckpt *k = &h->parts.k;
-    size_t most = (size_t)k->n_names * (1 + IZ_STATES_MAX) + (size_t)k->n_parts;
+    int64_t most = (int64_t)k->n_names * (1 + IZ_STATES_MAX) + k->n_parts;
     int n = 0;
-    h->first = calloc((size_t)k->n_parts + 1, sizeof(*h->first));
-    h->tensor = calloc(most + 1, sizeof(*h->tensor));
-    if (!h->first || !h->tensor)
-        iz_die("no memory for a hash");
+    h->first = iz_take(k->n_parts + 1, sizeof(*h->first), "a hash");
+    h->tensor = iz_take(most, sizeof(*h->tensor), "a hash");
     for (int i = 0; i < k->n_parts; i++) {
         const struct iz_parts_range *p = &h->parts.arg[i];
         for (int t = 0; t < k->n_names; t++)
@@ -130,9 +128,7 @@ static void hash_pieces(void *arg, int worker, struct iz_exec *x)
 {
     struct sums *s = arg;
     struct piece p;
-    float *buf = malloc(PIECE * sizeof(*buf));
-    if (!buf)
-        iz_die("no memory for a hash");
+    float *buf = iz_take(PIECE, sizeof(*buf), "a hash");
     while (next_piece(s, &p))
         for (int i = 0; i < s->h->parts.k.n_parts; i++) {
             enum iz_array a = s->h->parts.arg[i].array;
@@ -154,9 +150,7 @@ static bool all_in_memory(const struct iz_plan_zero *z, bool gpu)
 static void add_ranks(struct iz_state_hash *h, struct iz_coll *c)
 {
     int n = h->first[h->parts.k.n_parts];
-    int64_t *mine = calloc((size_t)n + 1, sizeof(*mine));
-    if (!mine)
-        iz_die("no memory for a hash");
+    int64_t *mine = iz_take(n, sizeof(*mine), "a hash");
     for (int t = 0; t < n; t++)
         mine[t] = (int64_t)h->tensor[t].hash;
     int64_t *all = iz_agree_numbers(c, mine, n, "hashes");
@@ -184,8 +178,7 @@ static void open_own(struct iz_state_hash *h, struct iz_engine *e,
 {
     *h = (struct iz_state_hash){0};
     iz_graph_wait(e->graph);
-    if (iz_parts_open(&h->parts, e, of, false))
-        iz_die("no memory for a hash");
+    iz_parts_open(&h->parts, e, of, false);
     list_tensors(h, e);
     struct sums s = {.e = e, .h = h, .states = states};
     iz_access_hold(e, true);

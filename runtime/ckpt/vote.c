@@ -2,9 +2,10 @@
 /* The vote on a checkpoint; see vote.h. */
 #include "runtime/ckpt/vote.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+
+#include "codelets/base/take.h"
 
 /* Four numbers, exact as doubles. */
 static void vote_tell(void *arg, double own[IZ_BALLOT])
@@ -39,12 +40,11 @@ static int64_t vote_hear(void *arg, const double *all, int per)
     return step;
 }
 
-int iz_vote_open(struct iz_vote *v, struct iz_engine *e)
+void iz_vote_open(struct iz_vote *v, struct iz_engine *e)
 {
     v->ranks = e->plan.ranks;
-    v->of = calloc((size_t)v->ranks, sizeof(*v->of));
+    v->of = iz_take(v->ranks, sizeof(*v->of), "a vote");
     e->ballot = (struct iz_ballot){vote_tell, vote_hear, v};
-    return v->of ? 0 : -ENOMEM;
 }
 
 void iz_vote_close(struct iz_vote *v, struct iz_engine *e)

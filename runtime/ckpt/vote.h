@@ -15,7 +15,6 @@ struct iz_vote {
     int ranks;
 };
 
-/* From now on the engine's steps carry the vote.  No task is under way.
- * -ENOMEM. */
-int iz_vote_open(struct iz_vote *v, struct iz_engine *e);
+/* From now on the engine's steps carry the vote.  No task is under way. */
+void iz_vote_open(struct iz_vote *v, struct iz_engine *e);
 void iz_vote_close(struct iz_vote *v, struct iz_engine *e);

@@ -12,8 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
-#include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
@@ -76,17 +75,15 @@ static int share_set(struct share *s, int i)
             "to end over %" PRId64 " elements",
             part->name, part->total);
     }
-    p->hash = calloc((size_t)iz_piece_blocks(p) + 1, sizeof(*p->hash));
-    return p->hash ? 0 : -ENOMEM;
+    p->hash = iz_take(iz_piece_blocks(p), sizeof(*p->hash), "hashes");
+    return 0;
 }
 
 /* Every rank's pieces; malloc'ed. */
 static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
 {
     int n = k->n_parts;
-    int64_t *mine = calloc(2 * (size_t)n + 1, sizeof(*mine));
-    if (!mine)
-        iz_die("checkpoint: no memory for %d arrays", n);
+    int64_t *mine = iz_take(2 * n, sizeof(*mine), "%d arrays", n);
     for (int64_t i = 0; i < n; i++) {
         mine[2 * i] = k->part[i].first;
         mine[2 * i + 1] = k->part[i].count;
@@ -137,11 +134,8 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
-    char *text = iz_safetensors_header(w->piece, w->k->n_parts, w->step,
-                                       w->rank, w->ranks, bytes);
-    if (!text)
-        fprintf(stderr, "izar: checkpoint: no memory for a header\n");
-    return text;
+    return iz_safetensors_header(w->piece, w->k->n_parts, w->step, w->rank,
+                                 w->ranks, bytes);
 }
 
 /* The data go first, because the header holds their hashes; its length does
@@ -155,10 +149,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
         return err;
     snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
-    char *header = header_make(w, &w->data);
-    if (!header)
-        return -ENOMEM;
-    free(header);
+    free(header_make(w, &w->data));
     w->bytes = w->data;
     for (int i = 0; i < w->k->n_parts; i++)
         w->bytes += 4 * w->piece[i].count;
@@ -182,8 +173,6 @@ static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)
 {
     int64_t bytes;
     char *header = header_make(w, &bytes);
-    if (!header)
-        return -ENOMEM;
     *hash = iz_hash(header, bytes);
     int err = writer_put(w, header, bytes, 0);
     free(header);
@@ -241,11 +230,11 @@ int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
 {
     int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
     int64_t *all = iz_agree_numbers(c, own, 2, "checkpoint");
-    struct iz_ckpt_file *file = calloc((size_t)c->size, sizeof(*file));
-    int err = file ? 0 : -ENOMEM;
-    for (int64_t q = 0; q < c->size && file; q++)
+    struct iz_ckpt_file *file = iz_take(c->size, sizeof(*file), "files");
+    int err = 0;
+    for (int64_t q = 0; q < c->size; q++)
         file[q] = (struct iz_ckpt_file){all[2 * q], (uint64_t)all[2 * q + 1]};
-    if (!err && c->rank == 0)
+    if (c->rank == 0)
         err = iz_ckpt_commit(k, step, c->size, file);
     free(file);
     free(all);

@@ -5,14 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
+#include "codelets/base/take.h"
 
 int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n,
                           const char *what)
 {
-    int64_t *all = calloc((size_t)c->size * (size_t)n + 1, sizeof(*all));
-    if (!all)
-        iz_die("no memory for %d numbers of %d ranks", n, c->size);
+    int64_t *all = iz_take((int64_t)c->size * n, sizeof(*all),
+                           "%d numbers of %d ranks", n, c->size);
     if (n == 0)
         return all;
     memcpy(all + (int64_t)c->rank * n, mine, (size_t)n * sizeof(*all));

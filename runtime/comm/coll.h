@@ -149,7 +149,7 @@ struct iz_coll_gpu {
     struct iz_nccl *comm;
 };
 
-int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
+void iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
 /* Connects the GPUs if g->nccl is set.  All ranks.  Negative errno with the
  * reason printed. */
 int iz_coll_gpu_connect(struct iz_coll *c);

@@ -4,24 +4,21 @@
  * both cases, in rank order and in fp32: NCCL's reductions fix no order and
  * round at every hop.  See coll.h. */
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
 #include "codelets/gpu/device.h"
 #include "runtime/comm/coll.h"
 #include "runtime/comm/nccl.h"
 
-int iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
+void iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
 {
-    c->gpu = malloc(sizeof(*c->gpu));
-    if (!c->gpu)
-        return -ENOMEM;
+    c->gpu = iz_take(1, sizeof(*c->gpu), "collectives of GPUs");
     *c->gpu = *g;
-    return 0;
 }
 
 /* The first ones take memory that NCCL would else take in step 1: of a length

@@ -10,6 +10,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/comm/state.h"
 
 #define BROADCAST_PIECE ((int64_t)1 << 28)
@@ -33,11 +34,10 @@ static MPI_Request *requests_of(const struct iz_coll *c, int group)
     return (MPI_Request *)c->state->requests + (ptrdiff_t)2 * c->size * group;
 }
 
-int iz_flight_open(struct iz_coll *c)
+void iz_flight_open(struct iz_coll *c)
 {
-    c->state->requests = calloc((size_t)2 * (size_t)c->size * IZ_FLIGHT_GROUPS,
-                                sizeof(MPI_Request));
-    return c->state->requests ? 0 : -ENOMEM;
+    c->state->requests = iz_take(2 * (int64_t)c->size * IZ_FLIGHT_GROUPS,
+                                 sizeof(MPI_Request), "messages");
 }
 
 void iz_flight_close(struct iz_coll *c)
@@ -203,10 +203,9 @@ bool iz_coll_hear_order(const struct iz_coll *c, const double *all, int per,
 
 int iz_coll_check_order(struct iz_coll *c)
 {
-    double *all = calloc((size_t)c->size * 2, sizeof(*all));
+    double *all = iz_take(2 * (int64_t)c->size, sizeof(*all),
+                          "what %d ranks have started", c->size);
     char who[256];
-    if (!all)
-        iz_die("no memory for what %d ranks have started", c->size);
     iz_coll_tell_order(c, all + 2 * c->rank);
     iz_coll_gather_doubles(c, all, 2, "order of collectives");
     bool same = iz_coll_hear_order(c, all, 2, who, sizeof(who));

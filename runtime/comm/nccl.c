@@ -22,6 +22,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/futex.h"
+#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 
 #define WATCH_NS 100000000 /* between two looks of the watching thread */
@@ -120,15 +121,11 @@ static int start_watching(struct iz_nccl *n)
 
 int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c)
 {
-    struct iz_nccl *n = calloc(1, sizeof(*n));
+    struct iz_nccl *n = *out = iz_take(1, sizeof(*n), "NCCL");
     ncclUniqueId id;
     ncclResult_t r = ncclSuccess;
-    int err = n ? 0 : -ENOMEM;
-    *out = n;
-    if (n) {
-        n->coll = c;
-        err = start_watching(n);
-    }
+    n->coll = c;
+    int err = start_watching(n);
     if (!err && c->rank == 0)
         r = ncclGetUniqueId(&id);
     if (r != ncclSuccess) {

@@ -11,6 +11,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/comm/state.h"
 
 enum { SEAT_BYTES = 4096 };
@@ -169,33 +170,31 @@ static void set_ending(const struct iz_coll *c)
     iz_die_set(prefix, abort_ranks);
 }
 
-static int make_state(struct iz_coll *c)
+static void *for_ranks(int n, size_t size)
 {
-    struct iz_coll_state *s = c->state = calloc(1, sizeof(*s));
-    size_t size = (size_t)c->size;
-    if (!s)
-        return -ENOMEM;
-    c->first = calloc(size + 1, sizeof(*c->first));
-    s->piece = calloc(size, sizeof(*s->piece));
-    s->host = calloc(size, sizeof(*s->host));
-    s->index = calloc(size, sizeof(*s->index));
-    s->seat = calloc(size, sizeof(*s->seat));
-    if (!s->piece || !s->host || !c->first || !s->index || !s->seat)
-        return -ENOMEM;
-    return iz_flight_open(c);
+    return iz_take(n, (int64_t)size, "the state of the ranks");
+}
+
+static void make_state(struct iz_coll *c)
+{
+    struct iz_coll_state *s = c->state = for_ranks(1, sizeof(*s));
+    c->first = for_ranks(c->size + 1, sizeof(*c->first));
+    s->piece = for_ranks(c->size, sizeof(*s->piece));
+    s->host = for_ranks(c->size, sizeof(*s->host));
+    s->index = for_ranks(c->size, sizeof(*s->index));
+    s->seat = for_ranks(c->size, sizeof(*s->seat));
+    iz_flight_open(c);
 }
 
 int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
 {
-    struct iz_coll *c = calloc(1, sizeof(*c));
-    int err = !c ? -ENOMEM : start_mpi(argc, argv);
+    struct iz_coll *c = for_ranks(1, sizeof(*c));
+    int err = start_mpi(argc, argv);
     MPI_Comm host = MPI_COMM_NULL;
     if (err == 0) {
         find_ranks(c, &host);
         set_ending(c);
-        err = make_state(c);
-    }
-    if (err == 0) {
+        make_state(c);
         find_hosts(c, host);
         find_near(c, host);
         iz_coll_near(c, true);
@@ -203,8 +202,6 @@ int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
     }
     if (host != MPI_COMM_NULL)
         MPI_Comm_free(&host);
-    if (err == -ENOMEM)
-        fprintf(stderr, "izar: no memory for the state of the ranks\n");
     if (err != 0)
         iz_coll_close(&c);
     *out = c;

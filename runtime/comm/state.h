@@ -74,7 +74,7 @@ struct iz_flight {
     int n[IZ_FLIGHT_GROUPS];
 };
 
-int iz_flight_open(struct iz_coll *c); /* -ENOMEM, nothing printed */
+void iz_flight_open(struct iz_coll *c);
 void iz_flight_close(struct iz_coll *c);
 void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
                     int from);

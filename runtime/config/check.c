@@ -304,6 +304,12 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
                  "those of %s apply, with "
                  "lora.alpha_pattern: give none",
                  path);
+    if (l->modules_to_save[0])
+        iz_fault(f, "lora.modules_to_save",
+                 "those of %s apply: give none, or "
+                 "train others by `parameters`",
+                 path);
+    l->ties = p.ties;
     l->use_rslora = p.use_rslora;
     l->rank = p.rank;
     l->alpha = p.alpha;

@@ -198,11 +198,13 @@ struct iz_lora_config {
     /* JSON: others than those, by names as in targets; of an import the
      * folder has them. */
     char rank_pattern[IZ_PATH_MAX], alpha_pattern[IZ_PATH_MAX];
-    char targets[IZ_PATH_MAX]; /* patterns with commas between */
-    char import[IZ_PATH_MAX];  /* folder of an adapter to begin with */
+    char targets[IZ_PATH_MAX];         /* patterns with commas between */
+    char modules_to_save[IZ_PATH_MAX]; /* the same of modules */
+    char import[IZ_PATH_MAX];          /* folder of an adapter to begin with */
     enum iz_lora_export export;
     /* Of the folder to import: adapters of the fused weights of experts. */
     bool gate_up, down;
+    bool ties; /* what is tied stays so, where it is trained in full */
 };
 
 enum {

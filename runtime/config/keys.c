@@ -316,6 +316,9 @@ const struct iz_key iz_config_keys[] = {
         "lora.targets", TOLD, c.lora.targets, "\"\"",
         "Names of weights of linear layers, as in `parameters`, or of modules, "
         "as in PEFT (q_proj), separated by commas; \"*\": all of them."),
+    LIST("lora.modules_to_save", TOLD, c.lora.modules_to_save, "\"\"",
+         "Names of modules or of their tensors (embed_tokens, lm_head, norm) "
+         "that are trained in full beside the adapters and saved with them."),
     PATH("lora.import", FREE, c.lora.import, "\"\"",
          "Folder of an adapter in the layout of PEFT to begin with. It sets "
          "lora.rank and lora.alpha and, unless there are lora.targets, which "

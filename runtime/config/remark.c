@@ -293,7 +293,8 @@ static const struct {
     {"they are on the CPU anyway", boundaries_stay,
      "activation_checkpointing.cpu_checkpointing"},
     {"there are no adapters", no_adapters,
-     "lora.alpha|lora.use_rslora|lora.rank_pattern|lora.alpha_pattern"},
+     "lora.alpha|lora.use_rslora|lora.rank_pattern|lora.alpha_pattern|"
+     "lora.modules_to_save"},
     {"data.val_path is given", own_validation, "data.val_fraction"},
     {"only the end has a validation", evaluates_once, "run.eval_interval"},
     {"no sample lacks targets", all_learnt, "run.empty_steps"},

@@ -4,7 +4,6 @@
  * same. */
 #include "runtime/config/keys.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,12 +102,9 @@ int iz_config_write(const struct iz_config *c, const struct iz_section *model,
                     const char *path)
 {
     struct iz_text t;
-    if (iz_text_open(&t))
-        print_config(t.out, c, model);
+    print_config(iz_text_open(&t), c, model);
     char *text = iz_text_close(&t);
-    int rc =
-        text ? iz_durable_replace("run.output", path, text)
-             : iz_durable_refuse("run.output", path, "cannot create", ENOMEM);
+    int rc = iz_durable_replace("run.output", path, text);
     free(text);
     return rc;
 }

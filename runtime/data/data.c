@@ -6,7 +6,6 @@
 #include "runtime/data/data.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "runtime/base/text.h"
 #include "runtime/data/paths.h"
 #include "runtime/data/shard.h"
@@ -139,10 +139,8 @@ static int pairs_check(const struct stream *t, int seq)
 static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
                        int vocab, const struct iz_model *m)
 {
-    t->shard = calloc((size_t)p->count, sizeof(*t->shard));
-    t->first = calloc((size_t)p->count + 1, sizeof(*t->first));
-    if (!t->shard || !t->first)
-        return -ENOMEM;
+    t->shard = iz_take(p->count, sizeof(*t->shard), "the data");
+    t->first = iz_take(p->count + 1, sizeof(*t->first), "the data");
     for (int i = 0; i < p->count; i++) {
         int err = m ? iz_shard_open_records(&t->shard[i], p->path[i], m)
                     : iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
@@ -372,10 +370,7 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
 static int data_open(struct iz_data **out, const struct iz_data_config *c,
                      struct iz_data kind, int vocab, bool need_val)
 {
-    struct iz_data *d = calloc(1, sizeof(*d));
-    *out = NULL;
-    if (!d)
-        return -ENOMEM;
+    struct iz_data *d = iz_take(1, sizeof(*d), "the data");
     *d = kind;
     int err = splits_open(d, c, vocab, need_val);
     if (err)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
 
@@ -23,14 +24,9 @@ static int paths_add(struct iz_paths *p, const char *path)
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->path[i], path) == 0)
             return iz_text_refuse(stderr, "data: %s is named twice", path);
-    char **grown = realloc(p->path, ((size_t)p->count + 1) * sizeof(*grown));
-    if (!grown)
-        return -ENOMEM;
-    p->path = grown;
-    p->path[p->count] = strdup(path);
-    if (!p->path[p->count])
-        return -ENOMEM;
-    p->count++;
+    p->path =
+        iz_take_more(p->path, p->count, &p->room, sizeof(*p->path), "files");
+    p->path[p->count++] = iz_take_text(path, (int64_t)strlen(path));
     return 0;
 }
 
@@ -55,8 +51,9 @@ int iz_paths_open(struct iz_paths *p, const char *list)
     *p = (struct iz_paths){0};
     if (access(list, F_OK) == 0) /* a file's name may have a comma */
         return paths_add(p, list);
-    char *copy = strdup(list), *rest = copy, *entry;
-    int err = copy ? 0 : -ENOMEM;
+    char *copy = iz_take_text(list, (int64_t)strlen(list)), *rest = copy;
+    char *entry;
+    int err = 0;
     while (!err && (entry = strsep(&rest, ",")))
         err = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
                   ? paths_add_pattern(p, entry)

@@ -7,7 +7,7 @@
 
 struct iz_paths {
     char **path;
-    int count;
+    int count, room;
 };
 
 /* The files that a list with commas names: each entry a file or, where no file

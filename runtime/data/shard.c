@@ -17,6 +17,7 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 
@@ -230,14 +231,11 @@ static int tokens_check(const struct iz_shard *s, int vocab)
 static char *mask_path(const char *path)
 {
     size_t n = strlen(path);
-    char *out = malloc(n + sizeof ".mask");
-    if (!out)
-        return NULL;
+    struct iz_text t;
     if (n > 4 && strcmp(path + n - 4, ".bin") == 0)
         n -= 4;
-    memcpy(out, path, n);
-    memcpy(out + n, ".mask", sizeof ".mask");
-    return out;
+    fprintf(iz_text_open(&t), "%.*s.mask", (int)n, path);
+    return iz_text_close(&t);
 }
 
 static int mask_check(const struct iz_shard *s, const char *path)
@@ -267,8 +265,6 @@ static int mask_open(struct iz_shard *s)
 {
     char *path = mask_path(s->path);
     int err = 0;
-    if (!path)
-        return -ENOMEM;
     if (access(path, F_OK) == 0 || errno != ENOENT) {
         err = mapping_open(&s->mask, path);
         if (!err)
@@ -283,9 +279,7 @@ static int mask_open(struct iz_shard *s)
 int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
 {
     assert(vocab > 0);
-    *s = (struct iz_shard){.path = strdup(path)};
-    if (!s->path)
-        return -ENOMEM;
+    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path))};
     int err = mapping_open(&s->tokens, path);
     if (err)
         return err;
@@ -331,9 +325,7 @@ int iz_shard_open_records(struct iz_shard *s, const char *path,
                           const struct iz_model *m)
 {
     assert(m->record.bytes > 0 && m->record.bytes <= INT_MAX);
-    *s = (struct iz_shard){.path = strdup(path)};
-    if (!s->path)
-        return -ENOMEM;
+    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path))};
     int err = mapping_open(&s->tokens, path);
     if (!err)
         err = records_length(s, m);

@@ -3,11 +3,10 @@
 #include "runtime/engine/access.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/bounce.h"
@@ -279,10 +278,9 @@ float *iz_access_gather(struct iz_engine *e, int unit)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     int64_t base = p->shard * e->plan.rank;
-    float *all = malloc((size_t)p->padded * sizeof(*all) + 1);
-    if (!all)
-        iz_die("no memory for the trained parameters of %s",
-               e->model->unit[unit].name);
+    float *all =
+        iz_take(p->padded, sizeof(*all), "the trained parameters of %s",
+                e->model->unit[unit].name);
     iz_access_get(e, unit, IZ_MASTER, base, all + base, p->shard);
     if (e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, all, p->shard * (int64_t)sizeof(*all),

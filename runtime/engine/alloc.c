@@ -5,86 +5,61 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 
 /* ---- arrays of handles, for the places to come ---- */
 
-static int open_staging(struct iz_engine *e)
+static void *take(int n, size_t size)
 {
-    for (int k = 0; k < IZ_STAGINGS; k++) {
-        e->staging[k].buffer = calloc((size_t)e->plan.staging[k].n + 1,
-                                      sizeof(*e->staging[k].buffer));
-        if (!e->staging[k].buffer)
-            return -ENOMEM;
-    }
-    return 0;
+    return iz_take(n, (int64_t)size, "what was planned");
 }
 
 static starpu_data_handle_t *open_tokens(struct iz_engine *e, int n, int x)
 {
-    starpu_data_handle_t *h = calloc((size_t)n, sizeof(starpu_data_handle_t));
-    for (int i = 0; h && i < n; i++)
+    starpu_data_handle_t *h = take(n, sizeof(*h));
+    for (int i = 0; i < n; i++)
         h[i] = iz_handle_token(e, IZ_DATUM_MATRIX_PART, x);
     return h;
 }
 
-static int open_matrices(struct iz_engine *e)
+static struct iz_slot *open_slots(int n)
 {
-    const struct iz_plan_matrices *p = &e->plan.matrices;
-    struct iz_matrix_buffer *b = calloc((size_t)p->buffers + 1, sizeof(*b));
-    e->matrices.buffer = b;
-    for (int i = 0; b && i < p->buffers; i++) {
-        b[i].chunk = open_tokens(e, p->chunks, i);
-        b[i].matrix = open_tokens(e, p->most, i);
-        if (!b[i].chunk || !b[i].matrix)
-            return -ENOMEM;
-    }
-    return b ? 0 : -ENOMEM;
-}
-
-static int open_slots(struct iz_slot **out, int n)
-{
-    struct iz_slot *s = calloc((size_t)n + 1, sizeof(*s));
-    *out = s;
-    for (int i = 0; s && i < n; i++)
+    struct iz_slot *s = take(n, sizeof(*s));
+    for (int i = 0; i < n; i++)
         s[i].unit = -1;
-    return s ? 0 : -ENOMEM;
+    return s;
 }
 
-static int open_rings(struct iz_engine *e)
+static void open_arrays(struct iz_engine *e)
 {
-    e->ring = calloc((size_t)e->plan.n_rings, sizeof(*e->ring));
-    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
-        const struct iz_plan_ring *r = &e->plan.ring[i];
-        if (open_slots(&e->ring[i].param, r->params) ||
-            open_slots(&e->ring[i].grad, r->grads) ||
-            open_slots(&e->ring[i].sum, r->sums))
-            return -ENOMEM;
+    const struct iz_plan *p = &e->plan;
+    int units = p->n_units;
+    for (int k = 0; k < IZ_STAGINGS; k++)
+        e->staging[k].buffer =
+            take(p->staging[k].n, sizeof(*e->staging[k].buffer));
+    e->matrices.buffer = take(p->matrices.buffers, sizeof(*e->matrices.buffer));
+    for (int i = 0; i < p->matrices.buffers; i++) {
+        e->matrices.buffer[i].chunk = open_tokens(e, p->matrices.chunks, i);
+        e->matrices.buffer[i].matrix = open_tokens(e, p->matrices.most, i);
     }
-    return e->ring ? open_slots(&e->boundaries.slot, e->plan.act.boundary_slots)
-                   : -ENOMEM;
-}
-
-static int open_tracks(struct iz_engine *e)
-{
-    size_t units = (size_t)e->model->n_units;
-    e->track = calloc((size_t)e->plan.tracks, sizeof(*e->track));
-    for (int b = 0; e->track && b < e->plan.tracks; b++) {
-        struct iz_track *t = &e->track[b];
-        t->boundary_handle = calloc(units, sizeof(*t->boundary_handle));
-        t->boundary_at = calloc(units, sizeof(*t->boundary_at));
-        t->saved_handle = calloc(units, sizeof(*t->saved_handle));
-        if (!t->boundary_handle || !t->boundary_at || !t->saved_handle)
-            return -ENOMEM;
+    e->ring = take(p->n_rings, sizeof(*e->ring));
+    for (int i = 0; i < p->n_rings; i++)
+        e->ring[i] = (struct iz_ring){.param = open_slots(p->ring[i].params),
+                                      .grad = open_slots(p->ring[i].grads),
+                                      .sum = open_slots(p->ring[i].sums)};
+    e->boundaries.slot = open_slots(p->act.boundary_slots);
+    e->track = take(p->tracks, sizeof(*e->track));
+    for (struct iz_track *t = e->track; t < e->track + p->tracks; t++) {
+        t->boundary_handle = take(units, sizeof(*t->boundary_handle));
+        t->boundary_at = take(units, sizeof(*t->boundary_at));
+        t->saved_handle = take(units, sizeof(*t->saved_handle));
     }
-    return e->track ? 0 : -ENOMEM;
-}
-
-static int open_scratch(struct iz_engine *e)
-{
-    size_t n = (size_t)(e->plan.tasks_at_once + e->plan.target.workers);
-    e->scratch = calloc(n, sizeof(*e->scratch));
-    return e->scratch ? 0 : -ENOMEM;
+    e->scratch =
+        take(p->tasks_at_once + p->target.workers, sizeof(*e->scratch));
+    e->scalar.gathered =
+        take(p->ranks, sizeof(*e->scalar.gathered) *
+                           ((size_t)units + 4 + IZ_BALLOT + IZ_AUX));
 }
 
 /* ---- scalars, parts of one place ---- */
@@ -111,7 +86,7 @@ static void open_sums(struct iz_engine *e)
     }
 }
 
-static int open_scalars(struct iz_engine *e)
+static void open_scalars(struct iz_engine *e)
 {
     struct iz_scalars *s = &e->scalar;
     s->control_handle =
@@ -126,26 +101,22 @@ static int open_scalars(struct iz_engine *e)
     if (iz_model_has_aux(e->model))
         s->aux_handle =
             iz_handle_open(e, &s->aux, sizeof(s->aux), IZ_DATUM_SCALAR, 0);
-    s->gathered = calloc((size_t)e->plan.ranks *
-                             ((size_t)e->plan.n_units + 4 + IZ_BALLOT + IZ_AUX),
-                         sizeof(*s->gathered));
     open_sums(e);
-    return s->gathered ? 0 : -ENOMEM;
 }
 
 int iz_alloc_open(struct iz_engine *e)
 {
-    static int (*const open[])(struct iz_engine *) = {
-        iz_unit_memory_open, open_staging, open_matrices,  open_rings,
-        open_tracks,         open_scratch, iz_places_open, open_scalars};
     bool real = e->plan.target.gpu && !e->simulated;
-    int r = 0;
     e->bounce.stream = real ? iz_device_stream_open() : NULL;
     if (real && !e->bounce.stream)
         return -ENOMEM;
-    for (int i = 0; i < (int)(sizeof(open) / sizeof(open[0])) && !r; i++)
-        r = open[i](e);
-    return r ? r : iz_memory_lock(e->memory);
+    iz_unit_memory_open(e);
+    open_arrays(e);
+    int r = iz_places_open(e);
+    if (r)
+        return r;
+    open_scalars(e);
+    return iz_memory_lock(e->memory);
 }
 
 static void close_matrices(struct iz_engine *e)

@@ -29,9 +29,8 @@ int iz_places_open(struct iz_engine *e);
 
 /* ---- unit_memory.c: what units own ---- */
 
-/* How parameters, gradients and states lie; their places come later.  -errno.
- */
-int iz_unit_memory_open(struct iz_engine *e);
+/* How parameters, gradients and states lie; their places come later. */
+void iz_unit_memory_open(struct iz_engine *e);
 void iz_unit_memory_close(struct iz_engine *e);
 /* The place of parameters, in memory or of one chunk in a file (p NULL): 0, or
  * -EINVAL with the reason printed. */

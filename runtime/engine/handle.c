@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "codelets/base/die.h"
+#include "codelets/base/take.h"
 
 void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x)
 {
@@ -16,12 +16,8 @@ starpu_data_handle_t iz_handle_keep(struct iz_engine *e, starpu_data_handle_t h,
                                     enum iz_datum d, int x)
 {
     struct iz_handles *k = &e->handles;
-    if (k->n == k->room) {
-        k->room = k->room ? 2 * k->room : 256;
-        k->list = realloc(k->list, (size_t)k->room * sizeof(*k->list));
-        if (!k->list)
-            iz_die("no memory for %d handles", k->room);
-    }
+    k->list =
+        iz_take_more(k->list, k->n, &k->room, sizeof(*k->list), "handles");
     k->list[k->n++] = h;
     iz_handle_name(h, d, x);
     return h;

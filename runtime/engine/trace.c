@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
@@ -91,10 +91,7 @@ static const char *read_wish(struct iz_engine *e)
     struct stat st;
     if (!stat(dir, &st) && !S_ISDIR(st.st_mode))
         return "IZ_TRACE: is a file, and should be a folder";
-    struct iz_trace *t = calloc(1, sizeof(*t));
-    if (!t)
-        iz_die("no memory for the trace");
-    e->trace = t;
+    struct iz_trace *t = e->trace = iz_take(1, sizeof(*t), "the trace");
     snprintf(t->dir, sizeof(t->dir), "%s", dir);
     if (!read_steps(t, e, steps))
         return "IZ_TRACE_STEPS: is not a:b with 0 <= a < b, the steps done "

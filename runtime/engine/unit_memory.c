@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/unit_sizes.h"
@@ -29,19 +30,17 @@ static void piece_filter(void *parent, void *child,
 
 /* StarPU switches between the whole and its pieces by itself: adam's chunks
  * write pieces side by side, fetch reads the whole. */
-static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u,
-                           int64_t held)
+static void register_pieces(struct iz_engine *e, struct iz_unit_memory *g,
+                            int u, int64_t held)
 {
     int n = g->plan->chunks;
     if (n == 0)
-        return 0;
+        return;
     if (n == 1 && g->plan->owned == held) {
         g->chunk[0].param_handle = g->param_handle;
-        return 0;
+        return;
     }
-    g->piece = calloc((size_t)n, sizeof(*g->piece));
-    if (!g->piece)
-        return -ENOMEM;
+    g->piece = iz_take(n, sizeof(*g->piece), "pieces");
     struct starpu_data_filter f = {.filter_func = piece_filter,
                                    .nchildren = (unsigned)n,
                                    .filter_arg_ptr = g->chunk};
@@ -50,7 +49,6 @@ static int register_pieces(struct iz_engine *e, struct iz_unit_memory *g, int u,
         g->chunk[i].param_handle = g->piece[i];
         iz_handle_name(g->piece[i], IZ_DATUM_PIECE, u);
     }
-    return 0;
 }
 
 int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
@@ -81,7 +79,9 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
     for (int i = 0; i < g->plan->frozen.chunks; i++)
         if (apart || !iz_plan_frozen_apart(&e->plan))
             g->frozen[i].param = (char *)p + g->frozen[i].param_first * size;
-    return apart ? 0 : register_pieces(e, g, a->of, n);
+    if (!apart)
+        register_pieces(e, g, a->of, n);
+    return 0;
 }
 
 void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
@@ -104,12 +104,12 @@ void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
 }
 
 /* Chunks of so many elements over the owned ones, the first of which is `own`
- * in the unit's parameters; NULL: no memory. */
+ * in the unit's parameters. */
 static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
 {
     int64_t n = (owned + chunk - 1) / chunk;
-    struct iz_chunk *c = calloc((size_t)n + 1, sizeof(*c));
-    for (int64_t i = 0; c && i < n; i++) {
+    struct iz_chunk *c = iz_take(n, sizeof(*c), "chunks");
+    for (int64_t i = 0; i < n; i++) {
         int64_t first = i * chunk, left = owned - first;
         c[i].first = first;
         c[i].count = left < chunk ? left : chunk;
@@ -121,13 +121,13 @@ static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
 
 /* A full buffer holds every rank's shard of the trained parameters, and behind
  * them of the frozen ones. */
-static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
+static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
 {
     const struct iz_unit *unit = &e->model->unit[u];
     const struct iz_plan_unit *p = g->plan = &e->plan.unit[u];
     const struct iz_plan_zero *z = &e->plan.zero;
     int rank = z->param.whole && !z->state.whole ? e->plan.rank : 0;
-    g->offset = calloc((size_t)unit->n_params + 1, sizeof(*g->offset));
+    g->offset = iz_take(unit->n_params, sizeof(*g->offset), "offsets");
     g->chunk = open_chunks(p->chunk, p->owned, p->shard * rank);
     g->frozen =
         open_chunks(p->frozen.chunk, p->frozen.owned,
@@ -135,8 +135,6 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
                                               : z->param.whole ? p->padded
                                                                : p->shard));
     g->segment = iz_rules_segments(unit);
-    if (!g->offset || !g->chunk || !g->frozen || !g->segment)
-        return -ENOMEM;
     for (int i = 0; i < p->chunks; i++) {
         g->chunk[i].home = i < p->host_chunks ? z->state.home : IZ_HOME_NONE;
         g->chunk[i].param_home = z->param.home;
@@ -158,7 +156,6 @@ static int open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
         g->layout.tied_reference = t->offset[r];
         g->layout.tied_n = t->plan->padded;
     }
-    return 0;
 }
 
 static void close_unit(struct iz_unit_memory *g)
@@ -173,15 +170,11 @@ static void close_unit(struct iz_unit_memory *g)
     free(g->offset);
 }
 
-int iz_unit_memory_open(struct iz_engine *e)
+void iz_unit_memory_open(struct iz_engine *e)
 {
-    int r = 0;
-    e->unit = calloc((size_t)e->plan.n_units, sizeof(*e->unit));
-    if (!e->unit)
-        return -ENOMEM;
-    for (int u = 0; u < e->plan.n_units && !r; u++)
-        r = open_layout(e, &e->unit[u], u);
-    return r;
+    e->unit = iz_take(e->plan.n_units, sizeof(*e->unit), "units");
+    for (int u = 0; u < e->plan.n_units; u++)
+        open_layout(e, &e->unit[u], u);
 }
 
 void iz_unit_memory_close(struct iz_engine *e)

@@ -17,7 +17,8 @@
  * its tensors tell as well; dropout is ignored as in a model. */
 static const char neutral[] =
     "r|lora_alpha|rank_pattern|alpha_pattern|auto_mapping|"
-    "base_model_name_or_path|exclude_modules|"
+    "base_model_name_or_path|ensure_weight_tying|exclude_modules|"
+    "modules_to_save|"
     "fan_in_fan_out|inference_mode|layers_pattern|layers_to_transform|"
     "loftq_config|lora_dropout|megatron_core|peft_version|qalora_group_size|"
     "revision|runtime_config|target_modules|target_parameters|task_type";
@@ -184,6 +185,7 @@ bool iz_peft_read(struct iz_peft *p, const char *path, iz_peft_fault *fault,
         read_parameters(p, &r, v);
     check_patterns(&r, root, "rank_pattern", ADAPTER_RANKS);
     check_patterns(&r, root, "alpha_pattern", 1e6);
+    p->ties = json_is_true(json_object_get(root, "ensure_weight_tying"));
     p->use_rslora = json_is_true(json_object_get(root, "use_rslora"));
     const json_t *rank = json_object_get(root, "r");
     double n = json_number_value(rank);

@@ -11,6 +11,7 @@ struct iz_peft {
     int rank;
     double alpha;
     bool use_rslora;
+    bool ties;          /* ensure_weight_tying */
     bool gate_up, down; /* adapters of the fused weights of experts */
 };
 

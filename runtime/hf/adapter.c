@@ -15,9 +15,12 @@
 
 #define TAIL ".weight"
 
-/* The adapter's tensors, two for each of the model's that has them: a and b. */
+/* The adapter's tensors, two for each of the model's that has them: a and b;
+ * behind these, from `saved` on, those that are trained in full. */
 struct layout {
     struct iz_hf_map out, model;
+    int saved;
+    bool tied;                          /* one of them */
     const struct iz_lora_config *fused; /* of a file whose experts are; NULL */
     bool fan_in_fan_out;
 };
@@ -128,42 +131,57 @@ static int add_unit(struct layout *l, const struct iz_model *m, int u)
     return err;
 }
 
+/* Of an import what that has, of an export what is trained. */
+static int add_saved(struct layout *l, const struct iz_model *m, bool import)
+{
+    l->saved = l->out.n;
+    for (int i = 0; i < l->model.n; i++) {
+        const struct iz_hf_tensor *t = &l->model.tensor[i];
+        const struct iz_param *p = &m->unit[t->unit].param[t->param];
+        struct iz_hf_tensor *to = &l->out.tensor[l->out.n];
+        if (import ? !p->saved : p->frozen)
+            continue;
+        l->tied |= t->tied;
+        *to = *t;
+        l->out.n++;
+        if (snprintf(to->name, sizeof(to->name), IZ_LORA_HEAD "%s", t->name) >=
+            (int)sizeof(to->name))
+            return -ENAMETOOLONG;
+    }
+    return 0;
+}
+
 static int layout_open(struct layout *l, const struct iz_hf *hf,
-                       const struct iz_model *m)
+                       const struct iz_model *m, bool import)
 {
     int err = iz_hf_map_open(&l->model, hf, m);
-    if (!err && !(l->out.tensor = calloc(2 * (size_t)l->model.n + 2,
+    if (!err && !(l->out.tensor = calloc(3 * (size_t)l->model.n + 2,
                                          sizeof(*l->out.tensor))))
         err = -ENOMEM;
     for (int u = 0; u < m->n_units && !err; u++)
         err = add_unit(l, m, u);
-    return err;
+    return err ? err : add_saved(l, m, import);
 }
 
-/* Nothing else may be trained: it would not be in the file. */
-static int check_trained(const struct iz_model *m)
-{
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < iz_unit_base(&m->unit[u]); i++) {
-            if (m->unit[u].param[i].frozen)
-                continue;
-            return iz_text_refuse(
-                stderr,
-                "lora.export: %s is trained, too, and would not be "
-                "in the adapter: export merged",
-                m->unit[u].param[i].name);
-        }
-    return 0;
-}
-
-/* The module of an adapter's matrix a, as a JSON string. */
-static void put_module(FILE *f, const struct iz_hf_tensor *a)
+/* The module of a tensor, without the last `parts` of its name, as a JSON
+ * string. */
+static void put_module(FILE *f, const struct iz_hf_tensor *t, int parts)
 {
     char module[IZ_HF_NAME];
-    size_t n = strlen(a->name) - strlen(IZ_LORA_HEAD) - strlen(".lora_A" TAIL);
-    snprintf(module, sizeof(module), "%.*s", (int)n,
-             a->name + strlen(IZ_LORA_HEAD));
+    snprintf(module, sizeof(module), "%s", t->name + strlen(IZ_LORA_HEAD));
+    while (parts--)
+        *strrchr(module, '.') = '\0';
     iz_json_print(f, module);
+}
+
+/* A list of such; of what is tied the first. */
+static void put_modules(FILE *f, const struct iz_hf_tensor *t, int n, int step,
+                        int parts)
+{
+    for (int i = 0; i < n && !t[i].tied; i += step) {
+        fputs(i ? ",\n    " : "\n    ", f);
+        put_module(f, &t[i], parts);
+    }
 }
 
 static double rank_of(const struct iz_param *b)
@@ -182,13 +200,13 @@ static void put_pattern(FILE *f, const struct layout *l,
                         double (*of)(const struct iz_param *b), double most)
 {
     const char *between = "\n    ";
-    for (int i = 0; i < l->out.n; i += 2) {
+    for (int i = 0; i < l->saved; i += 2) {
         const struct iz_hf_tensor *a = &l->out.tensor[i];
         double n = of(&m->unit[a->unit].param[a->param + 1]);
         if (n == most)
             continue;
         fputs(between, f);
-        put_module(f, a);
+        put_module(f, a, 2);
         fprintf(f, ": %.17g", n);
         between = ",\n    ";
     }
@@ -213,21 +231,39 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
             ",\n  \"r\": %d,\n  \"lora_alpha\": %.17g,\n"
             "  \"lora_dropout\": %.17g,\n  \"bias\": \"none\",\n"
             "  \"fan_in_fan_out\": %s,\n  \"inference_mode\": true,\n"
-            "  \"init_lora_weights\": true,\n  \"modules_to_save\": null,\n"
+            "  \"init_lora_weights\": true,\n  \"ensure_weight_tying\": %s,\n"
             "  \"use_rslora\": %s,\n  \"rank_pattern\": {",
             c->lora.rank, c->lora.alpha, c->lora.dropout,
-            l->fan_in_fan_out ? "true" : "false",
+            l->fan_in_fan_out ? "true" : "false", l->tied ? "true" : "false",
             c->lora.use_rslora ? "true" : "false");
     put_pattern(f, l, m, rank_of, c->lora.rank);
     fputs("},\n  \"alpha_pattern\": {", f);
     put_pattern(f, l, m, alpha_of, c->lora.alpha);
     fputs("},\n  \"target_modules\": [", f);
-    for (int i = 0; i < l->out.n; i += 2) {
-        fputs(i ? ",\n    " : "\n    ", f);
-        put_module(f, &l->out.tensor[i]);
-    }
-    fputs("\n  ]\n}\n", f);
+    put_modules(f, l->out.tensor, l->saved, 2, 2);
+    fputs("\n  ],\n  \"modules_to_save\": [", f);
+    put_modules(f, l->out.tensor + l->saved, l->out.n - l->saved, 1, 1);
+    fputs("]\n}\n", f);
     return iz_text_close(&text);
+}
+
+/* PEFT has all tensors of a module or none. */
+static int check_modules(const struct layout *l, const struct iz_model *m)
+{
+    for (int i = l->saved; i < l->out.n; i++)
+        for (int k = 0; k < l->model.n; k++) {
+            const char *in = l->out.tensor[i].name + strlen(IZ_LORA_HEAD);
+            const struct iz_hf_tensor *t = &l->model.tensor[k];
+            size_t n = (size_t)(strrchr(in, '.') - in) + 1;
+            if (m->unit[t->unit].param[t->param].frozen &&
+                strncmp(t->name, in, n) == 0 && !strchr(t->name + n, '.'))
+                return iz_text_refuse(
+                    stderr,
+                    "lora.export: %s is trained and %s is not: PEFT has "
+                    "modules in full: export merged",
+                    in, t->name);
+        }
+    return 0;
 }
 
 int iz_adapter_open(struct iz_hf_map *out, char **config,
@@ -242,12 +278,14 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
                          "lora.export: %s is a model of text and images: "
                          "export merged, or train adapters of an export of it",
                          c->import)
-                   : layout_open(&l, hf, m);
+                   : layout_open(&l, hf, m, false);
     *config = NULL;
     if (!err)
-        err = check_trained(m);
+        err = check_modules(&l, m);
     if (!err && !(*config = config_text(&l, m, c)))
         err = -ENOMEM;
+    for (int i = 0; i < l.out.n; i++)
+        l.out.tensor[i].tied = false; /* PEFT wants both names */
     iz_hf_map_close(&l.model);
     if (err)
         iz_hf_map_close(&l.out);
@@ -258,13 +296,13 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
 int iz_adapter_check_trained(const struct iz_model *m)
 {
     for (int u = 0; u < m->n_units; u++)
-        for (int i = iz_unit_base(&m->unit[u]); i < iz_unit_own(&m->unit[u]);
-             i++)
-            if (m->unit[u].param[i].frozen)
+        for (int i = 0; i < iz_unit_own(&m->unit[u]); i++)
+            if (m->unit[u].param[i].frozen &&
+                (i >= iz_unit_base(&m->unit[u]) || m->unit[u].param[i].saved))
                 return iz_text_refuse(
                     stderr,
-                    "run.export: %s is an adapter that a rule "
-                    "freezes; such adapters cannot be exported",
+                    "run.export: %s is of an adapter, and a rule "
+                    "freezes it; such adapters cannot be exported",
                     m->unit[u].param[i].name);
     return 0;
 }
@@ -275,9 +313,9 @@ static const struct iz_hf_name no_names[] = {{0}};
 static const struct iz_hf no_hf = {.names = no_names};
 
 /* One of a stacked weight lies as several tensors with the same a. */
-static void tie_same(struct iz_hf_map *map)
+static void tie_same(struct iz_hf_map *map, int n)
 {
-    for (int i = 0; i < map->n; i += 2)
+    for (int i = 0; i < n; i += 2)
         for (int k = 0; k < i && !map->tensor[i].tied; k += 2)
             map->tensor[i].tied =
                 map->tensor[k].unit == map->tensor[i].unit &&
@@ -294,7 +332,7 @@ int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
                                 .file = IZ_LORA_FILE};
     bool fused = !exported && (c->lora.gate_up || c->lora.down);
     struct layout l = {.fused = fused ? &c->lora : NULL};
-    int why = layout_open(&l, hf, m);
+    int why = layout_open(&l, hf, m, !exported);
     *out = NULL;
     iz_hf_map_close(&l.model);
     if (why) {
@@ -302,7 +340,7 @@ int iz_adapter_read_open(struct iz_hf_reader **out, const struct iz_config *c,
         return why;
     }
     l.out.hf = &no_hf;
-    tie_same(&l.out);
+    tie_same(&l.out, l.saved);
     return iz_hf_read_open_map(out, &l.out, &from, err);
 }
 
@@ -332,12 +370,13 @@ static int import_unit(struct iz_engine *e, int u, bool frozen,
     return err;
 }
 
-/* Whether a rule has frozen one of them. */
-static bool has_frozen(const struct iz_unit *u)
+/* Whether it has some of those. */
+static bool is_imported(const struct iz_unit *u, bool frozen)
 {
     bool any = false;
-    for (int p = iz_unit_base(u); p < iz_unit_own(u); p++)
-        any |= u->param[p].frozen;
+    for (int p = 0; p < iz_unit_own(u); p++)
+        any |= u->param[p].frozen == frozen &&
+               (p >= iz_unit_base(u) || u->param[p].saved);
     return any;
 }
 
@@ -348,12 +387,10 @@ int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
     int err = iz_adapter_read_open(&r, e->config, hf, e->model, NULL, stderr);
     if (!err && !buf)
         err = iz_text_refuse(stderr, "lora.import: no memory");
-    for (int u = 0; u < e->plan.n_units && !err; u++) {
-        if (e->model->unit[u].n_adapters > 0)
-            err = import_unit(e, u, false, r, buf);
-        if (!err && has_frozen(&e->model->unit[u]))
-            err = import_unit(e, u, true, r, buf);
-    }
+    for (int u = 0; u < e->plan.n_units; u++)
+        for (int frozen = 0; frozen < 2 && !err; frozen++)
+            if (is_imported(&e->model->unit[u], frozen))
+                err = import_unit(e, u, frozen, r, buf);
     iz_hf_read_close(&r);
     free(buf);
     return iz_train_publish(e, err);

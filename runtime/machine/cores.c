@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "runtime/base/cgroup.h"
 #include "runtime/base/environment.h"
 #include "runtime/machine/cores_share.h"
@@ -65,10 +66,9 @@ static int gather_sets(const struct iz_cores *t, struct iz_coll *coll,
                        hwloc_bitmap_t *sets, int *ranks, int *mine)
 {
     enum { BITS = 8 * sizeof(unsigned long) };
-    unsigned long *all = calloc((size_t)coll->size * WORDS, sizeof(*all));
+    unsigned long *all = iz_take((int64_t)coll->size * WORDS, sizeof(*all),
+                                 "the cores of %d ranks", coll->size);
     int n = 0;
-    if (!all)
-        iz_die("no memory for the cores of %d ranks", coll->size);
     unsigned long *own = all + coll->rank * WORDS;
     for (int i = 0; i < t->n_cores; i++)
         own[machine_cores_number(t, i) / BITS] |=
@@ -137,11 +137,9 @@ static void keep_own(struct iz_cores *t, hwloc_bitmap_t *sets, int n, int mine)
 /* All ranks.  Negative errno on those of the host that is refused. */
 static int share_cores(struct iz_cores *t, struct iz_coll *coll)
 {
-    hwloc_bitmap_t *sets = calloc((size_t)coll->size, sizeof(*sets));
-    int *ranks = calloc((size_t)coll->size, sizeof(*ranks));
+    hwloc_bitmap_t *sets = iz_take(coll->size, sizeof(*sets), "cores");
+    int *ranks = iz_take(coll->size, sizeof(*ranks), "cores");
     int mine = 0, cross[2];
-    if (!sets || !ranks)
-        iz_die("no memory for the cores of %d ranks", coll->size);
     int n = gather_sets(t, coll, sets, ranks, &mine);
     int r = iz_share_out(sets, n, cross);
     if (!r)
@@ -231,10 +229,7 @@ bool iz_cores_near(const struct iz_cores *t, const char *pci)
 int iz_cores_open(struct iz_cores **out, struct iz_coll *coll, const char *pci,
                   int *workers)
 {
-    struct iz_cores *t = calloc(1, sizeof(*t));
-    if (!t)
-        iz_die("no memory for the list of cores");
-    *out = t;
+    struct iz_cores *t = *out = iz_take(1, sizeof(*t), "the list of cores");
     t->gpu = pci != NULL;
     t->quota = iz_cgroup_cores();
     /* With what this rank may not use: ranks number processors alike. */

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "codelets/base/take.h"
+
 struct share {
     int n;
     const hwloc_bitmap_t *set;
@@ -103,42 +105,27 @@ static void take_in_turn(struct share *s, int r)
     hwloc_bitmap_set(s->own[r], (unsigned)at);
 }
 
-static int open_share(struct share *s)
-{
-    size_t n = (size_t)s->n;
-    s->own = calloc(n, sizeof(*s->own));
-    s->give = calloc(n, sizeof(*s->give));
-    s->atom = hwloc_bitmap_alloc();
-    bool ok = s->own && s->give && s->atom;
-    for (int r = 0; ok && r < s->n; r++)
-        ok = (s->own[r] = hwloc_bitmap_alloc()) != NULL;
-    return ok ? 0 : -ENOMEM;
-}
-
-static void close_share(struct share *s)
-{
-    for (int r = 0; s->own && r < s->n; r++)
-        hwloc_bitmap_free(s->own[r]);
-    free(s->own);
-    free(s->give);
-    hwloc_bitmap_free(s->atom);
-}
-
 int iz_share_out(hwloc_bitmap_t *set, int n, int cross[2])
 {
     struct share s = {.n = n, .set = set};
     assert(n > 0);
     if (find_cross(&s, cross))
         return -EINVAL;
-    int r = open_share(&s);
-    if (!r) {
-        share_all(&s);
-        for (int i = 0; i < n; i++)
-            if (hwloc_bitmap_iszero(s.own[i]))
-                take_in_turn(&s, i);
-        for (int i = 0; i < n; i++)
-            hwloc_bitmap_copy(set[i], s.own[i]);
+    s.own = iz_take(n, sizeof(*s.own), "cores");
+    s.give = iz_take(n, sizeof(*s.give), "cores");
+    s.atom = hwloc_bitmap_alloc();
+    for (int i = 0; i < n; i++)
+        s.own[i] = hwloc_bitmap_alloc();
+    share_all(&s);
+    for (int i = 0; i < n; i++)
+        if (hwloc_bitmap_iszero(s.own[i]))
+            take_in_turn(&s, i);
+    for (int i = 0; i < n; i++) {
+        hwloc_bitmap_copy(set[i], s.own[i]);
+        hwloc_bitmap_free(s.own[i]);
     }
-    close_share(&s);
-    return r;
+    hwloc_bitmap_free(s.atom);
+    free(s.own);
+    free(s.give);
+    return 0;
 }

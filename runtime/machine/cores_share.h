@@ -10,5 +10,5 @@
  * in order of rank, the last ones one more.  A rank for which none is left
  * takes a processor of another one, all of those in turn.  Sets that overlap in
  * part are refused: -EINVAL, with the first such pair in cross[2] and nothing
- * changed.  -ENOMEM. */
+ * changed. */
 int iz_share_out(hwloc_bitmap_t *set, int n, int cross[2]);

@@ -179,8 +179,9 @@ bool iz_lora_fused(const struct iz_lora_config *l, const char *weight,
 /* Where adapters are wanted: by patterns, by a file that has them, or by what
  * parameters there are. */
 struct wish {
-    struct patterns targets, ranks, alphas;
-    const struct iz_st *file;           /* or NULL, and: */
+    struct patterns targets, ranks, alphas, saved;
+    const struct iz_st *import;         /* or NULL */
+    const struct iz_st *file;           /* the same, or NULL, and: */
     const struct iz_lora_config *fused; /* of the file, whose experts are one
                                            tensor; NULL: they are not */
     iz_lora_find *find;
@@ -188,6 +189,7 @@ struct wish {
     struct iz_hf_map map;
     int rank;
     double alpha;
+    bool ties; /* as the import says */
     FILE *err; /* NULL: nothing is told */
 };
 
@@ -348,6 +350,54 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
     return err;
 }
 
+/* Whether the tensor is meant by its name, or by that of a module it is in. */
+static bool is_saved(struct wish *w, const char *name)
+{
+    char module[2 * IZ_HF_NAME];
+    bool any = match(&w->saved, name) != NULL;
+    for (int n = (int)strlen(name); n > 0 && !any; n--)
+        if (name[n] == '.') {
+            snprintf(module, sizeof(module), "%.*s.weight", n, name);
+            any = match(&w->saved, module) != NULL;
+        }
+    return any;
+}
+
+static bool is_tied(const struct iz_model *m, int unit, int param)
+{
+    bool any = false;
+    for (int u = 0; u < m->n_units; u++)
+        any |= m->unit[u].tied_unit == unit && m->unit[u].tied_param == param;
+    return any;
+}
+
+/* What is trained in full beside the adapters: what patterns match, or what an
+ * import has. */
+static int mark_saved(struct wish *w, struct iz_model *m, int unit, int i)
+{
+    struct iz_param *p = &m->unit[unit].param[i];
+    int first, n = tensors_of(&w->map, unit, i, &first), with = 0;
+    char name[2 * IZ_HF_NAME];
+    for (int k = first; k < first + n; k++) {
+        const char *of = w->map.tensor[k].name;
+        snprintf(name, sizeof(name), IZ_LORA_HEAD "%s", of);
+        with += w->import ? iz_st_find(w->import, name) != NULL
+                          : is_saved(w, iz_hf_bare(&w->map, of));
+    }
+    p->saved = (n && with == n) || (!w->import && is_saved(w, p->name));
+    const char *why =
+        with && !p->saved
+            ? "a part of it is to be trained in full, and others not"
+        : p->saved && has_adapter(&m->unit[unit], i) ? "it has an adapter, too"
+        : p->saved && w->import && !w->ties && is_tied(m, unit, i)
+            ? "it is tied, and ensure_weight_tying is not true"
+            : NULL;
+    return why ? iz_text_refuse(w->err, "%s: %s: %s",
+                                w->import ? "lora.import" : w->saved.key,
+                                p->name, why)
+               : 0;
+}
+
 /* Patterns that match none. */
 static int check_found(const struct iz_model *m, const struct patterns *p,
                        FILE *err)
@@ -358,8 +408,10 @@ static int check_found(const struct iz_model *m, const struct patterns *p,
     {
         double n = json_number_value(v);
         if (!p->regular && !json_object_get(p->found, text))
-            return iz_rules_none(m, p->key, text, "weight of a linear layer",
-                                 err);
+            return iz_rules_none(
+                m, p->key, text,
+                strstr(p->key, "save") ? "tensor" : "weight of a linear layer",
+                err);
         if (strcmp(p->key, "lora.rank_pattern") == 0 && n != floor(n))
             return iz_text_refuse(err, "%s: %s: %g is no rank", p->key, text,
                                   n);
@@ -379,8 +431,11 @@ static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
                            status == -ENAMETOOLONG ? "a name becomes too long"
                                                    : strerror(-status));
     }
-    struct patterns *all[] = {&w->targets, &w->ranks, &w->alphas};
-    for (int i = 0; i < 3; i++) {
+    for (int u = 0; u < m->n_units; u++)
+        for (int i = 0; i < iz_unit_base(&m->unit[u]) && !status; i++)
+            status = mark_saved(w, m, u, i);
+    struct patterns *all[] = {&w->targets, &w->ranks, &w->alphas, &w->saved};
+    for (int i = 0; i < 4; i++) {
         if (!status)
             status = check_found(m, all[i], err);
         json_decref(all[i]->of);
@@ -401,6 +456,9 @@ static int read_patterns(struct wish *w, const struct iz_lora_config *l,
         return -EINVAL;
     w->targets = (struct patterns){"lora.targets", split(l->targets),
                                    json_object(), false};
+    w->saved =
+        (struct patterns){"lora.modules_to_save", split(l->modules_to_save),
+                          json_object(), false};
     struct {
         struct patterns *to;
         const char *key, *text;
@@ -422,7 +480,7 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
     const struct iz_lora_config *l = &c->lora;
     bool from_file = l->import[0] && !l->targets[strspn(l->targets, " ,")];
     char path[IZ_PATH_MAX + 64];
-    struct wish w = {.rank = l->rank, .alpha = l->alpha};
+    struct wish w = {.rank = l->rank, .alpha = l->alpha, .ties = l->ties};
     struct iz_st file = {.fd = -1};
     if (l->rank == 0)
         return 0;
@@ -436,12 +494,13 @@ int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
     int status = hf ? iz_hf_map_open(&w.map, hf, m) : 0;
     if (!status)
         status = read_patterns(&w, l, err);
-    if (!status && from_file) {
+    if (!status && l->import[0]) {
         status = iz_st_open(&file, "lora.import: ", path, err);
         if (!status)
             status = iz_st_map(&file);
-        w.file = &file;
-        w.fused = l->gate_up || l->down ? l : NULL;
+        w.import = &file;
+        w.file = from_file ? &file : NULL;
+        w.fused = from_file && (l->gate_up || l->down) ? l : NULL;
     }
     if (!status)
         status = lora_apply(m, &w, err);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/nearest.h"
 #include "runtime/base/text.h"
 
@@ -162,7 +163,7 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
         for (int i = 0; i < m->unit[u].n_params; i++) {
             struct iz_param *p = &m->unit[u].param[i];
             p->quant = p->outputs[0] ? c->base_dtype : IZ_QUANT_NONE;
-            if (p->quant && !p->frozen)
+            if (p->quant && (!p->frozen || p->saved))
                 return iz_text_refuse(
                     err,
                     "model.base_dtype: %s: %s is trained, and so "
@@ -250,7 +251,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
             p->sparse = false;
             p->by_matrix =
                 iz_optimizer(c->optimizer.type)->matrices && p->outputs[0];
-            p->frozen = c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]);
+            p->frozen =
+                c->lora.rank > 0 && k < iz_unit_base(&m->unit[u]) && !p->saved;
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);
@@ -288,10 +290,10 @@ void iz_rules_print(const struct iz_model *m, FILE *out)
 
 struct iz_segment *iz_rules_segments(const struct iz_unit *u)
 {
-    struct iz_segment *s = calloc((size_t)u->n_params + 1, sizeof(*s));
+    struct iz_segment *s = iz_take(u->n_params, sizeof(*s), "segments");
     int64_t at = 0;
     int n = 0;
-    for (int i = 0; s && i < u->n_params; i++) {
+    for (int i = 0; i < u->n_params; i++) {
         const struct iz_param *p = &u->param[i];
         struct iz_segment next = {.lr_scale = p->lr_scale,
                                   .weight_decay = p->weight_decay,

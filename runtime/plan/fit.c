@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/text.h"
 #include "runtime/plan/matrices.h"
@@ -435,20 +436,19 @@ static struct blocks find_blocks(const struct iz_model *m)
 }
 
 /* m with n blocks; the parameters' lists are borrowed from it. */
-static struct iz_unit *with_blocks(const struct iz_model *m, struct blocks b,
-                                   int n, struct iz_model *out)
+static void with_blocks(const struct iz_model *m, struct blocks b, int n,
+                        struct iz_model *out)
 {
     int after = m->n_units - b.first - b.count;
     *out = *m;
     out->n_units = b.first + n + after;
-    out->unit = calloc((size_t)out->n_units, sizeof(*out->unit));
-    for (int u = 0; out->unit && u < out->n_units; u++) {
+    out->unit = iz_take(out->n_units, sizeof(*out->unit), "units");
+    for (int u = 0; u < out->n_units; u++) {
         int from = u < b.first       ? u
                    : u < b.first + n ? b.first
                                      : u - n + b.count;
         out->unit[u] = m->unit[from];
     }
-    return out->unit;
 }
 
 /* Whether n blocks fit, and how many parameters that is. */
@@ -460,8 +460,7 @@ static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
     struct iz_plan q;
     bool fit = false;
     *params = 0;
-    if (!with_blocks(m, b, n, &grown))
-        return false;
+    with_blocks(m, b, n, &grown);
     if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
         fit = fits_either_way(&q, c, &grown, limit);
         for (int u = 0; u < q.n_units; u++)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/state_layout.h"
@@ -392,18 +393,16 @@ struct iz_forecast iz_forecast(const struct iz_plan *p,
         chunks += gpu_chunks(p, u);
     struct course c = {.p = p, .rate = rate};
     double *s =
-        calloc((size_t)(p->n_units + chunks + 2 * p->n_rings), sizeof(*s));
-    c.slot = calloc((size_t)slots + 1, sizeof(*c.slot));
-    if (s && c.slot) {
-        c.updated = s;
-        c.chunk = s + p->n_units;
-        c.grad = c.chunk + chunks;
-        for (int i = 0; i < slots; i++)
-            c.slot[i].unit = -1;
-        f.compute_s = passes_s(p);
-        f.step_s = step_s(&c, p->zero.early ? f.compute_s / 2 : 0);
-        f.host_s = c.busy_s;
-    }
+        iz_take(p->n_units + chunks + 2 * p->n_rings, sizeof(*s), "a forecast");
+    c.slot = iz_take(slots, sizeof(*c.slot), "a forecast");
+    c.updated = s;
+    c.chunk = s + p->n_units;
+    c.grad = c.chunk + chunks;
+    for (int i = 0; i < slots; i++)
+        c.slot[i].unit = -1;
+    f.compute_s = passes_s(p);
+    f.step_s = step_s(&c, p->zero.early ? f.compute_s / 2 : 0);
+    f.host_s = c.busy_s;
     free(s);
     free(c.slot);
     return f;

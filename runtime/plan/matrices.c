@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which matrices are updated as such, where they lie in their units, and which
  * rank makes the update of each; see plan.h. */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/ops/orthogonal.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/unit_sizes.h"
@@ -147,8 +147,8 @@ static void add_unit(struct iz_plan *p, const struct iz_config *c,
         p->matrices.flops += a[i].owner == p->rank ? a[i].flops : 0;
 }
 
-int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m)
+void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
+                           const struct iz_model *m)
 {
     int n = 0;
     bool gpu = p->target.gpu;
@@ -163,16 +163,14 @@ int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
         for (int i = 0; i < m->unit[u].n_params; i++)
             n += matrices_of(&m->unit[u].param[i]);
     if (!n)
-        return 0;
-    double *load = calloc(2 * (size_t)p->ranks, sizeof(*load));
-    struct stack *stack = calloc((size_t)n, sizeof(*stack));
-    p->matrices.list = calloc((size_t)n, sizeof(*p->matrices.list));
-    bool ok = load && stack && p->matrices.list;
-    for (int u = 0; ok && u < m->n_units; u++)
+        return;
+    double *load = iz_take(2 * (int64_t)p->ranks, sizeof(*load), "matrices");
+    struct stack *stack = iz_take(n, sizeof(*stack), "matrices");
+    p->matrices.list = iz_take(n, sizeof(*p->matrices.list), "matrices");
+    for (int u = 0; u < m->n_units; u++)
         add_unit(p, c, &m->unit[u], &p->unit[u], load, stack);
     free(load);
     free(stack);
-    return ok ? 0 : -ENOMEM;
 }
 
 /* ---- states of elements ---- */

@@ -6,8 +6,8 @@
 #include "runtime/plan/plan.h"
 
 /* Finds the matrices that are updated as such (matrices.c): 0 or -ENOMEM. */
-int iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m);
+void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
+                           const struct iz_model *m);
 /* What the update of one does to its unit's buffer. */
 struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                         const struct iz_plan_matrix *a,

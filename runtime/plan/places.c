@@ -2,10 +2,8 @@
 /* The list of places; see places.h. */
 #include "runtime/plan/places.h"
 
-#include <stdlib.h>
-
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/touched_rows.h"
 #include "runtime/comm/coll.h"
@@ -58,12 +56,8 @@ static void append(struct iz_plan *p, struct iz_place a)
 {
     struct iz_places *l = &p->places;
     int64_t *sum = &p->bytes.b[a.tier][iz_datum_infos[a.what].class];
-    if (l->n == l->room) {
-        l->room = l->room ? 2 * l->room : 256;
-        l->list = realloc(l->list, (size_t)l->room * sizeof(*l->list));
-        if (!l->list)
-            iz_die("no memory for %d places of a plan", l->room);
-    }
+    l->list = iz_take_more(l->list, l->n, &l->room, sizeof(*l->list),
+                           "places of a plan");
     a.at = *sum;
     *sum += a.bytes;
     l->list[l->n++] = a;

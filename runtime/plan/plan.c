@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/text.h"
@@ -408,13 +409,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->target = *target;
     set_numerics(&p->target, &c->run);
     p->n_units = m->n_units;
-    p->unit = calloc((size_t)m->n_units, sizeof(*p->unit));
-    p->ring = calloc((size_t)m->n_units + 1, sizeof(*p->ring));
-    p->cost = calloc((size_t)m->n_units, sizeof(*p->cost));
-    if (!p->unit || !p->ring || !p->cost) {
-        iz_plan_clear(p);
-        return -ENOMEM;
-    }
+    p->unit = iz_take(m->n_units, sizeof(*p->unit), "the plan");
+    p->ring = iz_take(m->n_units + 1, sizeof(*p->ring), "the plan");
+    p->cost = iz_take(m->n_units, sizeof(*p->cost), "the plan");
     plan_schedule(p, c);
     plan_stage(p, c);
     for (int u = 0; u < m->n_units; u++)
@@ -423,10 +420,8 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     for (int u = 0; u < m->n_units; u++)
         plan_unit(p, c, m, u);
     iz_plan_split(p, c);
-    if (iz_plan_find_matrices(p, c, m) || iz_plan_rings(p, c)) {
-        iz_plan_clear(p);
-        return -ENOMEM;
-    }
+    iz_plan_find_matrices(p, c, m);
+    iz_plan_rings(p, c);
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
     plan_costs(p, c, m);

@@ -281,7 +281,7 @@ void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
                    const struct iz_model *m);
 /* Deals the units to rings, whose buffers then have their sizes and numbers.
  * -ENOMEM. */
-int iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
+void iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
 
 /* Where that lies which host and device both touch: on the host. */
 static inline enum iz_tier iz_plan_shared_tier(const struct iz_plan *p)

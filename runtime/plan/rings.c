@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which units take turns in which buffers. */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/plan/unit_sizes.h"
 
 struct size {
@@ -80,20 +80,16 @@ static void drop_unused(struct iz_plan *p)
 /* Units near the median size share ring 0, and more than two of another size,
  * such as parts of all blocks, a ring of theirs.  Any other one gets a slot of
  * its own, or every slot of a ring would have the size of the largest. */
-int iz_plan_rings(struct iz_plan *p, const struct iz_config *c)
+void iz_plan_rings(struct iz_plan *p, const struct iz_config *c)
 {
     int parallel = (int)min64(p->tracks, p->tasks_at_once);
-    size_t n = (size_t)p->n_units;
-    struct size *size = malloc(n * sizeof(*size));
-    int *first = malloc(n * sizeof(*first));
-    int64_t median = 0;
-    if (size && first) {
-        sort_sizes(size, p);
-        median = size[n / 2].gathered;
-        find_alike(first, size, p->n_units);
-    }
+    struct size *size = iz_take(p->n_units, sizeof(*size), "rings");
+    int *first = iz_take(p->n_units, sizeof(*first), "rings");
+    sort_sizes(size, p);
+    int64_t median = size[p->n_units / 2].gathered;
+    find_alike(first, size, p->n_units);
     p->n_rings = 1;
-    for (int u = 0; size && first && u < p->n_units; u++) {
+    for (int u = 0; u < p->n_units; u++) {
         struct iz_plan_unit *g = &p->unit[u];
         int64_t elems = iz_plan_gathered(g);
         bool common = elems * 4 <= median * 5 && elems * 4 >= median;
@@ -105,7 +101,6 @@ int iz_plan_rings(struct iz_plan *p, const struct iz_config *c)
         r->grad_elems = max64(r->grad_elems, iz_plan_sent(g));
         r->members++;
     }
-    int status = size && first ? 0 : -ENOMEM;
     free(size);
     free(first);
     for (int i = 0; i < p->n_rings; i++) {
@@ -115,5 +110,4 @@ int iz_plan_rings(struct iz_plan *p, const struct iz_config *c)
         r->grads = shared ? 2 * parallel : parallel;
     }
     drop_unused(p);
-    return status;
 }

@@ -141,7 +141,7 @@ static void on_box_signal(int number, siginfo_t *info, void *context)
         on_fatal(f);
 }
 
-int iz_box_open(const struct iz_engine *e)
+void iz_box_open(const struct iz_engine *e)
 {
     struct sigaction a = {.sa_sigaction = on_box_signal,
                           .sa_flags = SA_RESTART | SA_SIGINFO};
@@ -150,18 +150,14 @@ int iz_box_open(const struct iz_engine *e)
              e->plan.rank);
     snprintf(box.part, sizeof(box.part), "%s.tmp", box.path);
     box.begin_ns = iz_clock_ns();
-    if (iz_text_open(&t))
-        iz_trace_describe(e, t.out, e->step, box.begin_ns);
+    iz_trace_describe(e, iz_text_open(&t), e->step, box.begin_ns);
     box.about = iz_text_close(&t);
-    if (!box.about)
-        return -ENOMEM;
     box.e = e;
     iz_die_set_box(last_box);
     sigemptyset(&a.sa_mask);
     for (int i = 0; i < SIGNALS; i++)
         sigaction(signals[i].number, &a, &signals[i].old);
     iz_coll_boxes(e->coll, 1);
-    return 0;
 }
 
 void iz_box_close(void)

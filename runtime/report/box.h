@@ -7,7 +7,7 @@
 
 #include "runtime/engine/engine.h"
 
-/* From here on.  Negative errno with the reason printed. */
-int iz_box_open(const struct iz_engine *e);
+/* From here on. */
+void iz_box_open(const struct iz_engine *e);
 /* Before what it tells of is freed. */
 void iz_box_close(void);

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/progress.h"
 #include "runtime/report/summary.h"
@@ -112,19 +113,15 @@ int iz_metrics_claim(const char *output)
 int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
                     double gemm_rate, bool quiet)
 {
-    struct iz_metrics *m = calloc(1, sizeof(*m));
-    if (!m)
-        return -ENOMEM;
-    *out = m;
+    struct iz_metrics *m = *out = iz_take(1, sizeof(*m), "the metrics");
     m->e = e;
     m->quiet = quiet;
     m->gemm_rate = gemm_rate;
     m->columns = iz_progress_columns(STDOUT_FILENO, e->plan.ranks);
     m->tty = m->columns > 0;
     m->open_ns = m->last_ns = iz_clock_ns();
-    int r = quiet ? 0 : iz_summary_shares_open(&m->shares, e);
-    if (!r && !quiet)
-        r = metrics_open_file(m, &m->json, "metrics.jsonl");
+    m->shares = quiet ? NULL : iz_summary_shares_open(e);
+    int r = quiet ? 0 : metrics_open_file(m, &m->json, "metrics.jsonl");
     if (!r && !quiet && e->config->run.task_log)
         r = metrics_open_file(m, &m->tasks, "tasks.jsonl");
     if (r)

@@ -25,13 +25,12 @@ static enum iz_where where_of(const struct iz_engine *e, int w)
                : IZ_ON_HOST;
 }
 
-int iz_summary_shares_open(struct iz_time_shares **out,
-                           const struct iz_engine *e)
+struct iz_time_shares *iz_summary_shares_open(const struct iz_engine *e)
 {
     enum iz_where where[STARPU_NMAXWORKERS];
     for (int w = 0; w < STARPU_NMAXWORKERS; w++)
         where[w] = where_of(e, w);
-    return iz_time_shares_open(out, where, STARPU_NMAXWORKERS);
+    return iz_time_shares_open(where, STARPU_NMAXWORKERS);
 }
 
 /* A row of the table of workers; those of links come last. */

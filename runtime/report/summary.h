@@ -16,8 +16,7 @@ struct iz_summary { /* all borrowed */
 };
 
 /* For the workers of e. */
-int iz_summary_shares_open(struct iz_time_shares **out,
-                           const struct iz_engine *e);
+struct iz_time_shares *iz_summary_shares_open(const struct iz_engine *e);
 
 /* The limit in one sentence of at most `size` bytes. */
 enum iz_bottleneck iz_summary_bottleneck(const struct iz_summary *s, char *text,

@@ -3,12 +3,11 @@
 #include "runtime/report/time_shares.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 
 const char *const iz_use_names[IZ_USES] = {
     [IZ_USE_UNITS] = "units",     [IZ_USE_OPTIMIZER] = "optimizer",
@@ -58,19 +57,16 @@ struct iz_time_shares {
     double worker_ns[STARPU_NMAXWORKERS], all_ns[IZ_USES_RUNNING];
 };
 
-int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *where,
-                        int workers)
+struct iz_time_shares *iz_time_shares_open(const enum iz_where *where,
+                                           int workers)
 {
-    struct iz_time_shares *t = calloc(1, sizeof(*t));
-    *out = t;
-    if (!t)
-        return -ENOMEM;
+    struct iz_time_shares *t = iz_take(1, sizeof(*t), "the log of tasks");
     assert(workers <= STARPU_NMAXWORKERS);
     memcpy(t->where, where, (size_t)workers * sizeof(*where));
     t->workers = workers;
     for (int w = 0; w < workers; w++)
         t->compute += where[w] == IZ_ON_COMPUTE;
-    return 0;
+    return t;
 }
 
 void iz_time_shares_close(struct iz_time_shares **t)
@@ -105,20 +101,11 @@ static enum iz_use use_of(const struct iz_time_shares *t,
                                                      : IZ_USE_SUMS;
 }
 
-static void *grown(void *p, int *room, size_t size)
-{
-    *room = *room ? 2 * *room : 1024;
-    p = realloc(p, (size_t)*room * size);
-    if (!p)
-        iz_die("out of memory for the log of tasks");
-    return p;
-}
-
 static struct entry *log_span(struct iz_time_shares *t, const struct iz_span *s)
 {
     t->all_ns[use_of(t, s)] += (double)(s->end_ns - s->begin_ns);
-    if (t->n == t->room)
-        t->entry = grown(t->entry, &t->room, sizeof(*t->entry));
+    t->entry =
+        iz_take_more(t->entry, t->n, &t->room, sizeof(*t->entry), "tasks");
     t->entry[t->n] =
         (struct entry){.span = *s, .in_window = true, .hidden = COUNTED};
     return &t->entry[t->n++];
@@ -160,8 +147,8 @@ static int list_edges(struct iz_time_shares *t)
         const struct iz_span *s = &t->entry[i].span;
         if (s->end_ns <= s->begin_ns)
             continue;
-        while (n + 2 > t->edge_room)
-            t->edge = grown(t->edge, &t->edge_room, sizeof(*t->edge));
+        t->edge = iz_take_more(t->edge, n + 1, &t->edge_room, sizeof(*t->edge),
+                               "begins and ends of tasks");
         t->edge[n++] = (struct edge){s->begin_ns, i, 1};
         t->edge[n++] = (struct edge){s->end_ns, i, -1};
     }

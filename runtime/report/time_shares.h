@@ -45,8 +45,8 @@ struct iz_time_shares;
 
 /* where[w]: what StarPU's worker w is for, IZ_ON_COMPUTE if it computes units;
  * copied. */
-int iz_time_shares_open(struct iz_time_shares **out, const enum iz_where *where,
-                        int workers);
+struct iz_time_shares *iz_time_shares_open(const enum iz_where *where,
+                                           int workers);
 void iz_time_shares_close(struct iz_time_shares **t);
 
 void iz_time_shares_add(struct iz_time_shares *t, const struct iz_span *s);

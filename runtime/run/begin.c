@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
@@ -54,9 +55,7 @@ static int read_config(struct run *r)
     if (r->o.replay)
         iz_replay_settings(&r->c.run);
     text = iz_identity_asked(r);
-    s = iz_run_agree(r, text ? 0 : -ENOMEM, "the config");
-    if (!s)
-        s = iz_identity_agree(r, text);
+    s = iz_identity_agree(r, text);
     free(text);
     return s;
 }
@@ -103,8 +102,8 @@ static int find_checkpoint(struct run *r)
             access(r->c.run.output, F_OK) ? ": there is no such folder" : "");
     int64_t bytes = f->identity ? (int64_t)strlen(f->identity) + 1 : 0;
     iz_coll_broadcast(r->coll, &bytes, sizeof(bytes), 0, "the checkpoint");
-    if (!here && bytes && !(f->identity = malloc((size_t)bytes)))
-        s = -ENOMEM;
+    if (!here && bytes)
+        f->identity = iz_take(bytes, 1, "the checkpoint");
     s = iz_run_agree(r, s, "the checkpoint");
     if (s)
         return s;
@@ -120,13 +119,11 @@ static int find_checkpoint(struct run *r)
 static int identify(struct run *r)
 {
     r->facts = iz_identity_facts(r);
-    int s = iz_run_agree(r, r->facts ? 0 : -ENOMEM, "the run's identity");
-    if (!s)
-        r->identity = iz_identity_text(r);
-    if (!s)
-        s = iz_run_agree(r, r->identity ? 0 : -ENOMEM, "the run's identity");
-    if (!s)
-        s = iz_identity_agree(r, r->identity);
+    int s = iz_run_agree(r, r->facts ? 0 : -EIO, NULL);
+    if (s)
+        return s;
+    r->identity = iz_identity_text(r);
+    s = iz_identity_agree(r, r->identity);
     if (!s && r->from.identity)
         s = iz_identity_compare(r, r->identity, &r->changes);
     else if (!s && iz_run_loads(r) && iz_run_first(r))
@@ -259,8 +256,6 @@ static char *model_text(const struct run *r)
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
-    if (!f)
-        return NULL;
     fprintf(f, "{\"name\": \"%s\"", r->model->name);
     for (const struct iz_key *k = r->p->section.keys; k->name; k++) {
         fprintf(f, ", \"%s\": ", k->name);
@@ -280,11 +275,10 @@ static char *model_before(const struct run *r)
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
-    for (const struct iz_key *k = r->p->section.keys; f && k->name; k++)
+    for (const struct iz_key *k = r->p->section.keys; k->name; k++)
         fprintf(f, "%s\"%s\": %s", k == r->p->section.keys ? "{" : ", ",
                 k->name, k->fallback ? k->fallback : "null");
-    if (f)
-        fputc('}', f);
+    fputc('}', f);
     return iz_text_close(&text);
 }
 
@@ -459,9 +453,7 @@ static int settle(struct run *r)
 {
     free(r->identity);
     r->of.identity = r->identity = iz_identity_text(r);
-    int s = r->identity ? 0 : -ENOMEM;
-    if (!s && iz_run_first(r) && !r->o.replay)
-        s = write_config(r);
+    int s = iz_run_first(r) && !r->o.replay ? write_config(r) : 0;
     return iz_run_agree(r, s, "the config");
 }
 
@@ -469,21 +461,22 @@ static int open_metrics(struct run *r)
 {
     int s = iz_metrics_open(&r->metrics, r->e, r->gemm.rate,
                             !iz_run_first(r) || r->o.replay);
-    if (!s)
-        s = iz_chain_open(r);
-    if (!s)
-        iz_metrics_line(r->metrics,
-                        "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
-                        "\"weights_s\": %.3f}}",
-                        r->p->name, r->open_s, r->init_s);
-    if (!s && r->changes)
+    s = iz_run_agree(r, s, NULL);
+    if (s)
+        return s;
+    iz_chain_open(r);
+    iz_metrics_line(r->metrics,
+                    "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
+                    "\"weights_s\": %.3f}}",
+                    r->p->name, r->open_s, r->init_s);
+    if (r->changes)
         iz_metrics_line(r->metrics,
                         "{\"resumed\": {\"from\": %lld, \"changed\": {%s}}}",
                         (long long)r->from.step, r->changes);
-    if (!s && !r->o.replay)
-        s = iz_box_open(r->e);
-    s = iz_run_agree(r, s, "the metrics");
-    return s || !r->o.replay ? s : iz_replay_open(r);
+    if (r->o.replay)
+        return iz_replay_open(r);
+    iz_box_open(r->e);
+    return 0;
 }
 
 int iz_run_start(struct run *r)
@@ -499,9 +492,7 @@ int iz_run_start(struct run *r)
     r->model_before = model_before(r);
     r->of =
         (struct iz_ckpt_of){r->model_text, r->identity, r->id, r->model_before};
-    s = iz_run_agree(r, r->model_text ? 0 : -ENOMEM, "the model's text");
-    if (!s)
-        s = open_engine(r);
+    s = open_engine(r);
     if (!s)
         s = settle(r);
     if (s)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "runtime/ckpt/ckpt.h"
 #include "runtime/ckpt/state_hash.h"
 #include "runtime/formats/imported.h"
@@ -27,9 +27,7 @@ static int print_sample(struct run *r)
     int prompt_n = (int)strlen(c->sample_prompt), n = c->sample_tokens;
     if (!n)
         return 0;
-    int32_t *text = calloc((size_t)(prompt_n + n) * 2, sizeof(*text));
-    if (!text)
-        iz_die("out of memory for the sample"); /* the others begin it */
+    int32_t *text = iz_take((prompt_n + n) * 2, sizeof(*text), "the sample");
     int32_t *prompt = text + prompt_n + n;
     for (int i = 0; i < prompt_n; i++)
         prompt[i] = (unsigned char)c->sample_prompt[i];

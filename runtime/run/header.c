@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "codelets/ops/blas.h"
 #include "codelets/ops/gemm16.h"
@@ -111,9 +111,8 @@ static void print_disks(const struct iz_nvme *f, const char *what)
 /* Of all ranks, in order; malloc'ed. */
 static struct iz_binding *gather_bindings(const struct run *r)
 {
-    struct iz_binding *all = calloc((size_t)r->coll->size, sizeof(*all));
-    if (!all)
-        iz_die("no memory for the cores of %d ranks", r->coll->size);
+    struct iz_binding *all =
+        iz_take(r->coll->size, sizeof(*all), "the cores of the ranks");
     struct iz_binding *own = all + r->coll->rank;
     own->host = iz_coll_host(r->coll, r->coll->rank);
     gethostname(own->name, sizeof(own->name) - 1);

@@ -15,9 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/simd.h"
 #include "codelets/ops/blas.h"
 #include "runtime/base/hash.h"
@@ -97,36 +97,29 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Sorts the lines and leaves empty ones out.  `text` is the callee's; NULL: no
- * memory. */
+/* Sorts the lines and leaves empty ones out.  `text` is the callee's. */
 static char *lines_sorted(char *text)
 {
     struct iz_text sorted;
     int64_t n = 0;
-    for (const char *p = text; p && *p; p++)
+    for (const char *p = text; *p; p++)
         n += *p == '\n';
-    char **line = text ? calloc((size_t)n + 1, sizeof(*line)) : NULL;
+    char **line = iz_take(n + 1, sizeof(*line), "the run's identity");
     FILE *out = iz_text_open(&sorted);
     n = 0;
-    for (char *p = text, *next = NULL; line && *p; p = next) {
+    for (char *p = text, *next = NULL; *p; p = next) {
         next = p + strcspn(p, "\n");
         if (*next)
             *next++ = 0;
         if (*p)
             line[n++] = p;
     }
-    if (line)
-        qsort(line, (size_t)n, sizeof(*line), by_text);
-    for (int64_t i = 0; out && i < n; i++)
+    qsort(line, (size_t)n, sizeof(*line), by_text);
+    for (int64_t i = 0; i < n; i++)
         fprintf(out, "%s\n", line[i]);
-    bool whole = line != NULL;
     free(line);
     free(text);
-    char *made = iz_text_close(&sorted);
-    if (whole)
-        return made;
-    free(made);
-    return NULL;
+    return iz_text_close(&sorted);
 }
 
 static bool decides(const char *name)
@@ -320,8 +313,7 @@ static int print_import(FILE *out, const struct run *r)
 char *iz_identity_facts(const struct run *r)
 {
     struct iz_text t;
-    if (!iz_text_open(&t))
-        return NULL;
+    iz_text_open(&t);
     print_data(t.out, r->data, IZ_TRAIN);
     print_data(t.out, r->data, IZ_VAL);
     print_machine(t.out, r);
@@ -348,8 +340,7 @@ static void print_options(FILE *out, const struct run *r)
 static char *make_text(const struct run *r, bool asked)
 {
     struct iz_text t;
-    if (!iz_text_open(&t))
-        return NULL;
+    iz_text_open(&t);
     iz_config_lines(t.out, &r->c, &r->p->section);
     fprintf(t.out, "program %s\n", r->p->name);
     print_variables(t.out);
@@ -387,9 +378,7 @@ static void tell_rank(void *arg, const char *name, const struct line *a,
 static void compare_rank(const struct run *r, const char *text, int q,
                          int64_t bytes)
 {
-    char *other = calloc((size_t)bytes + 1, 1);
-    if (!other)
-        iz_die("no memory to compare ranks");
+    char *other = iz_take(bytes + 1, 1, "what another rank has");
     if (q == r->coll->rank)
         memcpy(other, text, (size_t)bytes);
     iz_coll_broadcast(r->coll, other, bytes, q, "what the run is");
@@ -469,7 +458,7 @@ static void tell_change(void *arg, const char *name, const struct line *was,
     fprintf(c->out[1], "%s\"%s\": [", ftell(c->out[1]) ? ", " : "", name);
     for (int i = 0; i < 2; i++) {
         const struct line *l = i ? now : was;
-        char *value = l ? strndup(l->value, (size_t)l->length) : NULL;
+        char *value = l ? iz_take_text(l->value, l->length) : NULL;
         fputs(i ? ", " : "", c->out[1]);
         if (value)
             iz_json_print(c->out[1], value);
@@ -487,20 +476,15 @@ static void tell_change(void *arg, const char *name, const struct line *was,
 
 int iz_identity_compare(const struct run *r, const char *text, char **changes)
 {
-    struct comparison c = {.r = r};
-    struct iz_text told[2] = {{0}};
-    if (iz_text_open(&told[0]) && iz_text_open(&told[1])) {
-        c.out[0] = told[0].out;
-        c.out[1] = told[1].out;
-        lines_compare(r->from.identity, text, tell_change, &c);
-    }
+    struct iz_text told[2];
+    struct comparison c = {
+        .r = r, .out = {iz_text_open(&told[0]), iz_text_open(&told[1])}};
+    lines_compare(r->from.identity, text, tell_change, &c);
     char *rest = iz_text_close(&told[0]);
     *changes = iz_text_close(&told[1]);
-    if (rest && *rest && !c.another && !r->o.replay && iz_run_first(r))
+    if (*rest && !c.another && !r->o.replay && iz_run_first(r))
         printf("resume: without effect on results: %s\n", rest + 2);
     fflush(stdout);
     free(rest);
-    if (c.another)
-        return -EINVAL;
-    return *changes ? 0 : -ENOMEM;
+    return c.another ? -EINVAL : 0;
 }

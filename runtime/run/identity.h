@@ -17,15 +17,14 @@
 uint64_t iz_identity_hash(const char *text);
 
 /* The text as far as it is known: of the config that was read and of the
- * command line, which ranks compare first; or with r->facts.  malloc'ed; NULL:
- * no memory. */
+ * command line, which ranks compare first; or with r->facts.  malloc'ed. */
 char *iz_identity_asked(const struct run *r);
 char *iz_identity_text(const struct run *r);
 
 /* The lines of what is no key: data and imported weights (of a resumed run
  * those that it began with), and what decides bits here.  The files are read,
- * up to 1 GiB in all; of larger ones blocks that lie evenly.  malloc'ed; NULL:
- * no memory or, with the reason printed, a file that cannot be read. */
+ * up to 1 GiB in all; of larger ones blocks that lie evenly.  malloc'ed; NULL,
+ * with the reason printed: a file cannot be read. */
 char *iz_identity_facts(const struct run *r);
 
 /* Whether all ranks have the same lines, but for IZ_CHANGE_OWN and GPUs.  All

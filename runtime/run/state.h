@@ -160,7 +160,7 @@ int iz_run_train(struct run *r);
 /* ---- chain.c ---- */
 
 /* What a resumed run or a replay has of the chain. */
-int iz_chain_open(struct run *r);
+void iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
 /* The last link of a step, or up to it; NULL: there is none. */
 const json_t *iz_chain_find(const struct run *r, int64_t step, bool before);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
 #include "runtime/base/text.h"
@@ -101,7 +102,8 @@ static int open_engine(struct simulation *s)
                                 .simulated = true};
     memcpy(t.rate, s->rate, sizeof(t.rate));
     int r = iz_train_open(&s->e, &t, &s->plan);
-    return r ? r : iz_summary_shares_open(&s->shares, s->e);
+    s->shares = r ? NULL : iz_summary_shares_open(s->e);
+    return r;
 }
 
 /* ---- what the tasks did ---- */
@@ -109,12 +111,8 @@ static int open_engine(struct simulation *s)
 static void keep(void *arg, const struct iz_span *span)
 {
     struct simulation *s = arg;
-    if (s->n_spans == s->room) {
-        s->room = s->room ? 2 * s->room : 4096;
-        s->span = realloc(s->span, (size_t)s->room * sizeof(*s->span));
-        if (!s->span)
-            abort();
-    }
+    s->span =
+        iz_take_more(s->span, s->n_spans, &s->room, sizeof(*s->span), "spans");
     s->span[s->n_spans++] = *span;
     /* Spans come worker by worker, so the step says which one it is. */
     if (span->kind == IZ_CLIP && span->step < STEPS) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/update_order.h"
 
@@ -133,9 +134,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     int aux = ballot + (b->tell ? IZ_BALLOT : 0);
     bool tells = iz_model_has_aux(e->model);
     int per = aux + (tells ? IZ_AUX : 0);
-    double *own = malloc((size_t)per * sizeof(*own));
-    if (!own)
-        iz_die("clip: out of memory");
+    double *own = iz_take(per, sizeof(*own), "the scalars of a step");
     own[0] = *(double *)buf[2];
     own[1] = e->events.stop ? atomic_load(e->events.stop) : 0;
     for (int u = 0; u < e->plan.n_units; u++)
@@ -176,9 +175,7 @@ void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty)
     struct control_arg a = {e, step, .samples = 0, .empty = empty};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);
     struct iz_access *more =
-        malloc(((size_t)e->plan.n_units + 1) * sizeof(*more));
-    if (!more)
-        iz_die("clip: out of memory");
+        iz_take(e->plan.n_units + 1, sizeof(*more), "the scalars of a step");
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.scale_handle, STARPU_W);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
 #include "runtime/comm/coll.h"
@@ -261,10 +261,9 @@ int iz_train_init(struct iz_engine *e)
 
 int iz_train_init_adapters(struct iz_engine *e)
 {
-    float *buf = malloc(PIECE * sizeof(*buf));
+    float *buf = iz_take(PIECE, sizeof(*buf), "the initial weights");
     struct init a = {.e = e, .progress = {.quiet = true}};
-    int r = buf ? 0 : no_memory(e);
-    for (int u = 0; u < e->plan.n_units && !r; u++) {
+    for (int u = 0; u < e->plan.n_units; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
         for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p++) {
             const struct iz_param *q = &unit->param[p];
@@ -274,7 +273,7 @@ int iz_train_init_adapters(struct iz_engine *e)
         }
     }
     free(buf);
-    return iz_train_publish(e, r);
+    return iz_train_publish(e, 0);
 }
 
 /* Copies one parameter's values, as far as this rank owns the copy. */

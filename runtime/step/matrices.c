@@ -9,8 +9,8 @@
 
 #include <stdlib.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
@@ -106,9 +106,8 @@ static void add_all(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
                     struct iz_task *t, struct iz_access **more)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    struct iz_access *a = calloc((size_t)(p->chunks + p->matrices), sizeof(*a));
-    if (!a)
-        iz_die("no memory for a task on %s", iz_step_unit_name(e, unit));
+    struct iz_access *a = iz_take(p->chunks + p->matrices, sizeof(*a),
+                                  "a task on %s", iz_step_unit_name(e, unit));
     for (int i = 0; i < p->chunks && !b->gathered; i++)
         a[t->n_more++] = (struct iz_access){b->chunk[i], STARPU_R};
     for (int i = 0; i < p->matrices; i++)
@@ -222,12 +221,10 @@ struct move_arg {
 static void run_move(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct move_arg *a = arg;
-    struct iz_coll_range *range = calloc((size_t)a->matrices, sizeof(*range));
+    struct iz_coll_range *range =
+        iz_take(a->matrices, sizeof(*range), "the matrices of %s", a->unit);
     const int64_t size = sizeof(float);
     int n = 0;
-    (void)x;
-    if (!range)
-        iz_die("no memory to move the matrices of %s", a->unit);
     for (int i = 0; i < a->matrices; i++) {
         const struct iz_plan_matrix *m = &a->matrix[i];
         if (i == 0 || m->begin != m[-1].begin)
@@ -302,9 +299,9 @@ static void submit_matrix(struct iz_engine *e, int unit,
     struct iz_task t = iz_task_of(
         e, IZ_MUON, e->plan.matrices.on_gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
         run_matrix, unit);
-    struct iz_access *more = calloc((size_t)g->plan->chunks + 1, sizeof(*more));
-    if (!more)
-        iz_die("no memory for a task on %s", iz_step_unit_name(e, unit));
+    struct iz_access *more =
+        iz_take(g->plan->chunks, sizeof(*more), "a task on %s",
+                iz_step_unit_name(e, unit));
     for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
         if (meets(e, unit, &g->chunk[k], &a.matrix))
             more[t.n_more++] = (struct iz_access){b->chunk[k], STARPU_R};

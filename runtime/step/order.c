@@ -2,8 +2,9 @@
 /* The order of a pass; see order.h. */
 #include "runtime/step/order.h"
 
-#include <errno.h>
 #include <stdlib.h>
+
+#include "codelets/base/take.h"
 
 int iz_order_unit(const struct iz_engine *e, int i)
 {
@@ -17,13 +18,11 @@ int iz_order_position(const struct iz_engine *e, int i)
 }
 
 /* A pass has fewer than 2U steps, and a step at most two uses. */
-static int list_uses(const struct iz_engine *e, bool training,
-                     struct iz_uses *uses)
+static void list_uses(const struct iz_engine *e, bool training,
+                      struct iz_uses *uses)
 {
     int units = e->model->n_units;
-    int *p = calloc((size_t)units * 16, sizeof(*p));
-    if (!p)
-        return -ENOMEM;
+    int *p = iz_take(units * 16, sizeof(*p), "the order of a pass");
     *uses = (struct iz_uses){.unit = p,
                              .step = p + 4 * units,
                              .after = p + 8 * units,
@@ -48,13 +47,12 @@ static int list_uses(const struct iz_engine *e, bool training,
         uses->after[i] = uses->first[uses->unit[i]];
         uses->first[uses->unit[i]] = i;
     }
-    return 0;
 }
 
-int iz_order_open(struct iz_engine *e)
+void iz_order_open(struct iz_engine *e)
 {
-    int r = list_uses(e, true, &e->uses.training);
-    return r ? r : list_uses(e, false, &e->uses.forward);
+    list_uses(e, true, &e->uses.training);
+    list_uses(e, false, &e->uses.forward);
 }
 
 void iz_order_close(struct iz_engine *e)

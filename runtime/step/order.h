@@ -5,7 +5,7 @@
 #include "runtime/engine/engine.h"
 
 /* -ENOMEM, nothing printed; close also after an open that failed. */
-int iz_order_open(struct iz_engine *e);
+void iz_order_open(struct iz_engine *e);
 void iz_order_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
 int iz_order_unit(const struct iz_engine *e, int i);

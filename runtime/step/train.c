@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 #include "runtime/plan/matrices.h"
@@ -305,10 +305,10 @@ static int open_graph_in_turn(struct iz_engine *e,
 static int open_memory(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
-    int r = e->simulated
-                ? iz_memory_open_simulated(&e->memory)
-                : iz_memory_open(&e->memory, e->graph, p->zero.pin_cpu);
-    if (!r && p->target.gpu && !e->simulated)
+    int r = 0;
+    e->memory = e->simulated ? iz_memory_open_simulated()
+                             : iz_memory_open(e->graph, p->zero.pin_cpu);
+    if (p->target.gpu && !e->simulated)
         r = iz_memory_open_gpu(e->memory, &p->places,
                                e->config->run.device == IZ_DEVICE_AUTO
                                    ? "run.device: auto"
@@ -323,10 +323,7 @@ static int open_memory(struct iz_engine *e)
 int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
                   struct iz_plan *plan)
 {
-    struct iz_engine *e = calloc(1, sizeof(*e));
-    if (!e)
-        iz_die("no memory for the engine");
-    *out = e;
+    struct iz_engine *e = *out = iz_take(1, sizeof(*e), "the engine");
     e->config = c->config;
     e->model = c->model;
     e->coll = c->coll;
@@ -345,7 +342,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     if (!r)
         r = open_memory(e);
     if (!r)
-        r = iz_order_open(e);
+        iz_order_open(e);
     if (c->cores)
         iz_cores_release(c->cores);
     if (r)

@@ -5,9 +5,9 @@
 
 #include <stdlib.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
@@ -67,7 +67,7 @@ static void submit_update(struct iz_engine *e, int unit,
                           starpu_data_handle_t param, const struct passes *pass)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    struct iz_access *more = calloc((size_t)p->matrices + 1, sizeof(*more));
+    struct iz_access *more = iz_take(p->matrices, sizeof(*more), "an update");
     int64_t n = p->rows ? min64(p->packed, k->count) : k->count;
     int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
@@ -76,8 +76,6 @@ static void submit_update(struct iz_engine *e, int unit,
         : a->rows.cols ? iz_chunk_update_rows
                        : iz_chunk_update_all,
         unit);
-    if (!more)
-        iz_die("no memory for an update of %s", iz_step_unit_name(e, unit));
     t.urgency =
         iz_step_updates_first(e) ? BEFORE_PASSES : iz_step_in_order(unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);

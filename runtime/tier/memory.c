@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "codelets/gpu/device.h"
 #include "runtime/base/cgroup.h"
@@ -42,22 +43,19 @@ struct iz_memory {
     char *nowhere; /* the next address of a simulation; else NULL */
 };
 
-int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu)
+struct iz_memory *iz_memory_open(struct iz_graph *g, bool pin_cpu)
 {
-    *out = calloc(1, sizeof(**out));
-    if (!*out)
-        return -ENOMEM;
-    (*out)->graph = g;
-    (*out)->pin_cpu = pin_cpu;
-    return 0;
+    struct iz_memory *m = iz_take(1, sizeof(*m), "lists of memory");
+    m->graph = g;
+    m->pin_cpu = pin_cpu;
+    return m;
 }
 
-int iz_memory_open_simulated(struct iz_memory **out)
+struct iz_memory *iz_memory_open_simulated(void)
 {
-    int r = iz_memory_open(out, NULL, false);
-    if (!r)
-        (*out)->nowhere = (char *)(UINTPTR_MAX / 4 + 1);
-    return r;
+    struct iz_memory *m = iz_memory_open(NULL, false);
+    m->nowhere = (char *)(UINTPTR_MAX / 4 + 1);
+    return m;
 }
 
 void iz_memory_close(struct iz_memory **m)
@@ -113,14 +111,12 @@ static void *map_pages(size_t bytes)
 /* Zeroed pages of the host; NULL with errno. */
 static struct block *map(struct iz_memory *m, int64_t bytes)
 {
-    struct block *b = malloc(sizeof(*b));
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t round = (size_t)round_up(max64(bytes, 1), (int64_t)page);
-    void *p = b ? map_pages(round) : MAP_FAILED;
-    if (p == MAP_FAILED) {
-        free(b);
+    void *p = map_pages(round);
+    if (p == MAP_FAILED)
         return NULL;
-    }
+    struct block *b = iz_take(1, sizeof(*b), "lists of memory");
     *b = (struct block){.next = m->blocks, .p = p, .bytes = round};
     m->blocks = b;
     return b;

@@ -14,9 +14,9 @@ struct iz_memory;
 
 /* pin_cpu: lock the cpu tier into memory (pin_memory).  The workers of g, which
  * is borrowed until close, touch the pages to be locked or pinned. */
-int iz_memory_open(struct iz_memory **out, struct iz_graph *g, bool pin_cpu);
+struct iz_memory *iz_memory_open(struct iz_graph *g, bool pin_cpu);
 /* Memory of a simulation: counted addresses with nothing behind them. */
-int iz_memory_open_simulated(struct iz_memory **out);
+struct iz_memory *iz_memory_open_simulated(void);
 /* The device tier is a GPU's from now on.  Both tiers become one allocation
  * each, which these places fill; that of the cpu tier is pinned and has all but
  * the optimizer's states, which nothing copies.  wish: the setting that asks

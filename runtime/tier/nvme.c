@@ -18,6 +18,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/hash.h"
 
 #define RINGS 4  /* callers at a time; more of them wait for a ring */
@@ -44,7 +45,8 @@ struct iz_nvme {
     struct io_uring ring[RINGS];
     int idle[RINGS], n_idle, n_rings;
     struct region *region; /* sorted, never overlapping */
-    int64_t n_regions, max_regions;
+    int64_t n_regions;
+    int max_regions;
 };
 
 /* A read or write of one call, cut in pieces. */
@@ -88,11 +90,8 @@ static int rings_open(struct iz_nvme *f, const char *folders)
 int iz_nvme_open(struct iz_nvme **out, const char *folders, const char *name,
                  int64_t bytes, bool checksum)
 {
-    struct iz_nvme *f = calloc(1, sizeof(*f));
+    struct iz_nvme *f = iz_take(1, sizeof(*f), "files");
     assert(bytes > 0);
-    *out = NULL;
-    if (!f)
-        return -ENOMEM;
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->ring_free, NULL);
     f->checksum = checksum;
@@ -283,23 +282,12 @@ static int64_t region_find(const struct iz_nvme *f, int64_t offset)
     return lo;
 }
 
-static void region_grow(struct iz_nvme *f)
-{
-    int64_t n = f->max_regions ? 2 * f->max_regions : 256;
-    struct region *r = realloc(f->region, (size_t)n * sizeof(*r));
-    if (!r)
-        iz_die("nvme: no memory for %" PRId64 " checksums of %s", n,
-               f->disks.disk[0].path);
-    f->region = r;
-    f->max_regions = n;
-}
-
 /* Takes the place of every region that it overlaps. */
 static void region_set(struct iz_nvme *f, struct region r)
 {
     pthread_mutex_lock(&f->lock);
-    if (f->n_regions == f->max_regions)
-        region_grow(f);
+    f->region = iz_take_more(f->region, f->n_regions, &f->max_regions,
+                             sizeof(*f->region), "checksums");
     int64_t at = region_find(f, r.offset), end = at;
     while (end < f->n_regions && f->region[end].offset < r.offset + r.bytes)
         end++;

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""usage: families.py [--write | --in=FOLDER] [FAMILY...]
+"""usage: families.py [--write | --in=FOLDER | --adapters=FOLDER] [FAMILY...]
 
 A small model of each family of models/families.c, its weights by a seed, and what
 transformers computes with it: families.json has the config.json that it saves, the
 shapes of its tensors, and the losses of SAMPLE before each of ten steps of AdamW and
 after them.  With --write the losses are computed again and written, else compared:
-those of the seeded weights, or of the folders FOLDER/FAMILY.
+those of the seeded weights, or of the folders FOLDER/FAMILY.  "adapted" is the loss of
+PEFT with a seeded adapter, or that of the adapters FOLDER/FAMILY the number in their
+file "loss".
 What tests read needs no transformers."""
 import array
 import json
 import pathlib
 import random
+import re
 import sys
 import tempfile
 
@@ -87,6 +90,70 @@ def write(family, golden, path):
     return hf.write(path, tensors(one["shapes"], family), one["config"])
 
 
+# Of PEFT's rank_pattern and alpha_pattern.
+RANKS, ALPHAS = {r".*layers\.1\..*": 2, "(o|c)_proj": 3}, {"down_proj|c_proj": 9}
+HEAD, OTHERS = "base_model.model.", "model.embed_tokens|lm_head|.*norm"
+
+
+def adapter(family, golden):
+    """The config of an adapter of all linear layers, and the shapes of its tensors.  In
+    turn with the last norm, with embeddings and head, and with nothing else."""
+    shapes, n = golden[family]["shapes"], list(FAMILIES).index(family)
+    modules = [k[:-len(".weight")] for k in shapes if k.endswith(".weight")]
+    ends = (["model.norm"], ["embed_tokens", "lm_head"], [])[n % 3]
+    if "lm_head" not in modules:
+        ends = [e for e in ends if e != "lm_head"]
+    saved = [m for m in modules if any(m.endswith(e) for e in ends)]
+    out = {HEAD + k: s for k, s in shapes.items() if k.rpartition(".")[0] in saved}
+    ties = len(ends) == 1 and ends[0] == "embed_tokens"
+    linear = [m for m in modules if not re.fullmatch(OTHERS, m)]
+    for m in [m for m in linear if len(shapes[m + ".weight"]) == 2]:
+        r = next((v for k, v in RANKS.items() if re.match(rf"(.*\.)?({k})$", m)), 4)
+        rows, cols = shapes[m + ".weight"]
+        out |= {f"{HEAD}{m}.lora_A.weight": [r, cols], f"{HEAD}{m}.lora_B.weight": [rows, r]}
+    return {"r": 4, "lora_alpha": 3.0, "use_rslora": n % 2 == 1, "rank_pattern": RANKS,
+            "alpha_pattern": ALPHAS, "modules_to_save": ends or None,
+            "ensure_weight_tying": ties,
+            "target_modules": sorted({k.split(".")[-3] for k in out if "lora_A" in k}),
+            "peft_type": "LORA", "task_type": "CAUSAL_LM"}, out, ties
+
+
+def adapter_tensors(family, golden):
+    """What is tied has both its names."""
+    _, shapes, ties = adapter(family, golden)
+    out = tensors(shapes, family + " adapter")
+    if ties:
+        out[HEAD + "lm_head.weight"] = out[HEAD + "model.embed_tokens.weight"]
+    return out
+
+
+def write_adapter(family, golden, path):
+    path.mkdir(parents=True)
+    hf.write_file(path / "adapter_model.safetensors", adapter_tensors(family, golden))
+    config = adapter(family, golden)[0]
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
+
+
+def adapted(family, golden, base, path):
+    """What PEFT computes with an adapter on a folder; it would save the same tensors."""
+    import peft
+    import safetensors.torch
+    import torch
+    import transformers
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, attn_implementation="eager")
+    model = peft.PeftModel.from_pretrained(model, path).eval()
+    saved = peft.get_peft_model_state_dict(model)
+    given = safetensors.torch.load_file(path / "adapter_model.safetensors")
+    assert given.keys() <= saved.keys(), given.keys() - saved.keys()
+    assert all(torch.equal(t, saved[name]) for name, t in given.items())
+    x = torch.tensor([list(SAMPLE)])
+    with torch.no_grad():
+        logits = model(x[:, :-1]).logits
+        return torch.nn.functional.cross_entropy(logits[0], x[0, 1:]).item()
+
+
 def losses(path):
     """What transformers computes with a folder."""
     import torch
@@ -127,15 +194,26 @@ def main():
     names = [a for a in sys.argv[1:] if a[0] != "-"] or list(FAMILIES)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     given = [pathlib.Path(a[5:]) for a in sys.argv[1:] if a.startswith("--in=")]
+    theirs = [pathlib.Path(a[11:]) for a in sys.argv[1:] if a.startswith("--adapters=")]
     for name in names:
         with tempfile.TemporaryDirectory() as temporary:
             path = pathlib.Path(temporary)
+            if theirs:
+                now = adapted(name, golden, write(name, golden, path / "seeded"),
+                              theirs[0] / name)
+                was = float((theirs[0] / name / "loss").read_text())
+                assert abs(was - now) < 2e-5 * was, (name, was, now)
+                continue
             if "--write" in sys.argv:
                 golden[name] = shapes_of(name, path / "saved")
             now = losses(given[0] / name if given else
                          write(name, golden, path / "seeded"))
+            peft = adapted(name, golden, path / "seeded", write_adapter(
+                name, golden, path / "adapter")) if not given else None
         was = golden[name].setdefault("losses", now)
         assert max(abs(a - b) for a, b in zip(was, now)) < 1e-5, (name, was, now)
+        was = golden[name].setdefault("adapted", peft)
+        assert given or abs(was - peft) < 1e-5 * was, (name, was, peft)
         print(name, now[0], now[-1], flush=True)
     if "--write" in sys.argv:
         GOLDEN.write_text("{" + ",\n".join(

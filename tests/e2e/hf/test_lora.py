@@ -28,17 +28,20 @@ def floats(t):
 
 
 def adapters(folder):
-    """{module: (a, b)} of a folder of PEFT, and its config."""
+    """{module: {matrix: tensor}} of a folder of PEFT, and its config."""
     assert sorted(p.name for p in folder.iterdir()) == \
         ["adapter_config.json", "adapter_model.safetensors"]
     tensors = hf.read_file(folder / "adapter_model.safetensors")
     head, out = "base_model.model.", {}
     for name, t in tensors.items():
-        assert name.startswith(head) and name.endswith(".weight")
-        module, matrix = name[len(head):-len(".weight")].rsplit(".", 1)
+        assert name.startswith(head)
+        if ".lora_" in name:
+            module, matrix = name[len(head):-len(".weight")].rsplit(".", 1)
+        else:
+            module, matrix = name[len(head):].rsplit(".", 1)
         out.setdefault(module, {})[matrix] = t
-    for pair in out.values():
-        assert sorted(pair) == ["lora_A", "lora_B"]
+    for tensors in out.values():
+        assert sorted(tensors) in (["lora_A", "lora_B"], ["weight"], ["bias", "weight"])
     return out, json.loads((folder / "adapter_config.json").read_text())
 
 
@@ -183,14 +186,10 @@ def files(folder):
          "zero_optimization.stage": 3}),
     (1, {**LORA, "parameters": [{"match": "h.3.ln_1.*", "frozen": False}]})))
 def test_the_tool_exports_what_the_run_does(ranks, changes, place):
-    """Merged, and where nothing else is trained the adapters alone."""
+    """Merged, and the adapters alone, with what is trained beside them."""
     base = place.folder / "base"
     hf.write(base, hf.gpt2_tensors(run.MODEL, "F32"), hf.gpt2_config(run.MODEL))
     for kind in ("merged", "adapter"):
-        if kind == "adapter" and "parameters" in changes:
-            r = ckpt("export", out, "--out", place.folder / "x", "--adapter", rc=1)
-            assert "h.3.ln_1.weight is trained" in r.err
-            continue
         out, ours = place.folder / f"run-{kind}", place.folder / kind
         place.good(ranks, {**changes, "run.save": True, "lora.export": kind,
                            "model.import": str(base), "run.export": str(ours)},
@@ -304,7 +303,9 @@ def llama_modules(*names):
     ("llama", "q_proj, v_proj", {}),
     ("llama", "q_proj,v_proj,down_proj", {"alpha_pattern": {
         "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}),
-    ("llama", "*gate_proj.weight,down_proj,qkv_proj", {})])
+    ("llama", "*gate_proj.weight,down_proj,qkv_proj", {}),
+    ("gpt2", "c_fc", {"modules_to_save": "wte, ln_f, h.2.attn"}),
+    ("llama", "q_proj", {"modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"})])
 def test_an_exported_adapter_is_a_start(kind, targets, more, place):
     """Its step 0 has the loss behind the last step of the run that exported; its
     own export is the same, bit for bit, from any ranks and homes."""
@@ -388,12 +389,12 @@ def test_adapters_that_a_rule_freezes_are_imported_too(place):
 
 # Of an adapter of PEFT: what its config says, what the run's, what is told.
 FOREIGN = [
-    ({"use_dora": True, "bias": "all", "modules_to_save": ["lm_head"],
+    ({"use_dora": True, "bias": "all",
       "rank_pattern": {"q_proj": 2.5}, "alpha_pattern": {"(?:q)": 4},
       "init_lora_weights": "pissa", "layer_replication": [[0, 1]],
       "of_a_later_version": "on", "peft_type": "IA3"}, {},
      [["lora.import", "use_dora", "true"], ["bias", "all", '"none"'],
-      ["modules_to_save"], ["rank_pattern", "q_proj"], ["alpha_pattern", "only Python"],
+      ["rank_pattern", "q_proj"], ["alpha_pattern", "only Python"],
       ["init_lora_weights", "pissa"], ["layer_replication"], ["of_a_later_version"],
       ["peft_type", "IA3"]]),
     ({"target_parameters": "gate_up_proj"}, {}, [["target_parameters", "no list"]]),
@@ -426,7 +427,7 @@ def test_tensors_that_are_none_of_the_adapters_are_named(place):
     head = "base_model.model.model."
     missing = head + "layers.1.self_attn.v_proj.lora_B.weight"
     del tensors[missing]
-    surplus = {"embed_tokens.lora_embedding_A": (4, 256), "norm.weight": (24,),
+    surplus = {"embed_tokens.lora_embedding_A": (4, 256), "nom.weight": (24,),
                "layers.0.mlp.down_proj.lora_magnitude_vector": (24,)}
     for name, shape in surplus.items():
         n = shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -454,13 +455,13 @@ def test_what_has_no_adapter_is_refused(targets, words, place):
     run.refused(r, "lora.targets", *words)
 
 
-def test_an_adapter_alone_must_be_all_that_is_trained(place):
-    out = place.folder / "out"
-    c = {**LORA, "run.export": str(out), "parameters": [
-        {"match": "h.0.ln_1.bias", "frozen": False}]}
-    run.refused(place.launch(1, {**c, **ADAPTER}), "lora.export",
-                "h.0.ln_1.bias")
-    place.good(1, c)  # merged it is
+@pytest.mark.parametrize("saved, told", (
+    ("q_proj", "others not"), ("self_attn", "adapter, too"), ("nom", "matches no tensor")))
+def test_what_cannot_be_saved_is_refused(saved, told, place):
+    llama(place)
+    r = place.launch(1, {"lora": {"rank": 2, "targets": "o_proj",
+                                  "modules_to_save": saved}})
+    run.refused(r, "lora.modules_to_save", told)
 
 
 def test_frozen_adapters_are_not_exported(place):

@@ -77,7 +77,7 @@ static void a_slot_has_room_for_every_unit_of_its_ring(void **state)
     make(&p, &c, 2, &target2);
     memset(p.ring, 0, (size_t)p.n_rings * sizeof(*p.ring));
     p.unit[p.n_units - 2].padded -= 64;
-    assert_int_equal(iz_plan_rings(&p, &c), 0);
+    iz_plan_rings(&p, &c);
     for (int u = 0; u < p.n_units; u++)
         assert_true(p.ring[p.unit[u].ring].elems >=
                     iz_plan_gathered(&p.unit[u]));
@@ -88,7 +88,7 @@ static void large_buffers_begin_with_a_huge_page(void **state)
     const int64_t huge = 2 << 20,
                   bytes[] = {4096, huge, 3 * huge + 4096, 2 * huge - 4096};
     struct iz_memory *m;
-    assert_int_equal(iz_memory_open(&m, NULL, false), 0);
+    m = iz_memory_open(NULL, false);
     for (int i = 0; i < 4; i++) {
         char *b = iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_GRAD, bytes[i]);
         assert_non_null(b);
@@ -120,7 +120,7 @@ static void all_that_was_taken_is_locked_together(void **state)
 #endif
     struct iz_memory *m;
     long before = locked_kib();
-    assert_int_equal(iz_memory_open(&m, NULL, true), 0);
+    m = iz_memory_open(NULL, true);
     for (int i = 0; i < 3; i++)
         assert_non_null(iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_STATE, 8192));
     assert_int_equal(locked_kib(), before);
