@@ -277,8 +277,8 @@ static struct iz_view added_backward(struct iz_exec *x,
     return d;
 }
 
-/* Keys and values of a chunk's rows, which are behind the queries in these rows,
- * go to those of the sample; the gradients of the sample's come back. */
+/* Keys and values of a chunk's rows, which are behind the queries in these
+ * rows, go to those of the sample; the gradients of the sample's come back. */
 static void put_keys(struct iz_exec *x, const struct iz_chunk *k,
                      struct iz_view qkv)
 {

@@ -142,8 +142,7 @@ static void chunk_open(struct part *p, struct iz_exec *x,
 bool iz_block_in_chunks(const struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    int64_t n = x->numerics.chunk_rows;
-    return n && n < c->seq && !c->chunk;
+    return x->numerics.chunk_rows && !c->chunk;
 }
 
 /* All chunks of a sample, `again` with what a backward needs of each alone: its

@@ -207,8 +207,8 @@ static void start_columns(struct iz_exec *x, T *y, int64_t ldy, const U *a,
                           int64_t lda, int64_t rows, int cols)
 {
     constexpr int per = 4;
-    bool whole = iz_aligned(y, a) && cols % per == 0 && ldy * sizeof(T) % 16 == 0 &&
-                 lda * sizeof(U) % 16 == 0;
+    bool whole = iz_aligned(y, a) && cols % per == 0 &&
+                 ldy * sizeof(T) % 16 == 0 && lda * sizeof(U) % 16 == 0;
     int n = whole ? per : 1;
     IZ_LAUNCH((whole ? columns<T, U, per> : columns<T, U, 1>),
               iz_blocks(rows * (cols / n), THREADS), THREADS, 0, x->stream, y,

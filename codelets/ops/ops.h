@@ -388,7 +388,8 @@ void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
 void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
                  float scale, float cap);
 /* The columns of a from `from` on, as many as `cols`, into those of y from `to`
- * on, rounded to its type, which is a's unless a is fp32; both have as many rows.
+ * on, rounded to its type, which is a's unless a is fp32; both have as many
+ * rows.
  */
 void iz_op_columns(struct iz_exec *x, struct iz_view y, int64_t to,
                    struct iz_view a, int64_t from, int64_t cols);

@@ -103,8 +103,7 @@ static void turn_cpu(struct iz_view a, const int32_t *begins,
     int half = iz_rope_turned(r) / 2;
     for (int64_t t = 0; t < r->seq; t++)
         for (int64_t row = t; row < a.rows; row += r->seq) {
-            int64_t at =
-                (r->first + row) % r->seq - (begins ? begins[row] : 0);
+            int64_t at = (r->first + row) % r->seq - (begins ? begins[row] : 0);
             if (at != now)
                 angles(cs, sn, &f, at, half, back);
             now = at;

@@ -468,9 +468,7 @@ const struct iz_key iz_config_keys[] = {
          "its backward, which repeats all. off: all rows. auto: off if that "
          "fits, else what makes the shortest step. Another number adds the "
          "gradients of weights in another order."),
-     .words = "auto|off",
-     .min = 1,
-     .max = COUNT_MAX},
+     .words = "auto|off", .min = 1, .max = COUNT_MAX},
     BOOL("run.tf32", TOLD, c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
          "tf32."),

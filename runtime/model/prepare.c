@@ -23,8 +23,9 @@ static int tell_data(struct iz_model *m, const struct iz_config *whole,
     }
     if (whole->run.sequence_chunk != IZ_CHUNK_OFF && !m->knows_chunks)
         return iz_text_refuse(
-            err, "run.sequence_chunk: %s has no layers that handle some rows "
-                 "of a sample at a time%s: set off",
+            err,
+            "run.sequence_chunk: %s has no layers that handle some rows "
+            "of a sample at a time%s: set off",
             m->name, m->experts ? " with model.experts_per_unit" : "");
     if (whole->run.sequence_chunk != IZ_CHUNK_OFF && whole->lora.dropout > 0)
         return iz_text_refuse(

@@ -37,13 +37,14 @@ MODELS = {
                      "attn_logit_softcapping": 2, "final_logit_softcapping": 3},
     "parallel": {**LLAMA, "family": "cohere2", "window": 5, "logit_scale": 0.5},
     "moe": MOE,
+    "in chunks": MOE,
     "units of experts": {**MOE, "experts_per_unit": 3},
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": DLRM,
     "sparse": DLRM,  # too small for a step to miss no row
 }
-PROGRAM = {"all of llama": "llama", "norms behind": "llama", "parallel": "llama",
+PROGRAM = {"in chunks": "moe", "all of llama": "llama", "norms behind": "llama", "parallel": "llama",
            "units of experts": "moe", "sparse": "dlrm"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
 
@@ -190,6 +191,8 @@ def config_of(row, nvme):
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
     if row.get("model") == "sparse":
         config["parameters"] = SPARSE
+    if row.get("model") == "in chunks":
+        config["run.sequence_chunk"] = 5
     return config
 
 
