@@ -20,29 +20,43 @@ static int64_t window_of(const struct iz_attention *a)
     return a->window ? min64(a->window, a->seq) : a->seq;
 }
 
+/* Keys from the first that a row may see, or up to a panel before it. */
+static int64_t keys_most(const struct iz_attention *a)
+{
+    return min64(iz_attention_end(a),
+                 iz_attention_rows(a) + window_of(a) + IZ_HEAD_PANEL - 2);
+}
+
 /* Head i of all samples; dqkv and dy are NULL in forward. */
 static struct iz_head head_at(const struct iz_attention *a, int64_t i,
                               float *dqkv, const float *dy)
 {
     int64_t c = a->o.cols, ld = a->qkv.cols, d = c / a->heads;
-    int64_t row = i / a->heads * a->seq, head = i % a->heads;
+    int64_t rows = iz_attention_rows(a);
+    int64_t row = i / a->heads * rows, head = i % a->heads;
     int64_t keys = iz_attention_keys(a), group = a->heads / keys;
-    /* From the first column of a row to the keys of this head. */
-    int64_t to_k = c + head / group * d, to_v = to_k + keys * d;
-    const float *qkv = (float *)a->qkv.p + row * ld;
+    bool apart = a->kv.rows;
+    /* From the keys of a row to those of this head. */
+    int64_t to_k = head / group * d, to_v = to_k + keys * d;
+    const float *q = (float *)a->qkv.p + row * ld;
+    const float *kv = apart ? a->kv.p : q + c;
     float *o = (float *)a->o.p + row * c + head * d;
-    struct iz_head h = {.q = qkv + head * d,
-                        .k = qkv + to_k,
-                        .v = qkv + to_v,
+    struct iz_head h = {.q = q + head * d,
+                        .k = kv + to_k,
+                        .v = kv + to_v,
                         .o = o,
                         .out = o,
-                        .lse = (float *)a->lse.p + i * a->seq,
+                        .lse = (float *)a->lse.p + i * rows,
                         .d = d,
                         .ld = ld,
+                        .ldk = apart ? a->kv.cols : ld,
                         .ldo = c,
-                        .seq = a->seq,
+                        .i0 = a->first,
+                        .rows = rows,
+                        .keys = iz_attention_end(a),
                         .first = head % group == 0,
                         .last = head % group == group - 1,
+                        .adds = apart,
                         .full = a->full,
                         .window = window_of(a),
                         .scale = a->scale,
@@ -50,27 +64,51 @@ static struct iz_head head_at(const struct iz_attention *a, int64_t i,
     if (a->begins.p)
         h.begins = (int32_t *)a->begins.p + row;
     if (dqkv) {
+        float *dkv = apart ? a->dkv.p : dqkv + row * ld + c;
         h.dy = dy + row * c + head * d;
         h.dq = dqkv + row * ld + head * d;
-        h.dk = dqkv + row * ld + to_k;
-        h.dv = dqkv + row * ld + to_v;
+        h.dk = dkv + to_k;
+        h.dv = dkv + to_v;
     }
     return h;
+}
+
+/* Twice the keys that the first n rows of a sample see. */
+static double pairs(const struct iz_attention *a, int64_t n)
+{
+    double w = (double)min64(window_of(a), n), rows = (double)n;
+    return a->full ? 2 * rows * (double)a->seq : w * (2 * rows - w + 1);
 }
 
 /* Flops of one product of all heads, of the keys that are seen. */
 static double flops(const struct iz_attention *a)
 {
-    double w = (double)window_of(a), seq = (double)a->seq;
-    double twice = a->full ? 2 * seq : w * (2 * seq - w + 1) / seq;
-    return (double)a->o.rows * (double)a->o.cols * twice;
+    int64_t rows = iz_attention_rows(a), samples = a->o.rows / rows;
+    return (double)(samples * a->o.cols) *
+           (pairs(a, a->first + rows) - pairs(a, a->first));
+}
+
+/* Elements of the keys and values that are seen, where they are apart. */
+static double kv_elements(const struct iz_attention *a)
+{
+    return a->kv.rows ? (double)(keys_most(a) * a->kv.cols) : 0;
+}
+
+/* Those of qkv that are read, and of o. */
+static double bytes_of(const struct iz_attention *a)
+{
+    double of_qkv = a->kv.rows ? kv_elements(a) + (double)iz_view_len(a->o)
+                               : (double)iz_view_len(a->qkv);
+    return (double)iz_dtype_bytes(a->qkv.dtype) * of_qkv +
+           (double)iz_view_bytes(a->o);
 }
 
 /* What the graph that cuDNN is given cannot say; NULL: it can say all. */
 static const char *why_own(const struct iz_attention *a)
 {
-    return a->begins.rows ? "cuDNN's attention does not keep documents "
-                            "apart, as data.document_end asks"
+    return a->kv.rows       ? "cuDNN's attention takes no chunk of a sample"
+           : a->begins.rows ? "cuDNN's attention does not keep documents "
+                              "apart, as data.document_end asks"
            : window_of(a) < a->seq ? "cuDNN's attention has no window"
            : a->cap != 0           ? "cuDNN's attention caps no scores"
            : a->sinks.rows         ? "cuDNN's attention has no sinks"
@@ -80,12 +118,17 @@ static const char *why_own(const struct iz_attention *a)
 static void attention_begin(struct iz_exec *x, const struct iz_attention *a)
 {
     int keys = iz_attention_keys(a);
-    assert(a->o.rows % a->seq == 0 && a->o.cols % a->heads == 0);
+    int64_t rows = iz_attention_rows(a);
+    assert(a->o.rows % rows == 0 && a->o.cols % a->heads == 0);
+    assert(a->first >= 0 && a->first + rows <= a->seq);
+    assert(!a->kv.rows ||
+           (a->kv.cols == a->qkv.cols - a->o.cols &&
+            a->kv.dtype == a->qkv.dtype && a->kv.rows >= iz_attention_end(a)));
     assert(a->heads % keys == 0 && a->qkv.rows == a->o.rows);
     assert(a->qkv.cols == a->o.cols / a->heads * (a->heads + 2 * keys));
     assert(iz_view_len(a->lse) == a->o.rows * a->heads);
     assert(!a->begins.rows ||
-           (!a->full && iz_view_len(a->begins) == a->o.rows));
+           (!a->full && iz_view_len(a->begins) == a->o.rows / rows * a->seq));
     assert(a->window >= 0 && !(a->window && a->full));
     assert(!a->sinks.rows || iz_view_len(a->sinks) == a->heads);
     x->attends = true;
@@ -96,9 +139,10 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
                    float *dqkv, const float *dy)
 {
     const struct iz_attention_loops *loops = iz_attention_loops();
-    int64_t d = a->o.cols / a->heads, heads = a->o.rows / a->seq * a->heads;
-    struct iz_view work =
-        iz_exec_work(x, IZ_F32, 1, iz_attention_head_floats(a->seq, d, bwd));
+    int64_t d = a->o.cols / a->heads;
+    int64_t heads = a->o.rows / iz_attention_rows(a) * a->heads;
+    struct iz_view work = iz_exec_work(
+        x, IZ_F32, 1, iz_attention_head_floats(keys_most(a), d, bwd));
     /* In fp32, and the sums of their gradients. */
     struct iz_view sinks = iz_exec_work(x, IZ_F32, 2 * a->sinks.rows, a->heads);
     float *sink = sinks.p, *dsink = sink + a->heads;
@@ -107,6 +151,8 @@ static void on_cpu(struct iz_exec *x, const struct iz_attention *a, bool bwd,
     if (sinks.rows) {
         iz_cast(sink, IZ_F32, a->sinks.p, a->sinks.dtype, a->heads);
         memset(dsink, 0, (size_t)a->heads * sizeof(*dsink));
+        if (bwd && a->kv.rows && a->dsinks.p)
+            memcpy(dsink, a->dsinks.p, (size_t)iz_view_bytes(a->dsinks));
     }
     for (int64_t i = 0; i < heads; i++) {
         struct iz_head h = head_at(a, i, dqkv, dy);
@@ -228,9 +274,8 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a)
 {
     int64_t mark = iz_exec_mark(x);
     attention_begin(x, a);
-    iz_exec_count_attention(
-        x, x->numerics.cudnn, false, 2 * flops(a),
-        (double)(iz_view_bytes(a->qkv) + iz_view_bytes(a->o)));
+    iz_exec_count_attention(x, x->numerics.cudnn, false, 2 * flops(a),
+                            bytes_of(a));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, false, NULL, NULL);
     else
@@ -245,10 +290,15 @@ void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
 {
     int64_t mark = iz_exec_mark(x);
     attention_begin(x, a);
-    iz_exec_count_attention(x, x->numerics.cudnn_bwd, true, 4 * flops(a),
-                            (double)(iz_view_bytes(a->qkv) +
-                                     iz_view_bytes(a->o) + iz_view_bytes(dqkv) +
-                                     iz_view_bytes(dy)));
+    assert(!a->kv.rows ||
+           (a->dkv.dtype == IZ_F32 && a->dkv.rows >= iz_attention_end(a) &&
+            a->dkv.cols == a->kv.cols &&
+            (!a->dsinks.rows || a->dsinks.dtype == IZ_F32)));
+    iz_exec_count_attention(
+        x, x->numerics.cudnn_bwd, true, 4 * flops(a),
+        bytes_of(a) + (double)iz_view_bytes(dy) +
+            (double)iz_view_bytes(a->kv.rows ? a->o : dqkv) +
+            2 * kv_elements(a) * (double)sizeof(float));
     if (x->backend == IZ_CPU)
         on_cpu(x, a, true, dqkv.p, dy.p);
     else

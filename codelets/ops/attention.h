@@ -7,18 +7,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Rows are `ld` (of qkv) or `ldo` (of o) apart.  Heads of a group share keys:
- * the first one packs them, and backward writes the sum of the group's
- * gradients with the last one. */
+/* Of the rows i0 to i0 + rows of a sample, and all its keys.  Rows are `ld` (of
+ * queries), `ldk` (of keys and values) or `ldo` (of o) apart.  Heads of a group
+ * share keys: the first one packs them, and backward writes, or adds, the sum
+ * of the group's gradients with the last one. */
 struct iz_head {
     const float *q, *k, *v, *o, *dy;
     float *dq, *dk, *dv;
-    float *out, *lse; /* lse: [seq] */
-    int64_t d, ld, ldo, seq;
+    float *out, *lse; /* lse: [rows] */
+    int64_t d, ld, ldk, ldo, i0, rows;
+    int64_t keys; /* up to the last one that a row sees */
     bool first, last;
+    bool adds; /* to dk and dv */
     bool full; /* not causal */
-    /* [seq] or NULL: the first key that a row sees; never less than that of the
-     * row before, never after the row. */
+    /* Of all rows of the sample or NULL: the first key that a row sees; never
+     * less than that of the row before, never after the row. */
     const int32_t *begins;
     int64_t window;    /* keys that a row sees, itself included, at most */
     float scale;       /* 0: 1 / sqrt(d) */
@@ -36,9 +39,9 @@ enum {
 };
 
 /* Keys and columns with the zeros that round them up. */
-static inline int64_t iz_attention_head_keys(int64_t seq)
+static inline int64_t iz_attention_head_keys(int64_t keys)
 {
-    return (seq + IZ_HEAD_PANEL - 1) / IZ_HEAD_PANEL * IZ_HEAD_PANEL;
+    return (keys + IZ_HEAD_PANEL - 1) / IZ_HEAD_PANEL * IZ_HEAD_PANEL;
 }
 
 static inline int64_t iz_attention_head_cols(int64_t d)
@@ -48,9 +51,10 @@ static inline int64_t iz_attention_head_cols(int64_t d)
 
 /* Scratch: of keys and values and their gradients; of a tile's queries, their
  * gradients and what it accumulates; of one or two squares of scores. */
-static inline int64_t iz_attention_head_floats(int64_t seq, int64_t d, bool bwd)
+static inline int64_t iz_attention_head_floats(int64_t keys, int64_t d,
+                                               bool bwd)
 {
-    int64_t n = iz_attention_head_keys(seq), c = iz_attention_head_cols(d);
+    int64_t n = iz_attention_head_keys(keys), c = iz_attention_head_cols(d);
     return (bwd ? 4 : 2) * n * c + (bwd ? 5 : 3) * IZ_HEAD_ROWS * c +
            (bwd ? 2 : 1) * IZ_HEAD_ROWS * IZ_HEAD_KEYS;
 }

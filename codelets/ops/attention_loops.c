@@ -23,7 +23,8 @@ enum {
     KEYS = IZ_HEAD_KEYS,
     PANEL = IZ_HEAD_PANEL,
     LANES = IZ_LANES,
-    STRIP = IZ_STRIP /* rows of a result that are in registers at a time */
+    STRIP = IZ_STRIP, /* rows of a result that are in registers at a time */
+    GRAIN = LANES > PANEL ? LANES : PANEL
 };
 
 extern const struct iz_attention_loops IZ_ATTENTION_TABLE;
@@ -82,8 +83,19 @@ IZ_INLINE void product(float *c, int64_t ldc, bool add, int64_t rows,
     }
 }
 
+/* The first key that row i sees; of rows behind the last, what that one
+ * sees. */
+static int64_t first_key(const struct iz_head *h, int64_t i)
+{
+    int64_t last = h->i0 + h->rows - 1, row = i < last ? i : last;
+    int64_t first = row + 1 - h->window;
+    int64_t begins = h->begins ? h->begins[row] : 0;
+    return first > begins ? first : begins;
+}
+
 /* What a head has in its scratch. */
 struct work {
+    int64_t k0;           /* its first key: that of its first panel */
     int64_t c;            /* columns, rounded up to vectors */
     float *keys, *values; /* [keys,c] */
     float *dk, *dv;       /* [keys,c] */
@@ -102,8 +114,10 @@ static float *attention_loops_take(float **p, int64_t floats)
 
 static struct work work_of(const struct iz_head *h, bool bwd)
 {
-    struct work w = {.c = iz_attention_head_cols(h->d)};
-    int64_t all = iz_attention_head_keys(h->seq) * w.c, tile = ROWS * w.c;
+    struct work w = {.k0 = first_key(h, h->i0) / PANEL * PANEL,
+                     .c = iz_attention_head_cols(h->d)};
+    int64_t keys = h->keys - w.k0, tile = ROWS * w.c;
+    int64_t all = iz_attention_head_keys(keys) * w.c;
     float *p = h->work;
     w.keys = attention_loops_take(&p, all);
     w.values = attention_loops_take(&p, all);
@@ -112,7 +126,7 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     w.sum = attention_loops_take(&p, tile);
     w.s = attention_loops_take(&p, ROWS * KEYS);
     if (!bwd) {
-        assert(p == h->work + iz_attention_head_floats(h->seq, h->d, false));
+        assert(p == h->work + iz_attention_head_floats(keys, h->d, false));
         return w;
     }
     w.dk = attention_loops_take(&p, all);
@@ -120,7 +134,7 @@ static struct work work_of(const struct iz_head *h, bool bwd)
     w.dy = attention_loops_take(&p, tile);
     w.dyt = attention_loops_take(&p, tile);
     w.ds = attention_loops_take(&p, ROWS * KEYS);
-    assert(p == h->work + iz_attention_head_floats(h->seq, h->d, true));
+    assert(p == h->work + iz_attention_head_floats(keys, h->d, true));
     return w;
 }
 
@@ -197,6 +211,17 @@ static void write_rows(float *restrict to, int64_t ld,
             to[i * ld + k] = by * from[i * c + k];
 }
 
+/* to[rows,d] += by from[rows,c]. */
+static void accumulate_rows(float *restrict to, int64_t ld,
+                            const float *restrict from, int64_t c, int64_t rows,
+                            int64_t d, float by)
+{
+    for (int64_t i = 0; i < rows; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < d; k++)
+            to[i * ld + k] += by * from[i * c + k];
+}
+
 /* ---- a tile of scores ---- */
 
 /* Queries from i0 against keys from j0, the first of them from `start`. */
@@ -212,28 +237,29 @@ static inline int64_t sees(const struct tile *t, int64_t key)
     return t->full ? -1 : t->j0 + key - t->i0;
 }
 
-/* That of the first key of its panel, to whole vectors: queries before it are
- * not computed. */
+/* That of the first key of its panel, to whole vectors and panels: queries
+ * before it are not computed. */
 static inline int64_t sees_from(const struct tile *t, int64_t key)
 {
     int64_t q = sees(t, key / PANEL * PANEL);
-    return q > 0 ? q / LANES * LANES : 0;
+    return q > 0 ? q / GRAIN * GRAIN : 0;
 }
 
 /* Keys of which the queries from c to c + LANES were computed. */
 static inline int64_t seen_by(const struct tile *t, int64_t c)
 {
-    int64_t n = (t->i0 + c + LANES - t->j0 + PANEL - 1) / PANEL * PANEL;
+    int64_t end = t->i0 + c / GRAIN * GRAIN + GRAIN;
+    int64_t n = (end - t->j0 + PANEL - 1) / PANEL * PANEL;
     return t->full || n > t->keys ? t->keys : n;
 }
 
-/* s[keys,ROWS] = keys[keys,d] qt[d,ROWS]. */
+/* s[keys,ROWS] = keys[keys,d] qt[d,ROWS]; here and below, keys of a tile. */
 static void scores(float *s, const struct tile *t, const float *keys,
                    const float *qt, int64_t c, int64_t d)
 {
     for (int64_t j = 0; j < t->keys; j += PANEL) {
         int64_t from = sees_from(t, j);
-        struct left a = {keys + (t->j0 + j) * c, c, 1};
+        struct left a = {keys + j * c, c, 1};
         product(s + j * ROWS + from, ROWS, false, PANEL, ROWS - from, a,
                 qt + from, ROWS, d);
     }
@@ -246,7 +272,7 @@ static void to_queries(float *sum, const struct tile *t, const float *s,
     for (int64_t q = 0; q < ROWS; q += PANEL) {
         int64_t seen = t->full ? t->keys : t->i0 + q + PANEL - t->j0;
         struct left a = {s + q, 1, ROWS};
-        product(sum + q * c, c, true, PANEL, c, a, b + t->j0 * c, c,
+        product(sum + q * c, c, true, PANEL, c, a, b, c,
                 seen < t->keys ? seen : t->keys);
     }
 }
@@ -258,18 +284,8 @@ static void to_keys(float *sum, const struct tile *t, const float *s,
     for (int64_t j = 0; j < t->keys; j += PANEL) {
         int64_t q = sees(t, j) > 0 ? sees(t, j) : 0;
         struct left a = {s + j * ROWS + q, ROWS, 1};
-        product(sum + (t->j0 + j) * c, c, true, PANEL, c, a, b + q * c, c,
-                ROWS - q);
+        product(sum + j * c, c, true, PANEL, c, a, b + q * c, c, ROWS - q);
     }
-}
-
-/* The first key that row i sees; of rows behind the last, what that one sees.
- */
-static int64_t first_key(const struct iz_head *h, int64_t i)
-{
-    int64_t row = i < h->seq ? i : h->seq - 1, first = row + 1 - h->window;
-    int64_t begins = h->begins ? h->begins[row] : 0;
-    return first > begins ? first : begins;
 }
 
 /* Before the first tile of the queries from i0.  Keys that none of them sees
@@ -292,13 +308,13 @@ static inline ivec before_first(const struct tile *t, int64_t c, int64_t key)
     return *(const ivec *)(t->begins + c) > (int32_t)(t->j0 + key);
 }
 
-/* Tiles of the queries from i0: as many keys as they see. */
+/* Tiles of the queries from i0: as many panels of keys as they see. */
 static bool next_tile(struct tile *t, const struct iz_head *h)
 {
-    int64_t end = t->i0 + ROWS, left;
+    int64_t end = iz_attention_head_keys(t->i0 + ROWS), left;
     t->j0 += t->keys;
-    if (h->full || end > h->seq)
-        end = h->seq;
+    if (h->full || end > h->keys)
+        end = h->keys;
     left = end - t->j0;
     t->keys = left < KEYS ? left : KEYS;
     t->hides = t->begins[ROWS - 1] > t->j0;
@@ -338,7 +354,7 @@ static void squash(float *s, float by, const struct tile *t)
 static void head_scores(const struct iz_head *h, const struct work *w,
                         const struct tile *t)
 {
-    scores(w->s, t, w->keys, w->qt, w->c, h->d);
+    scores(w->s, t, w->keys + (t->j0 - w->k0) * w->c, w->qt, w->c, h->d);
     if (h->cap != 0)
         squash(w->s, scale_of(h) / h->cap, t);
 }
@@ -397,9 +413,10 @@ static void rescale(float *restrict sum, float *restrict total,
             sum[q * c + k] *= before[q];
 }
 
+/* Of the queries from row i0 of the chunk. */
 static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
-    int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS;
+    int64_t rows = h->rows - i0 < ROWS ? h->rows - i0 : ROWS;
     struct tile t;
     float most[ROWS] ALIGNED, before[ROWS], total[ROWS] ALIGNED;
     float by = power_of(h);
@@ -409,7 +426,7 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
             most[q] = -FLT_MAX; /* finite: differences are numbers */
         total[q] = h->sink ? 1 : 0;
     }
-    first_tile(&t, h, i0);
+    first_tile(&t, h, h->i0 + i0);
     memset(w->sum, 0, (size_t)(ROWS * w->c) * sizeof(*w->sum));
     pack_tile(w->q, w->qt, w->c, h->q + i0 * h->ld, h->ld, rows, h->d);
     while (next_tile(&t, h)) {
@@ -419,7 +436,7 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
         if (h->sink || t.j0 > t.start)
             rescale(w->sum, total, before, most, by, w->c);
         exponentials(w->s, total, most, by, &t);
-        to_queries(w->sum, &t, w->s, w->values, w->c);
+        to_queries(w->sum, &t, w->s, w->values + (t.j0 - w->k0) * w->c, w->c);
     }
     for (int64_t q = 0; q < rows; q++) {
         h->lse[i0 + q] = unit_of(h) * most[q] + logf(total[q]);
@@ -431,10 +448,11 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
 /* Keys and values of a group's first head. */
 static void pack_keys(const struct iz_head *h, const struct work *w)
 {
-    int64_t n = iz_attention_head_keys(h->seq);
+    int64_t keys = h->keys - w->k0, n = iz_attention_head_keys(keys);
+    int64_t at = w->k0 * h->ldk;
     if (h->first) {
-        attention_loops_copy(w->keys, n, w->c, h->k, h->ld, h->seq, h->d);
-        attention_loops_copy(w->values, n, w->c, h->v, h->ld, h->seq, h->d);
+        attention_loops_copy(w->keys, n, w->c, h->k + at, h->ldk, keys, h->d);
+        attention_loops_copy(w->values, n, w->c, h->v + at, h->ldk, keys, h->d);
     }
 }
 
@@ -442,7 +460,7 @@ static void head_fwd(const struct iz_head *h)
 {
     struct work w = work_of(h, false);
     pack_keys(h, &w);
-    for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
+    for (int64_t i0 = 0; i0 < h->rows; i0 += ROWS)
         tile_fwd(h, &w, i0);
 }
 
@@ -514,10 +532,10 @@ IZ_INLINE void softmax_bwd(float *s, float *ds, const float *lse,
 
 static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
 {
-    int64_t rows = h->seq - i0 < ROWS ? h->seq - i0 : ROWS, c = w->c;
+    int64_t rows = h->rows - i0 < ROWS ? h->rows - i0 : ROWS, c = w->c;
     struct tile t;
     float lse[ROWS] ALIGNED, delta[ROWS] ALIGNED;
-    first_tile(&t, h, i0);
+    first_tile(&t, h, h->i0 + i0);
     pack_tile(w->q, w->qt, c, h->q + i0 * h->ld, h->ld, rows, h->d);
     pack_tile(w->dy, w->dyt, c, h->dy + i0 * h->ldo, h->ldo, rows, h->d);
     row_sums(lse, delta, h, i0, rows);
@@ -525,15 +543,16 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
         sink_bwd(h, lse, delta, rows);
     memset(w->sum, 0, (size_t)(ROWS * c) * sizeof(*w->sum));
     while (next_tile(&t, h)) {
+        int64_t at = (t.j0 - w->k0) * c;
         head_scores(h, w, &t);
-        scores(w->ds, &t, w->values, w->dyt, c, h->d);
+        scores(w->ds, &t, w->values + at, w->dyt, c, h->d);
         if (h->cap != 0)
             softmax_bwd(w->s, w->ds, lse, delta, power_of(h), true, &t);
         else
             softmax_bwd(w->s, w->ds, lse, delta, power_of(h), false, &t);
-        to_queries(w->sum, &t, w->ds, w->keys, c);
-        to_keys(w->dk, &t, w->ds, w->q, c);
-        to_keys(w->dv, &t, w->s, w->dy, c);
+        to_queries(w->sum, &t, w->ds, w->keys + at, c);
+        to_keys(w->dk + at, &t, w->ds, w->q, c);
+        to_keys(w->dv + at, &t, w->s, w->dy, c);
     }
     write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h));
 }
@@ -541,17 +560,21 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
 static void head_bwd(const struct iz_head *h)
 {
     struct work w = work_of(h, true);
-    int64_t all = iz_attention_head_keys(h->seq) * w.c;
+    int64_t keys = h->keys - w.k0, at = w.k0 * h->ldk;
+    int64_t all = iz_attention_head_keys(keys) * w.c;
+    void (*put)(float *restrict, int64_t, const float *restrict, int64_t,
+                int64_t, int64_t, float) =
+        h->adds ? accumulate_rows : write_rows;
     pack_keys(h, &w);
     if (h->first) {
         memset(w.dk, 0, (size_t)all * sizeof(*w.dk));
         memset(w.dv, 0, (size_t)all * sizeof(*w.dv));
     }
-    for (int64_t i0 = 0; i0 < h->seq; i0 += ROWS)
+    for (int64_t i0 = 0; i0 < h->rows; i0 += ROWS)
         tile_bwd(h, &w, i0);
     if (h->last) {
-        write_rows(h->dk, h->ld, w.dk, w.c, h->seq, h->d, scale_of(h));
-        write_rows(h->dv, h->ld, w.dv, w.c, h->seq, h->d, 1);
+        put(h->dk + at, h->ldk, w.dk, w.c, keys, h->d, scale_of(h));
+        put(h->dv + at, h->ldk, w.dv, w.c, keys, h->d, 1);
     }
 }
 

@@ -276,27 +276,51 @@ void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
 
 /* Self-attention of M / seq samples.  Every row of qkv [M,W] holds the queries
  * of the heads, d columns each, then kv_heads keys, then kv_heads values; heads
- * / kv_heads neighbours share a key and its value. */
+ * / kv_heads neighbours share a key and its value.
+ *
+ * With kv: of M rows of one sample, those from `first` on.  A loop over all of
+ * them forward, then back from the last to the first, is one call without kv.
+ */
 struct iz_attention {
-    struct iz_view qkv; /* [M,W], W = (heads + 2 kv_heads) d */
+    struct iz_view qkv; /* [M,W], W = (heads + 2 kv_heads) d; with kv queries
+                         * alone are read */
     struct iz_view o;   /* [M,C], C = heads d; written by forward, read by
                          * backward */
-    struct iz_view lse; /* fp32 [M / seq * heads, seq]: log of the sum of
-                         * exponentials; written by forward, read by backward */
+    struct iz_view lse; /* fp32 [M / seq * heads, seq], with kv [heads,M]: log
+                         * of the sum of exponentials; written by forward, read
+                         * by backward */
+    /* Keys, then values, of the rows of the sample from 0 on, of qkv's type, or
+     * absent: they are in qkv.  Only those that a row sees are read. */
+    struct iz_view kv;  /* [seq or less, 2 kv_heads d] */
+    struct iz_view dkv; /* fp32, as many; backward adds to it */
+    int64_t first;      /* 0 without kv */
     int64_t seq;
     int heads;
     int kv_heads; /* 0: as many as heads */
     bool full;    /* a row sees all keys of its sample; else none after it */
-    struct iz_view begins; /* nor, if it is there, those before its document;
-                            * not with `full` */
+    struct iz_view begins; /* of whole samples: nor, if it is there, those
+                            * before its document; not with `full` */
     int window;  /* nor, unless it is 0, those up to row t - window; not with
                   * `full` */
     float scale; /* of q k^T; 0: 1 / sqrt(d) */
     float cap;   /* a score s is cap tanh(s / cap); 0: s */
     /* [1,heads] or absent: scores of a key that every row sees, which has no
-     * value and is not scaled or capped. */
+     * value and is not scaled or capped.  With kv dsinks are fp32, and backward
+     * adds to them. */
     struct iz_view sinks, dsinks;
 };
+
+/* Rows of a sample that are computed. */
+static inline int64_t iz_attention_rows(const struct iz_attention *a)
+{
+    return a->kv.rows ? a->o.rows : a->seq;
+}
+
+/* Keys of a sample, up to the last that a row sees. */
+static inline int64_t iz_attention_end(const struct iz_attention *a)
+{
+    return a->full ? a->seq : a->first + iz_attention_rows(a);
+}
 
 /* Of kv_heads. */
 static inline int iz_attention_keys(const struct iz_attention *a)
@@ -319,7 +343,8 @@ static inline float iz_attention_scale(const struct iz_attention *a)
 
 /* o = softmax(scale q k^T, causal unless `full`) v. */
 void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
-/* dqkv [M,W] and dsinks from dy = gradient of o. */
+/* dqkv [M,W] and dsinks from dy = gradient of o; with kv of dqkv the queries
+ * alone. */
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a);
 
