@@ -149,7 +149,7 @@ static void dsinks_of(const struct iz_heads *h, struct iz_view dsinks,
 static struct iz_heads heads_of(const struct iz_attention *a)
 {
     struct iz_heads h = {};
-    assert(a->qkv.dtype == a->o.dtype);
+    assert(a->qkv.dtype == a->o.dtype && !a->kv.rows);
     assert(a->qkv.cols <= INT32_MAX / 128); /* offsets within a tile */
     h.qkv = a->qkv.p;
     h.o = a->o.p;

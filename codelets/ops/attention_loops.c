@@ -212,8 +212,9 @@ static void write_rows(float *restrict to, int64_t ld,
 }
 
 /* to[rows,d] += by from[rows,c]. */
-static void add_rows(float *restrict to, int64_t ld, const float *restrict from,
-                     int64_t c, int64_t rows, int64_t d, float by)
+static void accumulate_rows(float *restrict to, int64_t ld,
+                            const float *restrict from, int64_t c, int64_t rows,
+                            int64_t d, float by)
 {
     for (int64_t i = 0; i < rows; i++)
 #pragma omp simd
@@ -562,7 +563,8 @@ static void head_bwd(const struct iz_head *h)
     int64_t keys = h->keys - w.k0, at = w.k0 * h->ldk;
     int64_t all = iz_attention_head_keys(keys) * w.c;
     void (*put)(float *restrict, int64_t, const float *restrict, int64_t,
-                int64_t, int64_t, float) = h->adds ? add_rows : write_rows;
+                int64_t, int64_t, float) =
+        h->adds ? accumulate_rows : write_rows;
     pack_keys(h, &w);
     if (h->first) {
         memset(w.dk, 0, (size_t)all * sizeof(*w.dk));

@@ -8,7 +8,19 @@ struct shape {
     int64_t samples, seq, heads, d, kv_heads;
 };
 
-enum { QKV, O, LSE, DQKV, DY, BEGINS, SINKS, DSINKS, ATTENTION_TENSORS };
+enum {
+    QKV,
+    O,
+    LSE,
+    DQKV,
+    DY,
+    BEGINS,
+    SINKS,
+    DSINKS,
+    KV, /* these two: of chunks */
+    DKV,
+    ATTENTION_TENSORS
+};
 
 struct attention {
     struct scene s;
@@ -23,6 +35,7 @@ struct attention {
                  */
     float scale, cap;
     bool sinks;
+    int64_t chunk; /* rows of a call, set by attention_chunk; 0: all */
     /* What is expected of these tensors; owned, NULL until attention_double. */
     struct near *o, *lse, *dqkv, *dsinks;
 };
@@ -31,6 +44,9 @@ struct attention {
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale);
 void attention_free(struct attention *t);
 void attention_cut(struct attention *t, bool (*starts)(int64_t i));
+/* From here on the op takes so many rows of its one sample at a time.  Keys and
+ * values are apart, and those in qkv are NaN; dkv and dsinks are no zeros. */
+void attention_chunk(struct attention *t, int64_t rows);
 scene_op attention_forward, attention_backward;
 void attention_run(struct attention *t, bool backward);
 

@@ -23,7 +23,7 @@ struct head {
     struct near *slope;  /* ... of scores by what they were before the cap */
     struct near *part;   /* ... and this head's dk or dv [n,d] */
     double scale;
-    enum iz_dtype type;
+    enum iz_dtype type, sums; /* sums: of dk and dv */
 };
 
 /* Relative error of n roundings to fp32, one after another. */
@@ -209,8 +209,10 @@ static void head_bwd(const struct head *h)
     finish(h, h->dq, h->scale);
     if (!h->last)
         return;
-    finish(h, h->dk, h->scale);
-    finish(h, h->dv, 1);
+    struct head sums = *h;
+    sums.type = h->sums;
+    finish(&sums, h->dk, h->scale);
+    finish(&sums, h->dv, 1);
 }
 
 static struct near *take(int64_t n)
@@ -264,7 +266,8 @@ static void groups_work(void *arg, int64_t begin, int64_t end)
                      .slope = take(s->seq * s->seq),
                      .part = take(s->seq * s->d),
                      .scale = a->scale ? a->scale : 1 / sqrt((double)s->d),
-                     .type = t[QKV].v.dtype};
+                     .type = t[QKV].v.dtype,
+                     .sums = a->chunk ? IZ_F32 : t[QKV].v.dtype};
     for (int64_t i = begin * h.group; i < end * h.group; i++) {
         head_at(&h, a, i);
         for (int64_t j = 0; j < s->seq; j++) {
