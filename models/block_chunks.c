@@ -202,6 +202,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
         p->layer.w = s->w;
         p->layer.dw = s->own;
         p->chunk.adds = !first;
+        p->layer.y = iz_exec_work(x, x->act, p->block.seq, c->width);
         for (int i = 0; i < s->n; i++)
             if (!is_matrix(s->own[i]))
                 iz_op_clear(x, s->own[i]);

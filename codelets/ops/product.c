@@ -103,8 +103,10 @@ struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,
                                    int64_t e,
                                    struct iz_adapter own[IZ_EXPERT_ADAPTERS])
 {
-    struct iz_linear one = {
-        .w = part(l->w, i, e), .dw = part(l->dw, i, e), .out_in = true};
+    struct iz_linear one = {.w = part(l->w, i, e),
+                            .dw = part(l->dw, i, e),
+                            .out_in = true,
+                            .add = l->add};
     struct iz_adapter **to = &one.w.adapter;
     const struct iz_adapter *f = l->w.adapter;
     for (int n = 0; f && f->a.rows; f = f->next, n++) {

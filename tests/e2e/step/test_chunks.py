@@ -2,6 +2,8 @@
 """Blocks that handle some rows of a sample at a time (run.sequence_chunk): the losses
 of all rows at once, the same bits for as many rows wherever the run is (see the matrix,
 too), less memory, as planned, and what is refused."""
+import re
+
 import pytest
 
 import rows
@@ -21,7 +23,7 @@ MODELS = {  # program, shape, settings beside
     "documents": ("llama", LONG, {"data.document_end": 101}),
     "adapters": ("llama", LONG, {"lora": {"rank": 3, "alpha": 5, "targets": "*"},
                                  "parameters": [{"match": "*norm*", "frozen": False}]}),
-    "experts": ("moe", {**MOE, "seq": 100}, rows.ON_EXPERTS),
+    "experts": ("moe", {**MOE, "seq": 100, "router_aux_loss_coef": 0}, rows.ON_EXPERTS),
     "nf4": ("llama", LONG, rows.TUNED["nf4"] | {"parameters": []})}
 STEPS = {"run.steps": 4, "train_batch_size": 4, "run.eval_batches": 1,
          "optimizer.params.lr": 0.01, "run.workers": 2}
@@ -56,9 +58,9 @@ def test_sums_over_chunks_are_of_fp32(dtype, place):
 
 
 def test_memory_is_bounded_by_the_rows(place):
-    """An eighth of what all rows together take is enough, which is what it takes; the
-    largest number of rows that fits is found, and named where it is not asked for."""
-    shape = {"layers": 2, "heads": 4, "kv_heads": 1, "width": 32, "ffn": 512,
+    """An eighth of what all rows together take is enough.  The largest number of rows that
+    fits is named where none is asked for, and taken by auto."""
+    shape = {"layers": 1, "heads": 4, "kv_heads": 1, "width": 32, "ffn": 1024,
              "seq": 4096, "vocab": 64}
     data = place.folder / "tokens"
     data.write_bytes(bytes(b % 64 for b in place.data.read_bytes()) * 4)
@@ -69,6 +71,13 @@ def test_memory_is_bounded_by_the_rows(place):
     r = place.good(1, {**one, KEY: 128})
     assert r.bytes_in("device") * 8 < whole.bytes_in("device")
     assert r.losses == pytest.approx(whole.losses, rel=3e-6)
+    limit = {"run.recompute": "full",
+             "run.memory_limit_bytes": whole.bytes_in("device") // 4}
+    named, = re.findall(rf"it fits with {KEY}=(\d+) ",
+                        place.launch(1, {**one, **limit}).err)
+    assert 128 <= int(named) < 4096
+    r = place.good(1, {**one, **limit, KEY: "auto"})
+    assert r.config["run"]["sequence_chunk"] == int(named)
 
 
 @pytest.mark.parametrize("program, model, more, said", [
