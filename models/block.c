@@ -329,10 +329,6 @@ void iz_block_keys(struct iz_exec *x, const struct iz_layer *a)
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    if (iz_block_in_chunks(x, a)) {
-        iz_block_forward_in_chunks(x, a);
-        return;
-    }
     struct kept b = block_saves(x, a);
     struct iz_linear mlp = linear(a, MLP_PROJ);
     struct iz_view in = tokens(a->x, c->width), out = tokens(a->y, c->width);
@@ -479,10 +475,6 @@ static void parallel_backward(struct iz_exec *x, const struct iz_layer *a,
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    if (iz_block_in_chunks(x, a)) {
-        iz_block_backward_in_chunks(x, a);
-        return;
-    }
     struct kept b = block_saves(x, a);
     struct iz_view dx = tokens(a->dx, c->width), dy = tokens(a->dy, c->width);
     int64_t mark = iz_exec_mark(x);

@@ -8,7 +8,6 @@
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
-#include "codelets/base/int64.h"
 #include "models/block_parts.h"
 
 enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };
@@ -66,7 +65,7 @@ static void add_vectors(struct iz_exec *x, const struct sums *s, bool first)
             iz_op_add(x, s->sum[i], s->own[i]);
 }
 
-static void round_to(struct iz_exec *x, struct iz_view to, struct iz_view sum)
+static void round_sum(struct iz_exec *x, struct iz_view to, struct iz_view sum)
 {
     if (iz_view_wanted(x, to))
         iz_convert(x, to, sum);
@@ -76,11 +75,11 @@ static void sums_close(struct sums *s, struct iz_exec *x,
                        const struct iz_layer *a)
 {
     for (int i = 0; i < s->n; i++)
-        round_to(x, gradient(a, i), s->sum[i]);
+        round_sum(x, gradient(a, i), s->sum[i]);
     for (int i = 0; i < s->n_adapters; i++) {
         struct iz_adapter *to = s->of[i], *f = &s->adapter[i];
-        round_to(x, to->da, f->da);
-        round_to(x, to->db, f->db);
+        round_sum(x, to->da, f->da);
+        round_sum(x, to->db, f->db);
         to->seen |= f->seen;
         to->out_in |= f->out_in;
         to->experts = f->experts;
@@ -96,7 +95,7 @@ struct part {
     struct iz_chunk chunk;
 };
 
-static struct iz_view rows_of(struct iz_view v, const struct iz_block *c,
+static struct iz_view rows_at(struct iz_view v, const struct iz_block *c,
                               int64_t from, int64_t n)
 {
     return iz_view_rows(tokens(v, c->width), from, n);
@@ -112,10 +111,10 @@ static void set_rows(struct part *p, const struct iz_layer *a, int64_t sample,
     p->layer = *a;
     p->layer.self = &p->block;
     p->layer.samples = 1;
-    p->layer.x = rows_of(a->x, c, at, n);
-    p->layer.y = rows_of(a->y, c, at, n);
-    p->layer.dx = rows_of(a->dx, c, at, n);
-    p->layer.dy = rows_of(a->dy, c, at, n);
+    p->layer.x = rows_at(a->x, c, at, n);
+    p->layer.y = rows_at(a->y, c, at, n);
+    p->layer.dx = rows_at(a->dx, c, at, n);
+    p->layer.dy = rows_at(a->dy, c, at, n);
     if (a->begins.rows)
         p->layer.begins = iz_view_rows(tokens(a->begins, c->seq), sample, 1);
     p->block = *c;
@@ -139,10 +138,12 @@ static void chunk_open(struct part *p, struct iz_exec *x,
         p->chunk.dkv = iz_exec_work(x, IZ_F32, c->seq, cols);
 }
 
-bool iz_block_in_chunks(const struct iz_exec *x, const struct iz_layer *a)
+/* Of the chunk that begins there. */
+static int64_t rows_from(const struct iz_exec *x, const struct iz_block *c,
+                         int64_t at)
 {
-    const struct iz_block *c = a->self;
-    return x->numerics.chunk_rows && !c->chunk;
+    int64_t n = x->numerics.chunk_rows;
+    return at + n < c->seq ? n : c->seq - at;
 }
 
 /* All chunks of a sample, `again` with what a backward needs of each alone: its
@@ -153,7 +154,7 @@ static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
     const struct iz_block *c = a->self;
     int64_t each = x->numerics.chunk_rows, mark = iz_exec_mark(x);
     for (int64_t at = 0; at < c->seq; at += each) {
-        set_rows(p, a, sample, at, min64(each, c->seq - at));
+        set_rows(p, a, sample, at, rows_from(x, c, at));
         if (again)
             iz_block_keys(x, &p->layer);
         else
@@ -162,9 +163,13 @@ static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
     }
 }
 
-void iz_block_forward_in_chunks(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
 {
     struct part p;
+    if (!x->numerics.chunk_rows) {
+        iz_block_forward(x, a);
+        return;
+    }
     int64_t mark = iz_exec_mark(x);
     x->keeps_nothing = true;
     chunk_open(&p, x, a, false);
@@ -198,7 +203,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
     iz_op_clear(x, p->chunk.dkv);
     for (int64_t at = (c->seq - 1) / each * each; at >= 0; at -= each) {
         bool first = sample == a->samples - 1 && at + each >= c->seq;
-        set_rows(p, a, sample, at, min64(each, c->seq - at));
+        set_rows(p, a, sample, at, rows_from(x, c, at));
         p->layer.w = s->w;
         p->layer.dw = s->own;
         p->chunk.adds = !first;
@@ -213,10 +218,14 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
     }
 }
 
-void iz_block_backward_in_chunks(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
 {
     struct part p;
     struct sums s;
+    if (!x->numerics.chunk_rows) {
+        iz_block_backward(x, a);
+        return;
+    }
     bool widens = x->widens;
     int64_t mark = iz_exec_mark(x);
     x->keeps_nothing = true;

@@ -124,10 +124,9 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);
 /* Of a chunk: its keys and values alone. */
 void iz_block_keys(struct iz_exec *x, const struct iz_layer *a);
-/* Rows of a sample at a time; false: all together. */
-bool iz_block_in_chunks(const struct iz_exec *x, const struct iz_layer *a);
-void iz_block_forward_in_chunks(struct iz_exec *x, const struct iz_layer *a);
-void iz_block_backward_in_chunks(struct iz_exec *x, const struct iz_layer *a);
+/* The same of all rows, some at a time where that is asked for. */
+void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a);

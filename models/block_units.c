@@ -118,8 +118,8 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     u->own_loss = has;
     u->self = b;
     u->out_elems = whole ? b->seq * w : iz_passed_len(b);
-    u->forward = whole ? iz_block_forward : iz_block_router_forward;
-    u->backward = whole ? iz_block_backward : iz_block_router_backward;
+    u->forward = whole ? iz_block_forward_all : iz_block_router_forward;
+    u->backward = whole ? iz_block_backward_all : iz_block_router_backward;
     return iz_unit_params(u, param, n, prefix);
 }
 

@@ -75,7 +75,7 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     struct iz_rope_turns f = {};
     int half = iz_rope_turned(r) / 2;
     struct job j = {
-        a.rows, a.cols,   r->seq,         r->first, r->heads, r->d,
+        a.rows, a.cols,   r->seq,         r->first, r->heads,           r->d,
         half,   r->pairs, THREADS / half, back,     (int32_t *)begins.p};
     int64_t blocks = (j.rows + j.each - 1) / j.each;
     if (blocks > INT32_MAX)
