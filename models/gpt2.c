@@ -91,7 +91,7 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
 #define WITH_BIAS(name) OURS(name ".weight"), OURS(name ".bias")
 
 static const struct iz_hf_name hf_names[] = {
-    OURS("wte.weight"),
+    {.tensor = "transformer.wte.weight", .param = "wte.weight", .grows = true},
     {.tensor = "transformer.wpe.weight",
      .param = "wpe.weight",
      .layout = IZ_HF_FIRST_ROWS},
@@ -102,7 +102,10 @@ static const struct iz_hf_name hf_names[] = {
     WITH_BIAS("h.{}.mlp.c_fc"),
     WITH_BIAS("h.{}.mlp.c_proj"),
     WITH_BIAS("ln_f"),
-    {.tensor = "lm_head.weight", .param = "wte.weight", .tied = true},
+    {.tensor = "lm_head.weight",
+     .param = "wte.weight",
+     .tied = true,
+     .grows = true},
     {.tensor = "transformer.h.{}.attn.bias"},
     {.tensor = "transformer.h.{}.attn.masked_bias"},
     {0},
@@ -116,7 +119,7 @@ static const struct iz_hf_key hf_keys[] = {
     {.name = "n_embd", .key = "width"},
     {.name = "n_positions", .key = "seq", .shorter = true},
     {.name = "n_ctx", .key = "seq"},
-    {.name = "vocab_size", .key = "vocab"},
+    {.name = "vocab_size", .key = "vocab", .grows = true},
     {.name = "activation_function",
      .values = "\"gelu_new\"|\"gelu_pytorch_tanh\""},
     {.name = "layer_norm_epsilon", .values = "1e-05"},

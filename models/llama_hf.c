@@ -64,7 +64,9 @@ static int64_t down_rows(const void *self)
         EXPERTS_IN(type, at, gate, up, down, "{}.")
 
 static const struct iz_hf_name hf_names[] = {
-    {.tensor = "model.embed_tokens.weight", .param = "embed_tokens.weight"},
+    {.tensor = "model.embed_tokens.weight",
+     .param = "embed_tokens.weight",
+     .grows = true},
     OURS("input_layernorm.weight"),
     OURS("input_layernorm.bias"),
     {.tensor = ATTN "qkv_proj.weight",
@@ -120,8 +122,11 @@ static const struct iz_hf_name hf_names[] = {
     EXPERTS("mixtral", MIXTRAL, "w1", "w3", "w2"),
     {.tensor = "model.norm.weight", .param = "norm.weight"},
     {.tensor = "model.norm.bias", .param = "norm.bias"},
-    {.tensor = "lm_head.weight", .param = "lm_head.weight"},
-    {.tensor = "lm_head.weight", .param = "embed_tokens.weight", .tied = true},
+    {.tensor = "lm_head.weight", .param = "lm_head.weight", .grows = true},
+    {.tensor = "lm_head.weight",
+     .param = "embed_tokens.weight",
+     .tied = true,
+     .grows = true},
     {.tensor = ATTN "rotary_emb.inv_freq"},
     /* Beside a text model. */
     {.tensor = "vision_tower.*"},
@@ -262,7 +267,10 @@ static const struct iz_hf_key hf_keys[] = {
      .told = "transformers adds no router_aux_loss_coef to its loss then; here "
              "it acts, unless model.router_aux_loss_coef is 0"},
     {.name = "router_jitter_noise", .values = "0.0|0|null", .types = "mixtral"},
-    {.name = "vocab_size", .key = "vocab", .types = "!gemma3_text"},
+    {.name = "vocab_size",
+     .key = "vocab",
+     .types = "!gemma3_text",
+     .grows = true},
     {"vocab_size", "vocab", "262208", .types = "gemma3_text"},
     {.name = "max_position_embeddings",
      .key = "context",

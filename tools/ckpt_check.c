@@ -52,7 +52,7 @@ static int read_section(const struct iz_program *p, const char *folder)
                                    seq[] = "model.seq=2";
     char *set[] = {batch, import, seq};
     struct iz_config c;
-    bool any = !*iz_published_shorter(p->section.hf);
+    bool any = !*iz_published_resized(p->section.hf, false);
     snprintf(import, sizeof(import), "model.import=%s", folder);
     free(iz_published_read(p->section.hf, folder, stdout, NULL));
     return iz_config_read(&c, &p->section, NULL, set, any ? 3 : 2, 1, NULL,
@@ -66,23 +66,19 @@ static void print_shape(const struct iz_st_tensor *e)
     printf("%s %s  ", e->dims ? "]" : "[]", e->dtype);
 }
 
-/* What a tensor is; of one in 4 bits, the parameter becomes so. */
-static void print_entry(const struct iz_hf_map *map, struct iz_model *m,
+/* What a tensor is. */
+static void print_entry(const struct iz_hf_map *map, const struct iz_model *m,
                         const struct iz_st_tensor *e)
 {
-    enum iz_hf_nf4_part part;
-    char of[IZ_HF_NAME];
+    struct iz_coded_name name;
     const struct iz_hf_tensor *t = iz_hf_map_find(map, e->name);
-    const struct iz_hf_tensor *whole = !t && iz_hf_nf4_name(e->name, &part, of)
-                                           ? iz_hf_map_find(map, of)
+    const struct iz_hf_tensor *whole = !t && iz_coded_name(e->name, &name)
+                                           ? iz_hf_map_find(map, name.of)
                                            : NULL;
     printf("%s ", e->name);
     print_shape(e);
     if (whole) {
-        struct iz_param *q = &m->unit[whole->unit].param[whole->param];
-        q->frozen = true;
-        q->quant = IZ_QUANT_NF4;
-        printf("belongs to %s, in 4 bits\n", of);
+        printf("belongs to %s, %s\n", name.of, iz_coded_what(name.kind));
     } else if (t) {
         const struct iz_param *q = &m->unit[t->unit].param[t->param];
         printf("is %s", q->name);
@@ -100,7 +96,7 @@ static void print_entry(const struct iz_hf_map *map, struct iz_model *m,
     }
 }
 
-static int print_entries(const struct iz_hf *hf, struct iz_model *m,
+static int print_entries(const struct iz_hf *hf, const struct iz_model *m,
                          const char *path)
 {
     struct iz_hf_folder f = {0};

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 
@@ -327,9 +328,7 @@ static bool idx_copy(struct output *o, struct idx *images, struct idx *labels)
         return idx_fault(labels, "has another number of items");
     if (bytes == 0 || bytes > 1 << 24)
         return idx_fault(images, "has impossible images");
-    unsigned char *record = malloc(1 + bytes);
-    if (!record)
-        return idx_fault(images, strerror(ENOMEM));
+    unsigned char *record = iz_take((int64_t)bytes + 1, 1, "an image");
     for (uint32_t n = 0; n < images->dim[0]; n++) {
         if (fread(record, 1, 1, labels->f) != 1 ||
             fread(record + 1, 1, bytes, images->f) != bytes) {

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The system's clocks in ns; see clock.h. */
 #include "codelets/base/clock.h"
 
 #include <time.h>

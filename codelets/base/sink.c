@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text without malloc and stdio; see sink.h. */
 #include "codelets/base/sink.h"
 
 #include <errno.h>

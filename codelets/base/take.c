@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory or the end of the job; see take.h. */
 #include "codelets/base/take.h"
 
 #include <stdarg.h>

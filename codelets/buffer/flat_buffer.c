@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Flat buffers on either side; see flat_buffer.h. */
 #include "codelets/buffer/flat_buffer.h"
 
 #include <string.h>

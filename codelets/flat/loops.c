@@ -279,11 +279,29 @@ static void loops_adam(const union iz_consts *k,
     adam_streams(&k->adam, streams, n);
 }
 
-static inline void lion_tile(const struct iz_lion_consts *c, int64_t n,
+/* Optimizers whose elements wait for nothing: a is p, and b m or d. */
+typedef void tile_loop(const union iz_consts *c, int64_t n, float *restrict a,
+                       float *restrict b, const float *restrict g);
+
+IZ_INLINE void in_tiles(const union iz_consts *k,
+                        const struct iz_streams *streams, int64_t n,
+                        tile_loop *loop, float *a, float *b, bool writes)
+{
+    const struct iz_streams s = *streams;
+    float buf[TILE];
+    for (int64_t i = 0, len; i < n; i += len) {
+        len = tile(n - i);
+        loop(k, len, a + i, b ? b + i : NULL, gradients(&s, buf, i, len));
+        if (writes)
+            copy_out(&s, i, len);
+    }
+}
+
+static inline void lion_tile(const union iz_consts *c, int64_t n,
                              float *restrict p, float *restrict m,
                              const float *restrict g)
 {
-    const struct iz_lion_consts k = *c;
+    const struct iz_lion_consts k = c->lion;
     for (int64_t i = 0; i < n; i++) {
         float gi = g[i] * k.scale;
         p[i] = iz_lion_p(&k, p[i], m[i], gi);
@@ -291,24 +309,17 @@ static inline void lion_tile(const struct iz_lion_consts *c, int64_t n,
     }
 }
 
-static void lion(const union iz_consts *k, const struct iz_streams *streams,
+static void lion(const union iz_consts *k, const struct iz_streams *s,
                  int64_t n)
 {
-    const struct iz_streams s = *streams;
-    float buf[TILE];
-    for (int64_t i = 0, len; i < n; i += len) {
-        len = tile(n - i);
-        lion_tile(&k->lion, len, s.p + i, s.state[0] + i,
-                  gradients(&s, buf, i, len));
-        copy_out(&s, i, len);
-    }
+    in_tiles(k, s, n, lion_tile, s->p, s->state[0], true);
 }
 
-static inline void muon_tile(const struct iz_muon_consts *c, int64_t n,
+static inline void muon_tile(const union iz_consts *c, int64_t n,
                              float *restrict m, float *restrict d,
                              const float *restrict g)
 {
-    const struct iz_muon_consts k = *c;
+    const struct iz_muon_consts k = c->muon;
     for (int64_t i = 0; i < n; i++) {
         float gi = g[i] * k.adam.scale;
         m[i] = iz_muon_m(&k, m[i], gi);
@@ -317,40 +328,28 @@ static inline void muon_tile(const struct iz_muon_consts *c, int64_t n,
 }
 
 /* The parameters of matrices stay as they are. */
-static void muon(const union iz_consts *k, const struct iz_streams *streams,
+static void muon(const union iz_consts *k, const struct iz_streams *s,
                  int64_t n)
 {
-    const struct iz_streams s = *streams;
-    float buf[TILE];
-    if (!k->muon.matrix) {
-        adam_streams(&k->muon.adam, streams, n);
-        return;
-    }
-    for (int64_t i = 0, len; i < n; i += len) {
-        len = tile(n - i);
-        muon_tile(&k->muon, len, s.state[0] + i, s.d + i,
-                  gradients(&s, buf, i, len));
-    }
+    if (k->muon.matrix)
+        in_tiles(k, s, n, muon_tile, s->state[0], s->d, false);
+    else
+        adam_streams(&k->muon.adam, s, n);
 }
 
-static inline void along_tile(const struct iz_along_consts *c, int64_t n,
-                              float *restrict p, const float *restrict o)
+static inline void along_tile(const union iz_consts *c, int64_t n,
+                              float *restrict p, float *restrict none,
+                              const float *restrict o)
 {
-    const struct iz_along_consts k = *c;
+    const struct iz_along_consts k = c->along;
     for (int64_t i = 0; i < n; i++)
         p[i] = iz_along_p(&k, p[i], o[i]);
 }
 
-static void along(const union iz_consts *k, const struct iz_streams *streams,
+static void along(const union iz_consts *k, const struct iz_streams *s,
                   int64_t n)
 {
-    const struct iz_streams s = *streams;
-    float buf[TILE];
-    for (int64_t i = 0, len; i < n; i += len) {
-        len = tile(n - i);
-        along_tile(&k->along, len, s.p + i, gradients(&s, buf, i, len));
-        copy_out(&s, i, len);
-    }
+    in_tiles(k, s, n, along_tile, s->p, NULL, true);
 }
 
 #include "codelets/flat/moment_loops.h"

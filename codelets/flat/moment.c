@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "codelets/flat/dtype.h"
 #include "codelets/flat/simd.h"
 
 int64_t iz_moment_bytes(enum iz_moment_type t, int64_t n)

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Touched rows of a table; see touched_rows.h. */
 #include "codelets/flat/touched_rows.h"
 
 #include <string.h>

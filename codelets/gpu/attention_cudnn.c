@@ -12,6 +12,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/gpu/attention_graph.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
@@ -56,11 +57,9 @@ void iz_cudnn_close(struct iz_cudnn **c)
 int iz_cudnn_open(struct iz_cudnn **out, void *stream, const char *described,
                   struct iz_refusal *why)
 {
-    struct iz_cudnn *c = calloc(1, sizeof(*c));
-    const char *none =
-        c ? iz_cudnn_missing() : "no memory for the table of plans";
+    struct iz_cudnn *c = *out = iz_take(1, sizeof(*c), "cuDNN's plans");
+    const char *none = iz_cudnn_missing();
     struct iz_dnn_fact device[2] = {{0}};
-    *out = c;
     if (none) {
         snprintf(why->why, sizeof(why->why), "%s", none);
         iz_cudnn_close(out);

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensors and operations of attention for cuDNN; see attention_graph.h. */
 #include "codelets/gpu/attention_graph.h"
 
 #include <assert.h>

@@ -2,23 +2,17 @@
 /* The handles of CUDA's libraries, and what the kernels were built for. */
 #include "codelets/kernels/cuda_lib.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "codelets/base/take.h"
 #include "codelets/gpu/attention_cudnn.h"
 #include "codelets/gpu/device.h"
 #include "codelets/ops/gpu_ops.h"
 
 int iz_cuda_open(struct iz_cuda **out)
 {
-    struct iz_cuda *c = calloc(1, sizeof(*c));
-    *out = c;
-    if (!c) {
-        fprintf(stderr, "izar: no memory for the handles of CUDA\n");
-        return -ENOMEM;
-    }
-    int err = iz_cublas_open(&c->blas);
+    *out = iz_take(1, sizeof(**out), "the handles of CUDA");
+    int err = iz_cublas_open(&(*out)->blas);
     if (err)
         iz_cuda_close(out);
     return err;

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library cuDNN and its descriptors; see cudnn_lib.h. */
 #include "codelets/gpu/cudnn_lib.h"
 
 #include <assert.h>

@@ -2,7 +2,6 @@
 /* A build without CUDA has no GPU, so nobody asks for its memory or copies. The
  * build gives those declarations of device.h a body that ends the job
  * (meson.build). */
-#include <stddef.h>
 
 #include "codelets/base/die.h"
 

@@ -18,6 +18,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 
@@ -59,12 +60,7 @@ struct iz_cublas {
 
 int iz_cublas_open(struct iz_cublas **out)
 {
-    struct iz_cublas *b = calloc(1, sizeof(*b));
-    *out = b;
-    if (!b) {
-        fprintf(stderr, "izar: no memory for the table of products\n");
-        return -ENOMEM;
-    }
+    struct iz_cublas *b = *out = iz_take(1, sizeof(*b), "products");
     cublasStatus_t s = cublasLtCreate(&b->lt);
     if (s == CUBLAS_STATUS_SUCCESS)
         return 0;

@@ -8,6 +8,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 
 enum { PATTERN = 1 << 18 }; /* elements that repeat */
@@ -30,9 +31,7 @@ static void make_pattern(void *to, enum iz_dtype t)
 void iz_pattern_fill(char *p, int64_t bytes, enum iz_dtype t)
 {
     int64_t done = PATTERN * iz_dtype_bytes(t);
-    void *pattern = malloc((size_t)done);
-    if (!pattern)
-        iz_die("no memory for %lld bytes of random numbers", (long long)done);
+    void *pattern = iz_take(done, 1, "random numbers");
     make_pattern(pattern, t);
     done = done < bytes ? done : bytes;
     pattern_check(cudaMemcpy(p, pattern, (size_t)done, cudaMemcpyHostToDevice),

@@ -11,8 +11,6 @@
  * libraries end the job (iz_die). */
 #pragma once
 
-#include <stddef.h>
-
 #include "codelets/flat/nf4.h"
 #include "codelets/flat/update.h"
 #include "codelets/ops/ops.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The three products of a linear layer; see product.h. */
 #include "codelets/ops/product.h"
 
 #include <assert.h>

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 #include "codelets/task/state.h"
 
@@ -86,8 +87,8 @@ static void call(void *buffers[], struct head *h, struct worker *w)
     struct starpu_task *task = starpu_task_get_current();
     int n = STARPU_TASK_GET_NBUFFERS(task);
     void *few[IZ_TASK_DATA], **buf = few;
-    if (n > IZ_TASK_DATA && !(buf = malloc((size_t)n * sizeof(*buf))))
-        iz_die("%s: out of memory for %d buffers", iz_kinds[h->kind].name, n);
+    if (n > IZ_TASK_DATA)
+        buf = iz_take(n, sizeof(*buf), "a task's buffers");
     for (int i = 0; i < n; i++)
         buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
     iz_graph_stir(h->g); /* what this worker ended before made others ready */

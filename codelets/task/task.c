@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kinds and submission of tasks; see task.h. */
 #include "codelets/task/task.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "codelets/base/die.h"
+#include "codelets/base/take.h"
 #include "codelets/task/state.h"
 
 /* Returns of which kind they are: what has no worker of its own is the host's.
@@ -46,11 +44,8 @@ static void attach_data(struct starpu_task *task, const struct iz_task *t)
     int n = count_data(t), own = n - t->n_more;
     task->nbuffers = n;
     if (n > STARPU_NMAXBUFS) {
-        task->dyn_handles = malloc((size_t)n * sizeof(*task->dyn_handles));
-        task->dyn_modes = malloc((size_t)n * sizeof(*task->dyn_modes));
-        if (!task->dyn_handles || !task->dyn_modes)
-            iz_die("%s: out of memory for %d buffers", iz_kinds[t->kind].name,
-                   n);
+        task->dyn_handles = iz_take(n, sizeof(*task->dyn_handles), "buffers");
+        task->dyn_modes = iz_take(n, sizeof(*task->dyn_modes), "buffers");
     }
     for (int i = 0; i < n; i++) {
         const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
@@ -82,9 +77,7 @@ static void keep_waiting(struct iz_graph *g, const struct iz_task *t)
 
 static struct head *make_head(struct iz_graph *g, const struct iz_task *t)
 {
-    struct head *h = malloc(sizeof(*h) + t->arg_bytes);
-    if (!h)
-        return NULL;
+    struct head *h = iz_take(1, (int64_t)(sizeof(*h) + t->arg_bytes), "a task");
     *h = (struct head){.g = g,
                        .run = t->run,
                        .flops = t->flops,
@@ -136,8 +129,6 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
 {
     struct starpu_task *task = starpu_task_create();
     struct head *h = make_head(g, t);
-    if (!task || !h)
-        iz_die("%s: out of memory for a task", iz_kinds[t->kind].name);
     task->cl = &iz_codelets[t->kind];
     task->cl_arg = h;
     task->cl_arg_size = sizeof(*h) + t->arg_bytes;

@@ -215,6 +215,7 @@ struct iz_hf_name {
     int64_t (*cut)(const void *self, int i);
     int64_t (*each)(const void *self); /* columns (or rows) for a number */
     const char *types;                 /* as in struct iz_hf_key */
+    bool grows; /* rows are tokens: a folder may have fewer */
 };
 
 /* A key of config.json.  Several rows with the same `key` are alternative names
@@ -243,6 +244,8 @@ struct iz_hf_key {
     const char *told;
     /* A setting may be less: the number of rows of IZ_HF_FIRST_ROWS. */
     bool shorter;
+    /* A setting may be more: the number of rows of what grows. */
+    bool grows;
     /* A setting may be any other: it says how to train. */
     bool free;
     /* Members "a|b" that give this one its meaning: one of them must be

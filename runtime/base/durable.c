@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/text.h"
 
 #define TEXT_MAX ((int64_t)1 << 30)
@@ -120,9 +121,7 @@ int iz_durable_create(const char *who, const char *path, const char *text)
 int iz_durable_replace(const char *who, const char *path, const char *text)
 {
     size_t n = strlen(path) + sizeof(".tmp");
-    char *tmp = malloc(n);
-    if (!tmp)
-        return iz_durable_refuse(who, path, "cannot create", ENOMEM);
+    char *tmp = iz_take((int64_t)n, 1, "a path");
     snprintf(tmp, n, "%s.tmp", path);
     int err = write_text(who, tmp, text, O_TRUNC);
     if (!err)
@@ -185,9 +184,8 @@ int iz_durable_sync_directory(const char *who, const char *path)
 /* The directory that holds the name. */
 static int sync_above(const char *who, const char *path)
 {
-    char *above = strdup(path);
-    int err = above ? iz_durable_sync_directory(who, dirname(above))
-                    : iz_durable_refuse(who, path, "cannot sync", ENOMEM);
+    char *above = iz_take_text(path, (int64_t)strlen(path));
+    int err = iz_durable_sync_directory(who, dirname(above));
     free(above);
     return err;
 }
@@ -201,10 +199,8 @@ int iz_durable_rename(const char *who, const char *from, const char *to)
 
 int iz_durable_make_directories(const char *who, const char *path)
 {
-    char *part = strdup(path);
-    int err = part && *part ? 0
-                            : iz_durable_refuse(who, path, "cannot make",
-                                                part ? ENOENT : ENOMEM);
+    char *part = iz_take_text(path, (int64_t)strlen(path));
+    int err = *part ? 0 : iz_durable_refuse(who, path, "cannot make", ENOENT);
     for (char *p = part; !err && *p;) {
         p += 1 + strcspn(p + 1, "/");
         char c = *p;

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* STARPU_ variables of the user; see environment.h. */
 #include "runtime/base/environment.h"
 
 #include <stdbool.h>

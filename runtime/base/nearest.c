@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Distances between names; see nearest.h. */
 #include "runtime/base/nearest.h"
 
 #include <string.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of progress; see progress.h. */
 #include "runtime/base/progress.h"
 
 #include <stdio.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Words and text in memory; see text.h. */
 #include "runtime/base/text.h"
 
 #include <errno.h>

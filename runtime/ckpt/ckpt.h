@@ -5,7 +5,6 @@
  * renamed: a crash leaves the previous checkpoint as it was. */
 #pragma once
 
-#include "runtime/base/json.h"
 #include "runtime/ckpt/rank_file.h"
 #include "runtime/comm/coll.h"
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine and checkpoint; see engine_parts.h. */
 #include "runtime/ckpt/engine_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codelets/base/int64.h"
 #include "codelets/base/take.h"
 #include "runtime/base/text.h"
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hashes of a run's states; see state_hash.h. */
 #include "runtime/ckpt/state_hash.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vote on a checkpoint; see vote.h. */
 #include "runtime/ckpt/vote.h"
 
 #include <stdatomic.h>

@@ -80,15 +80,12 @@ struct iz_coll_range {
 
 /* In place: rank r has the bytes [r, r + 1) * shard_bytes of `full`; afterwards
  * the owner of each range has all of it.  What others have of it is not moved
- * twice, and what lies in no range is not moved. */
-void iz_coll_to_owners(struct iz_coll *c, void *full, int64_t shard_bytes,
-                       const struct iz_coll_range *list, int n,
-                       const char *what);
-/* Back: the owner has each range; afterwards every rank has what lies in its
- * shard, or with shard_bytes = 0 all of it. */
-void iz_coll_from_owners(struct iz_coll *c, void *full, int64_t shard_bytes,
-                         const struct iz_coll_range *list, int n,
-                         const char *what);
+ * twice, and what lies in no range is not moved.  back: the owner has each
+ * range; afterwards every rank has what lies in its shard, or with shard_bytes
+ * = 0 all of it. */
+void iz_coll_exchange(struct iz_coll *c, void *full, int64_t shard_bytes,
+                      const struct iz_coll_range *list, int n, bool back,
+                      const char *what);
 
 /* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
  * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +

@@ -89,47 +89,28 @@ static void count_exchange(const struct exchange *x,
     iz_coll_count(c, out, in);
 }
 
-static void exchange_ranges(struct exchange *x,
-                            const struct iz_coll_range *list, int n)
+void iz_coll_exchange(struct iz_coll *c, void *full, int64_t shard_bytes,
+                      const struct iz_coll_range *list, int n, bool back,
+                      const char *what)
 {
-    struct iz_coll *c = x->f.c;
+    struct exchange x = {{.c = c, .what = what}, full, shard_bytes, back};
     int64_t bytes = 0, k = 0;
     for (int i = 0; i < n; i++)
         bytes += list[i].end - list[i].begin;
-    iz_coll_begin(c, IZ_COLL_EXCHANGE, bytes, x->f.what);
+    iz_coll_begin(c, IZ_COLL_EXCHANGE, bytes, what);
     if (c->size == 1 || !bytes)
         return;
-    count_exchange(x, list, n);
-    iz_near_enter(c, x->full);
+    count_exchange(&x, list, n);
+    iz_near_enter(c, full);
     for (int i = 0; i < n; i++)
         for (int64_t at = list[i].begin; at < list[i].end; at += PIECE, k++) {
             int group = (int)(k % IZ_FLIGHT_PIECES);
-            iz_flight_wait(&x->f, group);
-            post_piece(x, &list[i], at, group);
+            iz_flight_wait(&x.f, group);
+            post_piece(&x, &list[i], at, group);
         }
     for (int i = 0; i < n; i++)
-        read_near(x, &list[i]);
+        read_near(&x, &list[i]);
     for (int group = 0; group < IZ_FLIGHT_PIECES; group++)
-        iz_flight_wait(&x->f, group);
-    iz_near_leave(c, x->f.what);
-}
-
-void iz_coll_to_owners(struct iz_coll *c, void *full, int64_t shard_bytes,
-                       const struct iz_coll_range *list, int n,
-                       const char *what)
-{
-    struct exchange x = {
-        .f = {.c = c, .what = what}, .full = full, .shard = shard_bytes};
-    exchange_ranges(&x, list, n);
-}
-
-void iz_coll_from_owners(struct iz_coll *c, void *full, int64_t shard_bytes,
-                         const struct iz_coll_range *list, int n,
-                         const char *what)
-{
-    struct exchange x = {.f = {.c = c, .what = what},
-                         .full = full,
-                         .shard = shard_bytes,
-                         .back = true};
-    exchange_ranges(&x, list, n);
+        iz_flight_wait(&x.f, group);
+    iz_near_leave(c, what);
 }

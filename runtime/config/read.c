@@ -195,8 +195,8 @@ static void read_foreign(struct reader *r, const struct iz_foreign_key *k,
     }
 }
 
-/* What is written beside model.import may only repeat it, or ask for less where
- * that has a meaning. */
+/* What is written beside model.import may only repeat it, or ask for less or
+ * more where that has a meaning. */
 static void check_imported(struct reader *r, const char *full, const char *name,
                            const json_t *v)
 {
@@ -205,13 +205,16 @@ static void check_imported(struct reader *r, const char *full, const char *name,
     if (!theirs || iz_key_same(theirs, v) ||
         iz_published_free(r->model->hf, name))
         return;
-    if (strcmp(iz_published_shorter(r->model->hf), name) == 0 &&
-        json_is_integer(v) &&
-        json_integer_value(v) < json_integer_value(theirs)) {
+    bool more = json_integer_value(v) > json_integer_value(theirs);
+    if (strcmp(iz_published_resized(r->model->hf, more), name) == 0 &&
+        json_is_integer(v)) {
         if (r->notes)
             fprintf(r->notes,
-                    "%s: %lld of the folder's %lld positions are read, and "
-                    "an export has no more\n",
+                    more
+                        ? "%s: %lld, the folder has %lld tokens: each row more "
+                          "is the mean of theirs\n"
+                        : "%s: %lld of the folder's %lld positions are read, "
+                          "and an export has no more\n",
                     full, json_integer_value(v), json_integer_value(theirs));
         return;
     }

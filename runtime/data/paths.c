@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files that data.path names; see paths.h. */
 #define _DEFAULT_SOURCE /* strsep */
 
 #include "runtime/data/paths.h"

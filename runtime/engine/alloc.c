@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocation of all that the plan says; see alloc.h. */
 #include "runtime/engine/alloc.h"
 
 #include <errno.h>

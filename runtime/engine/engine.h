@@ -6,7 +6,6 @@
 #include <math.h>
 #include <semaphore.h>
 
-#include "codelets/flat/quant.h"
 #include "codelets/task/task.h"
 #include "codelets/unit/unit.h"
 #include "runtime/comm/coll.h"

@@ -137,6 +137,7 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
         t->vector = p->rows == 1 && !by_rows && row->layout != IZ_HF_FIRST_ROWS;
         t->transposed = row->layout == IZ_HF_TRANSPOSED && !t->vector;
         t->first = row->layout == IZ_HF_FIRST_ROWS;
+        t->grows = row->grows;
     }
     return 0;
 }

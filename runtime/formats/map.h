@@ -18,6 +18,7 @@ struct iz_hf_tensor {
     bool vector;     /* it has one dimension */
     bool tied;       /* a second name; see struct iz_hf_name */
     bool first;      /* the first rows of a tensor that may have more */
+    bool grows;      /* a tensor may have fewer rows: see read.c */
     /* [rows / experts, cols experts], where columns of all experts take turns;
      * 0: it is not.  Such are only read. */
     int64_t experts;

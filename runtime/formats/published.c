@@ -118,10 +118,10 @@ const char *iz_published_name(const struct iz_hf *hf, const char *key)
     return "model_type";
 }
 
-const char *iz_published_shorter(const struct iz_hf *hf)
+const char *iz_published_resized(const struct iz_hf *hf, bool more)
 {
     for (const struct iz_hf_key *k = hf->keys; k->name; k++)
-        if (k->shorter)
+        if (more ? k->grows : k->shorter)
             return k->key;
     return "";
 }

@@ -40,8 +40,8 @@ int iz_published_same(const struct iz_section *model, const void *self,
 
 /* The member of config.json that gives a key of the section "model". */
 const char *iz_published_name(const struct iz_hf *hf, const char *key);
-/* The key of the section "model" that may be set to less than the folder says;
- * "": there is none. */
-const char *iz_published_shorter(const struct iz_hf *hf);
+/* The key of the section "model" that may be set to less than the folder says,
+ * or to more; "": there is none. */
+const char *iz_published_resized(const struct iz_hf *hf, bool more);
 /* Whether a setting of the key may differ from what the folder says. */
 bool iz_published_free(const struct iz_hf *hf, const char *key);

@@ -24,11 +24,15 @@ enum { TILE_ROWS = 64, TILE_COLS = 16 };
 struct iz_hf_reader {
     struct iz_hf_folder folder;
     struct iz_hf_map map;
-    const struct iz_st_tensor **entry; /* per tensor of the map; NULL: none */
-    struct iz_hf_nf4 *nf4; /* per tensor of the map, those in 4 bits */
+    struct iz_coded *entry; /* per tensor of the map; without codes: none */
+    int64_t block[2];       /* of FP8 */
+    bool bits4;             /* some are in 4 bits */
     const struct iz_model *model;
     int64_t rows; /* of tensors whose first rows are read; 0: there are none */
+    int64_t tokens;  /* rows of tensors that grow; 0: the model's */
+    float **mean;    /* per tensor of the map: that of its rows, once made */
     const char *key; /* of the config: whose folder it is */
+    int last;        /* tensor that a group was asked of */
     FILE *err;
 };
 
@@ -62,6 +66,8 @@ static int check_entry(const struct iz_hf_reader *r,
     bool known = iz_st_dtype_read(e->dtype, &type);
     if (t->first)
         want[0] = r->rows;
+    if (t->grows && r->tokens)
+        want[0] = r->tokens;
     if (known && e->dims == dims && e->shape[0] == want[0] &&
         (dims == 1 || e->shape[1] == want[1]))
         return 0;
@@ -78,71 +84,78 @@ static int check_entry(const struct iz_hf_reader *r,
     return 1;
 }
 
-/* Whether the entry belongs to a tensor in 4 bits; then it has its place. */
+/* Whether the entry belongs to a tensor in few bits; then it has its place. */
 static bool take_part(struct iz_hf_reader *r, const struct iz_st_tensor *e)
 {
-    enum iz_hf_nf4_part part;
-    char of[IZ_HF_NAME];
+    struct iz_coded_name name;
     const struct iz_hf_tensor *t =
-        iz_hf_nf4_name(e->name, &part, of) ? iz_hf_map_find(&r->map, of) : NULL;
-    if (!t)
+        iz_coded_name(e->name, &name) ? iz_hf_map_find(&r->map, name.of) : NULL;
+    struct iz_coded *c = t ? &r->entry[t - r->map.tensor] : NULL;
+    if (!t || (c->kind && c->kind != name.kind) || c->part[name.part])
         return false;
-    r->nf4[t - r->map.tensor].part[part] = e;
+    c->kind = name.kind;
+    c->part[name.part] = e;
     return true;
 }
 
-/* Whether a tensor is in 4 bits there: for what it must be, see check_nf4. */
-static bool in_nf4(const struct iz_hf_reader *r, int i)
+/* Whether the parameter of a tensor is in 4 bits in this run. */
+static bool is_nf4(const struct iz_hf_reader *r, const struct iz_hf_tensor *t)
 {
-    bool any = r->entry[i] && strcmp(r->entry[i]->dtype, "U8") == 0;
-    for (int k = 0; k < IZ_HF_NF4_PARTS; k++)
-        any |= r->nf4[i].part[k] != NULL;
-    return any;
+    return r->model &&
+           r->model->unit[t->unit].param[t->param].quant == IZ_QUANT_NF4;
 }
 
-/* The matrix of the model that a tensor is, all of it; false: it is none. */
-static bool find_matrix(const struct iz_hf_reader *r,
-                        const struct iz_hf_tensor *t, struct iz_quant_matrix *m)
+/* Weights of a tensor before the first one of a matrix of the model; below
+ * zero: it has none of that. */
+static int64_t matrix_at(const struct iz_hf_reader *r,
+                         const struct iz_hf_tensor *t,
+                         const struct iz_quant_matrix *m)
 {
     const struct iz_unit *u = &r->model->unit[t->unit];
-    int64_t at =
-        iz_unit_elems(u, IZ_PART_TRAINED) + iz_unit_elems(u, IZ_PART_FROZEN);
-    *m = (struct iz_quant_matrix){0};
-    while (iz_unit_next_quant(u, m))
-        if (at + m->first == t->offset + t->row * t->width &&
-            m->param == t->param && m->n == t->rows * t->cols &&
-            t->cols == t->width && !t->transposed)
-            return true;
-    return false;
+    int64_t at = iz_unit_elems(u, IZ_PART_TRAINED) +
+                 iz_unit_elems(u, IZ_PART_FROZEN) + m->first - t->offset -
+                 t->row * t->width;
+    return m->param == t->param && at < t->rows * t->cols ? at : -1;
 }
 
-/* 1 if a tensor in 4 bits cannot be taken as it is, after saying so. */
-static int check_nf4(struct iz_hf_reader *r, int i)
+/* Whether its groups are those of one matrix of the model, or of several. */
+static bool has_groups(const struct iz_hf_reader *r,
+                       const struct iz_hf_tensor *t)
 {
-    const struct iz_hf_tensor *t = &r->map.tensor[i];
-    struct iz_quant_matrix m;
-    const char *why =
-        !r->entry[i] ? "is missing"
-        : !r->model || !find_matrix(r, t, &m) ||
-                iz_unit_quant(&r->model->unit[t->unit]) != IZ_QUANT_NF4
-            ? "is in 4 bits there and not in this run: only matrices of blocks "
-              "can be, with model.base_dtype: nf4"
-            : NULL;
-    r->nf4[i].code = r->entry[i];
-    r->nf4[i].n = t->rows * t->cols;
-    if (!why)
-        why = iz_hf_nf4_check(&r->nf4[i]);
+    struct iz_quant_matrix m = {0};
+    int64_t n = 0, at;
+    while (iz_unit_next_quant(&r->model->unit[t->unit], &m))
+        if ((at = matrix_at(r, t, &m)) >= 0) {
+            if (at % IZ_QUANT_GROUP)
+                return false;
+            n += m.n;
+        }
+    return n == t->rows * t->cols && t->cols == t->width && !t->transposed;
+}
+
+/* 1 if a tensor in few bits cannot be taken, after saying so.  A matrix lies
+ * there with a row for each output, and in this run it may be in the same 4
+ * bits, not in others. */
+static int check_coded(struct iz_hf_reader *r, int i)
+{
+    struct iz_hf_tensor *t = &r->map.tensor[i];
+    struct iz_coded *c = &r->entry[i];
+    const struct iz_param *p =
+        r->model ? &r->model->unit[t->unit].param[t->param] : NULL;
+    if (p && p->outputs[0])
+        t->transposed = !p->out_rows;
+    c->rows = t->transposed ? t->cols : t->rows;
+    c->cols = t->transposed ? t->rows : t->cols;
+    const char *why = t->vector || t->first ? "is not read from codes"
+                                            : iz_coded_check(c, r->block);
+    if (!why && is_nf4(r, t) && c->kind == IZ_CODED_BITS4)
+        why = has_groups(r, t)
+                  ? iz_coded_nf4(c)
+                  : "is in 4 bits, but not by groups of this run, and would be "
+                    "quantised again: set model.base_dtype: null";
     if (why)
         tell(r, t->name, why);
     return why != NULL;
-}
-
-static bool any_nf4(const struct iz_hf_reader *r)
-{
-    bool any = false;
-    for (int i = 0; i < r->map.n; i++)
-        any |= in_nf4(r, i);
-    return any;
 }
 
 /* 1, told, for a matrix that would be in 4 bits here, of a folder that has such
@@ -150,13 +163,17 @@ static bool any_nf4(const struct iz_hf_reader *r)
 static int check_left_out(const struct iz_hf_reader *r, int i)
 {
     const struct iz_hf_tensor *t = &r->map.tensor[i];
-    struct iz_quant_matrix m;
-    if (!r->model || !r->entry[i] || !find_matrix(r, t, &m))
+    if (!is_nf4(r, t))
         return 0;
     tell(r, t->name,
          "is not in 4 bits there, as others are, and would be in this run, "
          "which has one model.base_dtype for all");
     return 1;
+}
+
+static bool has_entry(const struct iz_hf_reader *r, int i)
+{
+    return r->entry[i].part[IZ_CODED_CODES] != NULL;
 }
 
 /* Gives the entry its place in the map; the number of faults. */
@@ -168,33 +185,51 @@ static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
         return 0;
     if (!t && iz_hf_map_ignores(&r->map, e->name))
         return 0;
-    if (!t || r->entry[i]) {
+    if (!t || has_entry(r, (int)i)) {
         tell(r, e->name,
              t ? "is there twice, with and without prefix"
                : "is no tensor of this model");
         return 1;
     }
-    r->entry[i] = e;
+    r->entry[i].part[IZ_CODED_CODES] = e;
     return 0;
+}
+
+/* The blocks of FP8: those that are usual where the config has none. */
+static void read_block(struct iz_hf_reader *r)
+{
+    char path[IZ_PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, r->folder.path);
+    json_t *root = iz_json_read(path, NULL);
+    const json_t *block = json_object_get(
+        json_object_get(root, "quantization_config"), "weight_block_size");
+    for (size_t i = 0; i < 2; i++) {
+        int64_t n = iz_json_number(json_array_get(block, i), 1 << 20);
+        r->block[i] = n > 0 ? n : 128;
+    }
+    json_decref(root);
 }
 
 static int compare(struct iz_hf_reader *r)
 {
     int faults = 0;
     r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
-    r->nf4 = calloc((size_t)r->map.n + 1, sizeof(*r->nf4));
-    if (!r->entry || !r->nf4)
+    r->mean = calloc((size_t)r->map.n + 1, sizeof(*r->mean));
+    if (!r->entry || !r->mean)
         return -ENOMEM;
+    read_block(r);
     for (int i = 0; i < r->folder.n_files; i++)
         for (int k = 0; k < r->folder.file[i].n; k++)
             faults += take_entry(r, &r->folder.file[i].tensor[k]);
-    bool some_nf4 = any_nf4(r);
     for (int i = 0; i < r->map.n; i++)
-        if (in_nf4(r, i)) {
-            faults += check_nf4(r, i);
-        } else if (r->entry[i]) {
-            faults += check_entry(r, &r->map.tensor[i], r->entry[i]);
-            faults += some_nf4 ? check_left_out(r, i) : 0;
+        r->bits4 |= r->entry[i].kind == IZ_CODED_BITS4;
+    for (int i = 0; i < r->map.n; i++)
+        if (r->entry[i].kind) {
+            faults += check_coded(r, i);
+        } else if (has_entry(r, i)) {
+            faults += check_entry(r, &r->map.tensor[i],
+                                  r->entry[i].part[IZ_CODED_CODES]);
+            faults += r->bits4 ? check_left_out(r, i) : 0;
         } else if (!r->map.tensor[i].tied) {
             tell(r, r->map.tensor[i].name, "is missing");
             faults++;
@@ -205,13 +240,14 @@ static int compare(struct iz_hf_reader *r)
     return faults ? -EINVAL : 0;
 }
 
-/* What the folder says of the key that may be set to less. */
-static int64_t published_rows(const struct iz_hf *hf, const char *path)
+/* What the folder says of the key that may be set to less, or to more. */
+static int64_t published_rows(const struct iz_hf *hf, const char *path,
+                              bool more)
 {
     char *text = iz_published_read(hf, path, NULL, NULL);
     json_t *root = text ? json_loads(text, 0, NULL) : NULL;
-    int64_t rows =
-        json_integer_value(json_object_get(root, iz_published_shorter(hf)));
+    int64_t rows = json_integer_value(
+        json_object_get(root, iz_published_resized(hf, more)));
     json_decref(root);
     free(text);
     return rows;
@@ -229,6 +265,7 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
     r->err = err;
     r->key = from->key;
     r->rows = from->rows;
+    r->tokens = from->tokens;
     r->model = from->model;
     r->map = *map;
     *map = (struct iz_hf_map){0};
@@ -246,7 +283,8 @@ int iz_hf_read_open(struct iz_hf_reader **out, const struct iz_hf *hf,
 {
     struct iz_hf_source from = {.key = key,
                                 .path = path,
-                                .rows = published_rows(hf, path),
+                                .rows = published_rows(hf, path, false),
+                                .tokens = published_rows(hf, path, true),
                                 .model = model};
     struct iz_hf_map map;
     int why = iz_hf_map_open(&map, hf, model);
@@ -259,31 +297,20 @@ void iz_hf_read_close(struct iz_hf_reader **r)
     if (!*r)
         return;
     iz_hf_folder_close(&(*r)->folder);
+    for (int i = 0; (*r)->mean && i < (*r)->map.n; i++)
+        free((*r)->mean[i]);
+    free((*r)->mean);
     iz_hf_map_close(&(*r)->map);
     free((*r)->entry);
-    free((*r)->nf4);
     free(*r);
     *r = NULL;
 }
 
 /* ---- reading ---- */
 
-/* n elements from element `at` of the entry; it may lie at an odd address. */
-static void hf_read_load(const struct iz_st_tensor *e, enum iz_dtype type,
-                         int64_t at, float *out, int64_t n)
-{
-    float aligned[RUN];
-    int64_t size = iz_dtype_bytes(type);
-    for (int64_t i = 0; i < n; i += RUN) {
-        int64_t k = n - i < RUN ? n - i : RUN;
-        memcpy(aligned, e->data + (at + i) * size, (size_t)(k * size));
-        iz_cast(out + i, IZ_F32, aligned, type, k);
-    }
-}
-
 /* Theirs has columns where ours has rows: tile by tile. */
 static void load_transposed(const struct iz_hf_tensor *t,
-                            const struct iz_st_tensor *e, enum iz_dtype type,
+                            const struct iz_coded *e,
                             const struct iz_hf_rect *r, float *out)
 {
     float tile[TILE_COLS][TILE_ROWS];
@@ -295,7 +322,7 @@ static void load_transposed(const struct iz_hf_tensor *t,
             for (int64_t c = 0; c < cols; c++) {
                 struct iz_hf_rect at = {r->row + row, r->col + col + c, rows,
                                         1};
-                hf_read_load(e, type, iz_hf_place(t, &at), tile[c], rows);
+                iz_coded_load(e, iz_hf_place(t, &at), tile[c], rows);
             }
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t c = 0; c < cols; c++)
@@ -305,14 +332,13 @@ static void load_transposed(const struct iz_hf_tensor *t,
 
 /* Theirs has the columns of several experts in turns. */
 static void load_in_turns(const struct iz_hf_tensor *t,
-                          const struct iz_st_tensor *e, enum iz_dtype type,
-                          const struct iz_hf_rect *r, float *out)
+                          const struct iz_coded *e, const struct iz_hf_rect *r,
+                          float *out)
 {
     for (int64_t i = 0; i < r->rows; i++)
         for (int64_t c = 0; c < r->cols; c++) {
             struct iz_hf_rect at = {r->row + i, r->col + c, 1, 1};
-            hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width + c,
-                         1);
+            iz_coded_load(e, iz_hf_place(t, &at), out + i * t->width + c, 1);
         }
 }
 
@@ -342,21 +368,58 @@ static int same_values(const struct iz_hf_reader *r,
     return 0;
 }
 
-static void hf_read_take(const struct iz_hf_tensor *t,
-                         const struct iz_st_tensor *e,
+static void hf_read_take(const struct iz_hf_tensor *t, const struct iz_coded *e,
                          const struct iz_hf_rect *rect, float *out)
 {
-    enum iz_dtype type = IZ_F32;
-    iz_st_dtype_read(e->dtype, &type);
     if (t->transposed)
-        load_transposed(t, e, type, rect, out);
+        load_transposed(t, e, rect, out);
     if (t->experts)
-        load_in_turns(t, e, type, rect, out);
+        load_in_turns(t, e, rect, out);
     for (int64_t i = 0; i < rect->rows && !t->transposed && !t->experts; i++) {
         struct iz_hf_rect at = {rect->row + i, rect->col, 1, rect->cols};
-        hf_read_load(e, type, iz_hf_place(t, &at), out + i * t->width,
-                     rect->cols);
+        iz_coded_load(e, iz_hf_place(t, &at), out + i * t->width, rect->cols);
     }
+}
+
+/* The mean of the rows of entry i, which those that it lacks have; NULL: no
+ * memory. */
+static const float *mean_row(const struct iz_hf_reader *r, int i)
+{
+    const struct iz_coded *e = &r->entry[i];
+    const int64_t *shape = e->part[IZ_CODED_CODES]->shape;
+    int64_t rows = shape[0], cols = shape[1];
+    double *sum = calloc((size_t)cols, sizeof(*sum));
+    float *row = malloc((size_t)cols * sizeof(*row));
+    for (int64_t k = 0; sum && row && k < rows; k++) {
+        iz_coded_load(e, k * cols, row, cols);
+        for (int64_t j = 0; j < cols; j++)
+            sum[j] += row[j];
+    }
+    for (int64_t j = 0; sum && row && j < cols; j++)
+        row[j] = (float)(sum[j] / (double)rows);
+    free(sum);
+    if (!sum) {
+        free(row);
+        row = NULL;
+    }
+    return r->mean[i] = row;
+}
+
+/* What the rectangle has behind the rows of entry i; cut off there. */
+static int take_more(const struct iz_hf_reader *r, int i,
+                     struct iz_hf_rect *rect, float *out)
+{
+    const struct iz_hf_tensor *t = &r->map.tensor[i];
+    const struct iz_st_tensor *e = r->entry[i].part[IZ_CODED_CODES];
+    int64_t own = max64(0, min64(rect->rows, e->shape[0] - rect->row));
+    if (!t->grows || own == rect->rows)
+        return 0;
+    const float *mean = r->mean[i] ? r->mean[i] : mean_row(r, i);
+    for (int64_t k = own; mean && k < rect->rows; k++)
+        memcpy(out + k * t->width, mean + rect->col,
+               (size_t)rect->cols * sizeof(*out));
+    rect->rows = own;
+    return mean ? 0 : -ENOMEM;
 }
 
 /* A file that is damaged, or of a training that failed. */
@@ -384,14 +447,18 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     for (int k = 0; k < rects && !err; k++) {
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
         float *to = (t->tied ? second : out) + at;
-        hf_read_take(t, r->entry[i], &rect[k], to);
+        struct iz_hf_rect own = rect[k];
+        err = take_more(r, i, &own, to);
+        if (err)
+            break;
+        hf_read_take(t, &r->entry[i], &own, to);
         err = check_finite(r, t, &rect[k], to);
         if (t->tied && !err)
             err = same_values(r, t, &rect[k], out + at, to);
     }
     /* One that lies the other way round is needed whole again and again. */
     if (rects && (!t->transposed || from + n >= end))
-        hf_read_forget(r->entry[i]);
+        hf_read_forget(r->entry[i].part[IZ_CODED_CODES]);
     return err;
 }
 
@@ -399,7 +466,7 @@ static bool has_second_names(const struct iz_hf_reader *r, int unit)
 {
     for (int i = 0; i < r->map.n; i++)
         if (r->map.tensor[i].tied && r->map.tensor[i].unit == unit &&
-            r->entry[i])
+            has_entry(r, i))
             return true;
     return false;
 }
@@ -415,7 +482,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
     /* Tied tensors come last in the map: what they are compared with is there.
      */
     for (int i = 0; i < r->map.n && !err; i++)
-        if (r->map.tensor[i].unit == unit && r->entry[i] && !r->nf4[i].code)
+        if (r->map.tensor[i].unit == unit && has_entry(r, i))
             err = read_tensor(r, i, from, n, out, second);
     free(second);
     return err;
@@ -455,17 +522,18 @@ int iz_hf_read_equal(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
     return err;
 }
 
-bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
+bool iz_hf_read_nf4(struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out)
 {
-    struct iz_quant_matrix found;
-    for (int i = 0; i < r->map.n; i++) {
+    for (int k = 0; r->bits4 && k < r->map.n; k++) { /* mostly the last one */
+        int i = (r->last + k) % r->map.n;
         const struct iz_hf_tensor *t = &r->map.tensor[i];
-        if (t->unit != unit || t->param != m->param || !r->nf4[i].code ||
-            !find_matrix(r, t, &found) || found.group != m->group)
+        int64_t at = t->unit == unit ? matrix_at(r, t, m) : -1;
+        if (r->entry[i].kind != IZ_CODED_BITS4 || at < 0)
             continue;
-        iz_hf_nf4_group(&r->nf4[i], g, out);
+        r->last = i;
+        iz_coded_nf4_group(&r->entry[i], at / IZ_QUANT_GROUP + g, out);
         return true;
     }
     return false;

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "runtime/comm/coll.h"
+#include "runtime/formats/coded.h"
 #include "runtime/formats/folder.h"
 #include "runtime/formats/map.h"
-#include "runtime/formats/nf4.h"
 
 /* ---- read.c: parameters out of a folder ---- */
 
@@ -28,6 +28,7 @@ struct iz_hf_source {
     const char *path;             /* borrowed until close */
     const char *file;             /* NULL: as iz_hf_folder_open finds them */
     int64_t rows;                 /* of a tensor whose first rows are read */
+    int64_t tokens;               /* rows of those that grow; 0: the model's */
     const struct iz_model *model; /* whose parameters may be quantised; or NULL
                                    */
 };
@@ -46,7 +47,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
 int iz_hf_read_equal(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                      const float *want, enum iz_dtype type, float *out);
 /* Group g of a matrix that is in 4 bits there; false: it is not. */
-bool iz_hf_read_nf4(const struct iz_hf_reader *r, int unit,
+bool iz_hf_read_nf4(struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out);
 

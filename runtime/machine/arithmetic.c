@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of arithmetic; see arithmetic.h. */
 #include "runtime/machine/arithmetic.h"
 
 #include <errno.h>
@@ -14,7 +13,6 @@
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/text.h"
 #include "runtime/plan/plan.h"
 
 /* A product that is timed: at most so many rows, and a matrix of at most so

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice between GPU and CPU; see gpu_choice.h. */
 #include "runtime/machine/gpu_choice.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Machine files; see machine_file.h. */
 #include "runtime/machine/machine_file.h"
 
 #include <errno.h>

@@ -11,6 +11,7 @@
 #include "codelets/base/clock.h"
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/update.h"
 #include "codelets/ops/gpu_ops.h"
 #include "runtime/base/text.h"
@@ -101,16 +102,14 @@ static void *worker_run(void *arg)
 static double time_host(const struct iz_plan *p, const struct iz_config *c)
 {
     int n = p->target.workers;
-    struct worker *w = calloc((size_t)n, sizeof(*w));
+    struct worker *w = iz_take(n, sizeof(*w), "workers");
     pthread_barrier_t together;
     double bytes = iz_state_traffic(p, IZ_CHUNK_ALIGN, 0) / IZ_CHUNK_ALIGN;
     double sum = 0;
     int64_t each =
         round_up((int64_t)((double)WORKER_BYTES / bytes), IZ_CHUNK_ALIGN);
-    if (!w || pthread_barrier_init(&together, NULL, (unsigned)n)) {
-        free(w);
-        return 0;
-    }
+    if (pthread_barrier_init(&together, NULL, (unsigned)n))
+        iz_die("no barrier to measure the host's memory with");
     for (int i = 0; i < n; i++) {
         w[i] = (struct worker){
             .together = &together, .p = p, .hyper = &c->optimizer, .n = each};

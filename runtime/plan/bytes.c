@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of bytes by class and tier; see bytes.h. */
 #include "runtime/plan/bytes.h"
 
 #include "codelets/base/units.h"

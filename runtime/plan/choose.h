@@ -4,7 +4,6 @@
  * sums, the logits of a GPU at a time, whose attention. */
 #pragma once
 
-#include "codelets/task/where.h"
 #include "runtime/plan/limits.h"
 #include "runtime/plan/plan.h"
 

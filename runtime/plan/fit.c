@@ -5,10 +5,8 @@
 #include "runtime/plan/fit.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 
-#include "codelets/base/int64.h"
 #include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/text.h"

@@ -9,7 +9,6 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
-#include "codelets/flat/flat.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/state_layout.h"
 #include "runtime/plan/unit_sizes.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan needs beside what may be had; see limits.h. */
 #include "runtime/plan/limits.h"
 
 #include "codelets/base/int64.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of places; see places.h. */
 #include "runtime/plan/places.h"
 
 #include "codelets/base/int64.h"

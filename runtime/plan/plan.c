@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory plan; see plan.h. */
 #include "runtime/plan/plan.h"
 
 #include <errno.h>

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "codelets/base/int64.h"
-#include "runtime/base/text.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of summation; see sum_order.h. */
 #include "runtime/plan/sum_order.h"
 
 enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu)

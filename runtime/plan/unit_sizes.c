@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a unit's buffers are; see unit_sizes.h. */
 #include "runtime/plan/unit_sizes.h"
 
 #include "codelets/base/int64.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Progress line, metrics.jsonl and summary; see metrics.h. */
 #include "runtime/report/metrics.h"
 
 #include <errno.h>

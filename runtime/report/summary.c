@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tables of a run's end; see summary.h. */
 #include "runtime/report/summary.h"
 
 #include <math.h>

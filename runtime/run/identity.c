@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of a run, its hash, and who compares it; see identity.h. */
 #define _DEFAULT_SOURCE /* madvise: the one of POSIX does nothing here */
 
 #include "runtime/run/identity.h"

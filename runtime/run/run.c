@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the command line to the summary; see run.h. */
 #include "runtime/run/run.h"
 
 #include <errno.h>

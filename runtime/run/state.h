@@ -4,7 +4,6 @@
 
 #include <errno.h>
 
-#include "codelets/ops/gpu_ops.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/ckpt.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums and squares over the pieces of an accumulator; see accumulator.h. */
 #include "runtime/step/accumulator.h"
 
 #include "codelets/buffer/flat_buffer.h"

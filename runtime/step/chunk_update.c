@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of updates; see chunk_update.h. */
 #include "runtime/step/chunk_update.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks between files and buffers; see disk.h. */
 #include "runtime/step/disk.h"
 
 #include <string.h>

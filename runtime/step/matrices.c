@@ -231,10 +231,8 @@ static void run_move(struct iz_exec *x, void **buf, const void *arg)
             range[n++] = (struct iz_coll_range){m->begin * size, m->end * size,
                                                 m->owner};
     }
-    if (a->back)
-        iz_coll_from_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
-    else
-        iz_coll_to_owners(a->coll, buf[0], a->shard_bytes, range, n, a->unit);
+    iz_coll_exchange(a->coll, buf[0], a->shard_bytes, range, n, a->back,
+                     a->unit);
     free(range);
 }
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of a pass; see order.h. */
 #include "runtime/step/order.h"
 
 #include <stdlib.h>

@@ -9,7 +9,6 @@
 #include "codelets/base/mix.h"
 #include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
-#include "codelets/flat/touched_rows.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocation and accounting of large buffers; see memory.h. */
 #define _GNU_SOURCE
 #include "runtime/tier/memory.h"
 

@@ -5,7 +5,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "codelets/task/task.h"
 #include "runtime/plan/places.h"

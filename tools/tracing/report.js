@@ -5,9 +5,6 @@
 const D = JSON.parse(document.getElementById("data").textContent);
 const MOVES_IN = ["batch", "load", "fetch"], UPDATES = ["adam"];
 const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store", "snapshot", "save"];
-// Okabe and Ito's colours, and lighter ones of them where there are more.
-const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
-    "#d55e00", "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"];
 addEventListener("error", e => { document.documentElement.dataset.error = e.message; });
 const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
 const panels = [];
@@ -116,11 +113,7 @@ class Panel {
         g.textBaseline = "top";
         g.lineWidth = 1;
         for (const [t, text] of ticks(view.from, view.to, most)) {
-            const x = Math.round(this.x(t)) + 0.5;
-            g.beginPath();
-            g.moveTo(x, 0);
-            g.lineTo(x, this.bottom);
-            g.stroke();
+            const x = this.upright(t);
             if (x < this.left + this.width - 24)
                 g.fillText(text, Math.max(x, this.left + 18), this.bottom + 5);
         }
@@ -131,15 +124,23 @@ class Panel {
         const g = this.g;
         g.strokeStyle = css("--mark");
         g.setLineDash([4, 3]);
-        for (const [, end] of D.steps) {
-            if (end < view.from || end > view.to) continue;
-            const x = Math.round(this.x(end)) + 0.5;
-            g.beginPath();
-            g.moveTo(x, 0);
-            g.lineTo(x, this.bottom);
-            g.stroke();
-        }
+        for (const [, end] of D.steps)
+            if (end >= view.from && end <= view.to) this.upright(end);
         g.setLineDash([]);
+    }
+
+    rule(fromX, fromY, toX, toY) {
+        this.g.beginPath();
+        this.g.moveTo(fromX, fromY);
+        this.g.lineTo(toX, toY);
+        this.g.stroke();
+    }
+
+    // A line at time t, and where it is.
+    upright(t) {
+        const x = Math.round(this.x(t)) + 0.5;
+        this.rule(x, 0, x, this.bottom);
+        return x;
     }
 
     label(text, y, faint) {
@@ -214,15 +215,19 @@ function renderAll() {
 
 // ---- tasks ----
 
-// Tasks of one row, sorted by begin; indexes into the rank's arrays.
-function firstFrom(rank, row, t) {
-    let lo = 0, hi = row.length;
+// How many of a list are before something; they are its first ones.
+function count(list, before) {
+    let lo = 0, hi = list.length;
     while (lo < hi) {
         const mid = (lo + hi) >> 1;
-        const i = row[mid];
-        if (rank.b[i] + rank.d[i] < t) lo = mid + 1; else hi = mid;
+        if (before(list[mid])) lo = mid + 1; else hi = mid;
     }
     return lo;
+}
+
+// Tasks of one row, sorted by begin; indexes into the rank's arrays.
+function firstFrom(rank, row, t) {
+    return count(row, i => rank.b[i] + rank.d[i] < t);
 }
 
 function dimmed(rank, i) {
@@ -369,23 +374,14 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
 
 // Value of a step function [times, values] at t.
 function valueAt([times, values], t) {
-    let lo = 0, hi = times.length;
-    while (lo < hi) {
-        const mid = (lo + hi) >> 1;
-        if (times[mid] <= t) lo = mid + 1; else hi = mid;
-    }
-    return lo ? values[lo - 1] : 0;
+    const n = count(times, u => u <= t);
+    return n ? values[n - 1] : 0;
 }
 
 // Largest value in [a, b).
-function maxIn(series, a, b) {
-    const [times, values] = series;
-    let most = valueAt(series, a), lo = 0, hi = times.length;
-    while (lo < hi) {
-        const mid = (lo + hi) >> 1;
-        if (times[mid] <= a) lo = mid + 1; else hi = mid;
-    }
-    for (; lo < times.length && times[lo] < b; lo++) most = Math.max(most, values[lo]);
+function maxIn([times, values], a, b) {
+    let n = count(times, u => u <= a), most = n ? values[n - 1] : 0;
+    for (; n < times.length && times[n] < b; n++) most = Math.max(most, values[n]);
     return most;
 }
 
@@ -415,10 +411,7 @@ function line(p, series, y, color) {
 function dashed(p, y, color) {
     p.g.strokeStyle = color;
     p.g.setLineDash([7, 4]);
-    p.g.beginPath();
-    p.g.moveTo(p.left, y);
-    p.g.lineTo(p.left + p.width, y);
-    p.g.stroke();
+    p.rule(p.left, y, p.left + p.width, y);
     p.g.setLineDash([]);
 }
 
@@ -512,14 +505,11 @@ function setTheme(theme) {
 }
 
 document.getElementById("all").onclick = () => zoom(...D.range);
-document.getElementById("in").onclick = () => {
-    const w = (view.to - view.from) / 4;
-    zoom(view.from + w, view.to - w);
-};
-document.getElementById("out").onclick = () => {
-    const w = (view.to - view.from) / 2;
-    zoom(view.from - w, view.to + w);
-};
+for (const [id, part] of [["in", 1 / 4], ["out", -1 / 2]])
+    document.getElementById(id).onclick = () => {
+        const w = (view.to - view.from) * part;
+        zoom(view.from + w, view.to - w);
+    };
 for (const [id, sign] of [["left", -1], ["right", 1]])
     document.getElementById(id).onclick = () => {
         const w = view.to - view.from;

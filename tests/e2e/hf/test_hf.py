@@ -2,6 +2,7 @@
 """Weights from and to folders in the layout of Hugging Face: GPT-2, the four types of
 the Llama family and its two mixtures of experts, with what their config.json must and
 must not say."""
+import array
 import json
 import shutil
 
@@ -198,6 +199,34 @@ def test_fewer_positions_than_published(place, nvme):
     assert json.loads((out / "config.json").read_text())["n_positions"] == 16
     run.refused(place.launch(1, {**model(folder), "model.seq": 22}),
                 "model.seq", "22", "21")
+
+
+@pytest.mark.parametrize("kind, ranks", (("gpt2", 1), ("gpt2", 3), ("qwen3", 2),
+                                         ("mistral", 3)))
+def test_more_tokens_than_published(kind, ranks, place):
+    """Each row more is the mean of theirs, of embeddings and of a head; all else is as
+    it came, and fewer are refused."""
+    tensors, out = tensors_of(kind), place.folder / "out"
+    folder = written(place, kind, tensors=tensors, files=2)
+    r = place.good(ranks, model(folder, **{
+        **STILL, "train_batch_size": 6, "model.vocab": 300, "run.export": str(out)}))
+    assert "model.vocab: 300, the folder has 256 tokens" in r.out
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == 300
+    grown = 0
+    for name, (dtype, shape, data) in hf.read(out).items():
+        was = tensors[name]
+        if shape != was[1]:
+            grown += 1
+            rows, more = array.array("f", was[2]), array.array("f", data[len(was[2]):])
+            cols = shape[1]
+            for i in range(cols):
+                mean = sum(rows[i::cols]) / 256
+                assert all(abs(x - mean) < 1e-8 for x in more[i::cols]), name
+            assert shape == (300, cols)
+        assert data[:len(was[2])] == was[2], name
+    assert grown == (2 if "lm_head.weight" in tensors else 1)
+    run.refused(place.launch(1, {**model(folder), "model.vocab": 255}),
+                "model.vocab", "255", "256")
 
 
 def test_rope_parameters_are_the_newer_place(place):

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders whose matrices are in 4 bits, as transformers saves those of bitsandbytes:
-they are taken as they are."""
+"""Folders whose matrices are in few bits: those in 4, as transformers saves those of
+bitsandbytes, are taken as they are, all are read."""
 import json
+import os
 import struct
 
+import pytest
+
+import coded
 import run
 from run import ckpt, hf
 
@@ -12,13 +16,14 @@ GROUP_BYTES = GROUP // 2 + 256 + 4 + 4
 # Two matrices have two groups, and no multiple of 64 divides any.
 CONFIG = hf.llama_config("llama", hidden_size=150, intermediate_size=131,
                          num_hidden_layers=2)
-MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-            "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-VALUES = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-          -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-          0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
-          0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-          0.7229568362236023, 1.0)
+EXPERTS = hf.llama_config("qwen3_moe", hidden_size=150, moe_intermediate_size=131,
+                          num_hidden_layers=2, num_experts=3, mlp_only_layers=[])
+MATRICES = (*(f"self_attn.{x}_proj" for x in "qkvo"),
+            *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
+# As they lie in a unit: of each expert its gate and up.
+OF_EXPERTS = (*MATRICES[:4],
+              *(f"mlp.experts.{i}.{x}_proj" for i in range(3) for x in ("gate", "up")),
+              *(f"mlp.experts.{i}.down_proj" for i in range(3)))
 LORA = {"lora": {"rank": 4, "targets": "*"}, "train_batch_size": 6}
 NF4 = {"model.base_dtype": "nf4"}
 
@@ -44,24 +49,24 @@ def in_4_bits(name, shape, data):
     return {
         name: ("U8", ((n + 1) // 2, 1), code[:(n + 1) // 2]),
         f"{name}.absmax": ("U8", (blocks,), scale[:blocks]),
-        f"{name}.quant_map": ("F32", (16,), struct.pack("<16f", *VALUES)),
+        f"{name}.quant_map": ("F32", (16,), coded.floats(coded.NF4)),
         f"{name}.nested_absmax": ("F32", (len(most) // 4,), most),
         f"{name}.nested_quant_map": ("F32", (256,), dynamic()),
         f"{name}.quant_state.bitsandbytes__nf4": ("U8", (len(state),), state)}
 
 
-def make(place):
+def make(place, model=CONFIG, matrices=MATRICES):
     """A run from weights, and a folder with what it has in 4 bits."""
-    place.use(run.built("models/llama"))
-    shapes = hf.llama_shapes(CONFIG)
+    place.use(run.built("models/moe" if "num_experts" in model else "models/llama"))
+    shapes = hf.llama_shapes(model)
     weights = hf.random_tensors(shapes, "F32")
     c = {**LORA, **NF4, "model": {"seq": 16}, "run.save": True}
-    plain = hf.write(place.folder / "weights", weights, CONFIG)
+    plain = hf.write(place.folder / "weights", weights, model)
     r = place.good(1, {**c, "model.import": str(plain)})
     tensors, arrays = {}, run.arrays(r.output, 3)
     for layer in range(2):
         data = arrays[f"layers.{layer}.base/nf4"]
-        for m in MATRICES:
+        for m in matrices:
             name = f"model.layers.{layer}.{m}.weight"
             size = -(-shapes[name][0] * shapes[name][1] // GROUP) * GROUP_BYTES
             tensors |= in_4_bits(name, shapes[name], data[:size])
@@ -70,9 +75,23 @@ def make(place):
     return c, r, {**{k: t for k, t in weights.items() if k not in tensors}, **tensors}
 
 
-def folder(place, tensors, name="nf4"):
+ENDS = [f".{x}" for x in ("absmax", "nested_absmax", "quant_map", "nested_quant_map",
+                          "quant_state.bitsandbytes__nf4")]
+
+
+def join(name, parts):
+    """The six tensors of those one below the other, which have one mean."""
+    code, scale, most, *rest = parts
+    data = [b"".join(t[2] for t in x) for x in (code, scale, most)]
+    return {name: ("U8", (len(data[0]), 1), data[0]),
+            name + ENDS[0]: ("U8", (len(data[1]),), data[1]),
+            name + ENDS[1]: ("F32", (len(data[2]) // 4,), data[2]),
+            **{name + end: x[0] for end, x in zip(ENDS[2:], rest)}}
+
+
+def folder(place, tensors, name="nf4", model=CONFIG):
     return hf.write(place.folder / name, tensors, {
-        **CONFIG, "quantization_config": {
+        **model, "quantization_config": {
             "quant_method": "bitsandbytes", "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}}, files=2)
 
@@ -90,9 +109,46 @@ def test_its_bytes_are_taken(place, nvme):
     assert "can be imported" in told
     text = (place.folder / "merged" / "config.json").read_text()
     assert "use_cache" in text and "quantization_config" not in text
+    for more in ({}, {"zero_optimization.stage": 3}):  # their values
+        values = place.good(1, {**c, **more, "model.base_dtype": None})
+        assert values.bits == r.bits
     many = [place.good(2, {**c, "zero_optimization.stage": 3, "model.import": str(x)})
             for x in (place.folder / "weights", place.folder / "nf4")]
     assert many[0].numbers == many[1].numbers
+
+
+@pytest.mark.parametrize("per_unit, ranks", ((0, 1), (2, 3)))
+def test_those_of_experts_are_taken(per_unit, ranks, place):
+    """However a block is cut, and not quantised again: ours would have other scales."""
+    c, _, tensors = make(place, EXPERTS, OF_EXPERTS)
+    most = next(k for k in tensors if k.endswith("experts.1.up_proj.weight.nested_absmax"))
+    tensors[most] = *tensors[most][:2], coded.floats([0.125, 0.25])
+    packed = folder(place, tensors, model=EXPERTS)
+    c["model.experts_per_unit"] = per_unit
+    plain = place.folder / "plain"
+    place.good(1, {"model": {"import": str(packed), "seq": 16}, "run.steps": 0,
+                   "run.export": str(plain)})
+    runs = [place.good(ranks, {**c, "model.import": str(x), "model.base_dtype": form,
+                               "zero_optimization.stage": 3}).bits
+            for x, form in ((packed, "nf4"), (plain, None), (plain, "nf4"))]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_tensor_of_several_matrices_is_taken(place):
+    """Each begins with a group."""
+    model = hf.llama_config("llama", hidden_size=128, intermediate_size=128, head_dim=32,
+                            num_attention_heads=4, num_key_value_heads=4,
+                            num_hidden_layers=2, rope_scaling=None)
+    c, _, tensors = make(place, model)
+    for layer in range(2):
+        for name, parts in (("self_attn.qkv_proj", MATRICES[:3]),
+                            ("mlp.gate_up_proj", MATRICES[4:6])):
+            of = [[tensors.pop(f"model.layers.{layer}.{x}.weight{end}") for x in parts]
+                  for end in ("", *ENDS)]
+            tensors |= join(f"model.layers.{layer}.{name}.weight", of)
+    packed = folder(place, tensors, model={**model, "model_type": "phi3"})
+    c["model.import"] = str(packed)
+    assert place.good(2, c).bits == place.good(2, {**c, "model.base_dtype": None}).bits
 
 
 def test_what_it_cannot_be_is_refused_by_name(place):
@@ -106,15 +162,13 @@ def test_what_it_cannot_be_is_refused_by_name(place):
                    f"{words[-1][:3].strip()}")
         run.refused(place.launch(1, {**config, "model.import": str(f)}), name, *words)
 
-    bits = {**c, "model.base_dtype": None}
-    refused("is in 4 bits there and not in this run", config=bits)
     refused("are missing that belong", **{f"{name}.nested_absmax": None})
     refused("is missing", **{name: None})
     refused("of another shape", **{f"{name}.absmax": ("U8", (3,), b"abc")})
     refused("mean other values", **{f"{name}.quant_map": (
-        "F32", (16,), struct.pack("<16f", *VALUES[::-1]))})
+        "F32", (16,), coded.floats(coded.NF4[::-1]))})
     text = tensors[state][2].replace(b'"blocksize": 64', b'"blocksize": 32')
-    refused("but not of nf4 in blocks of 64", **{state: ("U8", (len(text),), text)})
+    refused("of another shape or type", **{state: ("U8", (len(text),), text)})
     parts = {k: None for k in tensors if k.startswith(f"{name}.")}
     whole = hf.random_tensors({name: hf.llama_shapes(CONFIG)[name]}, "F32")
     refused("is not in 4 bits there, as others are", **parts, **whole)
@@ -129,3 +183,91 @@ def test_the_type_that_its_bytes_lie_as_does_not_matter(place):
     assert stored != tensors
     again = place.good(1, {**c, "model.import": str(folder(place, stored, "bf16"))})
     assert again.numbers == r.numbers
+
+
+# ---- kinds that are read as values ----
+
+PYTHON = os.environ.get("IZ_TEST_PYTHON")
+HASHES = json.loads((run.ROOT / "tests/runtime/hf/coded.json").read_text())
+ROWS, COLS = coded.SHAPE
+# A matrix of each program that has the shape, and the model.
+HOLDERS = {
+    "gpt2": ("transformer.h.1.mlp.c_fc.weight", {**run.MODEL, "width": COLS, "heads": 4, "layers": 2}),
+    "llama": ("model.layers.1.mlp.gate_proj.weight", hf.llama_config(
+        "llama", hidden_size=COLS, intermediate_size=ROWS, num_hidden_layers=2)),
+    "moe": ("model.layers.1.mlp.experts.3.gate_proj.weight", hf.llama_config(
+        "qwen3_moe", hidden_size=COLS, moe_intermediate_size=ROWS, mlp_only_layers=[]))}
+
+
+def held(place, program, kind, change=None):
+    """The name of a matrix, and a folder that has it so; None: it lacks a tensor."""
+    name, model = HOLDERS[program]
+    place.use(run.built(f"models/{program}"))
+    tensors = hf.gpt2_tensors(model, "F32") if program == "gpt2" else \
+        hf.random_tensors(hf.llama_shapes(model), "F32")
+    del tensors[name]
+    tensors |= {**coded.tensors(kind, name), **(change or {})}
+    config = hf.gpt2_config(model) if program == "gpt2" else model
+    return name, hf.write(place.folder / "in", {k: t for k, t in tensors.items() if t}, {
+        **config, "quantization_config": {"weight_block_size": coded.BLOCK}}, files=2)
+
+
+@pytest.mark.skipif(not PYTHON or run.call(
+    PYTHON, "-c", "import bitsandbytes, transformers").rc != 0,
+    reason="IZ_TEST_PYTHON: a Python with bitsandbytes and transformers")
+def test_the_hashes_are_of_their_values():
+    r = run.call(PYTHON, run.ROOT / "tests/runtime/hf/coded.py", timeout_s=600)
+    assert json.loads(r.out) == HASHES, str(r)
+
+
+@pytest.mark.parametrize("kind, program, ranks", (
+    *((kind, "llama", 1) for kind in coded.KINDS),
+    ("nf4", "gpt2", 2), ("int8", "gpt2", 1), ("fp8", "moe", 3), ("nf4", "moe", 1)))
+def test_values_are_theirs(kind, program, ranks, place):
+    """bitsandbytes has GPT-2's the other way round."""
+    name, folder = held(place, program, kind)
+    out = place.folder / "out"
+    place.good(ranks, {"model": {"import": str(folder), "seq": 16}, "run.steps": 0,
+                       "zero_optimization.stage": 3, "train_batch_size": 6,
+                       "run.export": str(out)})
+    _, shape, data = hf.read(out)[name]
+    values = struct.unpack(f"<{ROWS * COLS}f", data)
+    if program == "gpt2":
+        values = [values[i * ROWS + k] for k in range(ROWS) for i in range(COLS)]
+    assert shape == coded.SHAPE[::-1 if program == "gpt2" else 1]
+    assert coded.hashed(values) == HASHES[kind]
+    assert ckpt("check", folder).out.count(f"belongs to {name}") >= 1
+
+
+@pytest.mark.parametrize("form", ("nf4", "int8"))
+@pytest.mark.parametrize("kind, program", (("fp8", "moe"), ("int8", "llama")))
+def test_values_are_quantised_as_others(kind, program, form, place):
+    _, folder = held(place, program, kind)
+    plain = place.folder / "plain"
+    c = {"model": {"import": str(folder), "seq": 16}}
+    place.good(1, {**c, "run.steps": 0, "run.export": str(plain)})
+    runs = [place.good(2, {**c, **LORA, "model.import": str(x), "model.base_dtype": form})
+            for x in (folder, plain)]
+    assert runs[0].numbers == runs[1].numbers
+
+
+@pytest.mark.parametrize("kind, program, form, change, words", (
+    ("nf4 of plain scales", "llama", "nf4", {}, "blocks of 64"),
+    ("nf4", "gpt2", "nf4", {}, "not by groups of this run"),
+    ("fp8", "llama", None, {".weight_scale_inv": ("F32", (1, 2), bytes(8))}, "of its rows"),
+    ("fp8", "llama", None, {".weight_scale_inv": None}, "are missing that belong"),
+    ("fp8", "llama", None, {".weight": ("F8_E4M3", (ROWS, COLS), b"\x7f" * ROWS * COLS)},
+     "not finite"),
+    ("int8", "llama", None, {".weight_format": ("U8", (), b"\2")}, "row after row"),
+    ("int8", "llama", None, {".SCB": None}, "are missing that belong"),
+    ("mxfp4", "llama", None, {".weight_blocks": None}, "is missing"),
+    ("mxfp4", "llama", None, {".weight_scales": ("U8", (ROWS,), bytes(ROWS - 1) + b"\xff")},
+     "not finite"),
+    ("mxfp4", "llama", None, {".weight_scales": ("U8", (2,), bytes(2))}, "of another shape")))
+def test_what_is_not_read_is_refused_by_name(kind, program, form, change, words, place):
+    name = HOLDERS[program][0]
+    change = {name.removesuffix(".weight") + k: t for k, t in change.items()}
+    _, folder = held(place, program, kind, change)
+    r = place.launch(1, {**LORA, "model": {"import": str(folder), "seq": 16,
+                                           "base_dtype": form}})
+    run.refused(r, name, words)

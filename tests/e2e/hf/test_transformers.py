@@ -65,6 +65,38 @@ def test_transformers_computes_our_loss_of_documents(kind, place, sample):
     assert abs(r.losses[0] - theirs(out, sample)) > 100 * BOUND
 
 
+# bitsandbytes takes whole blocks of 64 to a row on a CPU.
+WIDE = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16}
+QUANTISE = """
+import json, sys, transformers
+c = transformers.BitsAndBytesConfig(**json.loads(sys.argv[3]))
+transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], quantization_config=c, dtype="float32").save_pretrained(sys.argv[2])
+"""
+BITS = ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+         "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "float32"},
+        {"load_in_4bit": True, "bnb_4bit_compute_dtype": "float32",
+         "bnb_4bit_quant_storage": "bfloat16"})
+
+
+@pytest.mark.skipif(not PYTHON or run.call(PYTHON, "-c", "import bitsandbytes").rc != 0,
+                    reason="a Python without bitsandbytes")
+@pytest.mark.parametrize("kind, bits", (("gpt2", BITS[0]), ("mixtral", BITS[1])))
+def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
+    shape = {**run.MODEL, "width": 64, "heads": 4}
+    c = hf.gpt2_config(shape) if kind == "gpt2" else hf.llama_config(kind, **WIDE)
+    tensors = hf.gpt2_tensors(shape, "F32") if kind == "gpt2" else \
+        hf.random_tensors(hf.llama_shapes(c), "F32")
+    base, out = written(place, kind, tensors=tensors, config=c), place.folder / "out"
+    r = run.call(PYTHON, "-c", QUANTISE, base, out, json.dumps(bits), timeout_s=600)
+    assert r.rc == 0, str(r)
+    plain, ours = (place.good(1, on(sample, **model(x), **STILL)).losses[0]
+                   for x in (base, out))
+    close(ours, theirs(out, sample))
+    assert abs(ours - plain) > BOUND
+
+
 # A tokenizer of all bytes and one merge, and how a model is to be sampled.
 MAKE = """
 import sys, tokenizers, transformers

@@ -6,7 +6,7 @@ import json
 import random
 import struct
 
-SIZE = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "F64": 8}
+SIZE = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F64": 8}
 
 
 def write_file(path, tensors, pad=b""):
