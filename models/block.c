@@ -88,8 +88,12 @@ static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
 static struct iz_attention attention_of(const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
+    const struct iz_chunk *k = c->chunk;
     return (struct iz_attention){
-        .seq = c->seq,
+        .seq = k ? k->seq : c->seq,
+        .first = k ? k->first : 0,
+        .kv = k ? k->kv : IZ_NONE,
+        .dkv = k ? k->dkv : IZ_NONE,
         .heads = c->heads,
         .kv_heads = c->kv_heads,
         .full = c->full,
@@ -185,16 +189,28 @@ static void head_norms_backward(struct iz_exec *x, const struct kept *b,
     iz_norm_head_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
 }
 
+/* Where the documents of these rows begin. */
+static struct iz_view begins_of(const struct iz_layer *a, const struct kept *b)
+{
+    const struct iz_block *c = a->self;
+    struct iz_view v = b->attn.begins;
+    if (!c->chunk || !v.rows)
+        return v;
+    v = tokens(v, 1);
+    return iz_view_rows(v, c->chunk->first, c->seq);
+}
+
 /* Queries and keys as attention takes them. */
 static void positions_forward(struct iz_exec *x, const struct iz_layer *a,
                               const struct kept *b)
 {
     const struct iz_rope *rope = rope_of(a);
+    struct iz_view begins = begins_of(a, b);
     bool late = has(a, IZ_HAS_QK_LATE);
     if (b->q.rows && !late)
         head_norms_forward(x, b);
     if (rope)
-        iz_rope(x, b->attn.qkv, b->attn.begins, rope, false);
+        iz_rope(x, b->attn.qkv, begins, rope, false);
     if (b->q.rows && late)
         head_norms_forward(x, b);
 }
@@ -203,11 +219,12 @@ static void positions_backward(struct iz_exec *x, const struct iz_layer *a,
                                const struct kept *b, struct iz_view dqkv)
 {
     const struct iz_rope *rope = rope_of(a);
+    struct iz_view begins = begins_of(a, b);
     bool late = has(a, IZ_HAS_QK_LATE);
     if (b->q.rows && late)
         head_norms_backward(x, b, dqkv);
     if (rope)
-        iz_rope(x, dqkv, b->attn.begins, rope, true);
+        iz_rope(x, dqkv, begins, rope, true);
     if (b->q.rows && !late)
         head_norms_backward(x, b, dqkv);
 }
@@ -254,18 +271,53 @@ static struct iz_view added_backward(struct iz_exec *x,
     return d;
 }
 
-/* x2 = in + what attention makes of it. */
-static void attention_forward(struct iz_exec *x, const struct iz_layer *a,
-                              const struct kept *b, struct iz_view in)
+/* Keys and values of a chunk's rows, which are behind the queries in these
+ * rows, go to those of the sample; the gradients of the sample's come back. */
+static void put_keys(struct iz_exec *x, const struct iz_chunk *k,
+                     struct iz_view qkv)
 {
+    struct iz_view to = iz_view_rows(k->kv, k->first, qkv.rows);
+    iz_op_columns(x, to, 0, qkv, qkv.cols - to.cols, to.cols);
+}
+
+static void get_key_gradients(struct iz_exec *x, const struct iz_chunk *k,
+                              struct iz_view dqkv)
+{
+    struct iz_view from = iz_view_rows(k->dkv, k->first, dqkv.rows);
+    iz_op_columns(x, dqkv, dqkv.cols - from.cols, from, 0, from.cols);
+}
+
+/* Queries, keys and values of `in`. */
+static void project_forward(struct iz_exec *x, const struct iz_layer *a,
+                            const struct kept *b, struct iz_view in)
+{
+    const struct iz_block *c = a->self;
     struct iz_linear qkv = linear(a, QKV);
     int64_t mark = iz_exec_mark(x);
     struct iz_view h = normed(x, in, &b->norm_1, false); /* [M,C] */
     iz_matmul_fwd(x, b->attn.qkv, IZ_NONE, h, &qkv);     /* [M,(H+2K)D] */
+    iz_exec_release(x, mark);
     positions_forward(x, a, b);
+    if (c->chunk)
+        put_keys(x, c->chunk, b->attn.qkv);
+}
+
+/* x2 = in + what attention makes of it. */
+static void attention_forward(struct iz_exec *x, const struct iz_layer *a,
+                              const struct kept *b, struct iz_view in)
+{
+    int64_t mark = iz_exec_mark(x);
+    project_forward(x, a, b, in);
     iz_attention_fwd(x, &b->attn);                   /* [M,HD] */
     added_forward(x, a, b, 0, b->x2, in, b->attn.o); /* [M,C] */
     iz_exec_release(x, mark);
+}
+
+void iz_block_keys(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    struct kept b = block_saves(x, a);
+    project_forward(x, a, &b, tokens(a->x, c->width));
 }
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
@@ -356,6 +408,7 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
                             const struct kept *b, struct iz_view dqkv,
                             struct iz_view dx2)
 {
+    const struct iz_block *c = a->self;
     struct iz_linear proj = linear(a, ATTN_PROJ);
     int64_t mark = iz_exec_mark(x);
     dx2 = added_backward(x, a, b, 0, dx2);
@@ -363,6 +416,8 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_matmul_dw(x, dx2, b->attn.o, &proj);
     iz_matmul_da(x, d, dx2, &proj);
     iz_attention_bwd(x, dqkv, d, &b->attn);
+    if (c->chunk)
+        get_key_gradients(x, c->chunk, dqkv);
     positions_backward(x, a, b, dqkv);
     iz_exec_release(x, mark);
 }

@@ -49,17 +49,26 @@ int iz_block_head_matrix(const struct iz_block *b)
     return iz_block_list(list, b, KIND_HEAD);
 }
 
-/* h = norm(in) in scratch, by the factor of logits; n gets the statistics. */
+/* h = norm(in) by the factor of logits; n gets the statistics. */
 static struct iz_view head_norm(struct iz_exec *x, const struct iz_layer *a,
-                                struct iz_norm_layer *n, struct iz_view in)
+                                struct iz_view h, struct iz_norm_layer *n,
+                                struct iz_view in)
 {
     const struct iz_block *c = a->self;
-    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
     *n = norm(x, a, NORM_1, iz_exec_work, in.rows, 1);
     iz_norm_layer_fwd(x, h, in, n, false);
     if (c->logit_scale != 0)
         iz_op_scale(x, h, h, c->logit_scale, 0);
     return h;
+}
+
+/* The same in scratch. */
+static struct iz_view head_normed(struct iz_exec *x, const struct iz_layer *a,
+                                  struct iz_view in)
+{
+    struct iz_norm_layer n;
+    struct iz_view h = iz_exec_work(x, x->act, in.rows, in.cols);
+    return head_norm(x, a, h, &n, in);
 }
 
 /* The loss of the head's rows: of the targets, or of pairs of samples. */
@@ -72,7 +81,6 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
         iz_classifier(x, &k);
         return;
     }
-    struct iz_norm_layer n;
     struct iz_layer reference = *a;
     reference.w = a->reference_w;
     k.samples = a->samples;
@@ -80,7 +88,7 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
         x, &k,
         &(struct iz_pairs){
             .loss = a->preference,
-            .a = head_norm(x, &reference, &n, tokens(a->reference_x, c->width)),
+            .a = head_normed(x, &reference, tokens(a->reference_x, c->width)),
             .w = a->reference_w[iz_block_head_matrix(c)],
             .b = linear(&reference, FC).b,
             .weight = a->weight,
@@ -91,9 +99,9 @@ void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     int64_t mark = iz_exec_mark(x);
-    struct iz_view in = tokens(a->x, c->width);
+    struct iz_view in = tokens(a->x, c->width), dx = tokens(a->dx, c->width);
     struct iz_norm_layer n;
-    struct iz_view h = head_norm(x, a, &n, in); /* [M,C] */
+    struct iz_view h = head_norm(x, a, dx, &n, in); /* [M,C] */
     struct iz_classifier k = {.a = h,
                               .w = a->w[iz_block_head_matrix(c)],
                               .target = a->target,
@@ -106,7 +114,7 @@ void iz_block_head_backward(struct iz_exec *x, const struct iz_layer *a)
     head_loss(x, a, k);
     if (c->logit_scale != 0)
         iz_op_scale(x, h, h, c->logit_scale, 0);
-    iz_norm_layer_bwd(x, tokens(a->dx, c->width), IZ_NONE, h, in, &n);
+    iz_norm_layer_bwd(x, dx, IZ_NONE, h, in, &n);
     iz_exec_release(x, mark);
 }
 
@@ -114,8 +122,7 @@ void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     int64_t mark = iz_exec_mark(x);
-    struct iz_norm_layer n;
-    struct iz_classifier k = {.a = head_norm(x, a, &n, tokens(a->x, c->width)),
+    struct iz_classifier k = {.a = head_normed(x, a, tokens(a->x, c->width)),
                               .w = a->w[iz_block_head_matrix(c)],
                               .b = linear(a, FC).b,
                               .target = a->target,
@@ -132,8 +139,7 @@ void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_linear l = {.w = a->w[iz_block_head_matrix(c)], .out_in = true};
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
-    struct iz_norm_layer n;
-    iz_matmul_fwd(x, logits, IZ_NONE, head_norm(x, a, &n, in), &l);
+    iz_matmul_fwd(x, logits, IZ_NONE, head_normed(x, a, in), &l);
     if (c->logit_cap != 0)
         iz_op_scale(x, logits, logits, 1, c->logit_cap);
     iz_exec_release(x, mark);

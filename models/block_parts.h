@@ -86,7 +86,9 @@ static inline int place_of(const struct iz_layer *a, int part, bool bias)
 static inline struct iz_linear linear(const struct iz_layer *a, int part)
 {
     int w = place_of(a, part, false), b = place_of(a, part, true);
-    struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT)};
+    const struct iz_block *c = a->self;
+    struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT),
+                          .add = c->chunk && c->chunk->adds};
     if (w >= 0) {
         l.w = a->w[w];
         l.dw = gradient(a, w);
@@ -154,6 +156,11 @@ void iz_block_shared_bwd(struct iz_exec *x, const struct iz_layer *a,
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);
+/* Of a chunk: its keys and values alone. */
+void iz_block_keys(struct iz_exec *x, const struct iz_layer *a);
+/* The same of all rows, some at a time where that is asked for. */
+void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_router_backward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a);

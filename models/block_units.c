@@ -132,8 +132,8 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     u->own_loss = has;
     u->self = b;
     u->out_elems = whole ? b->seq * w : iz_passed_len(b);
-    u->forward = whole ? iz_block_forward : iz_block_router_forward;
-    u->backward = whole ? iz_block_backward : iz_block_router_backward;
+    u->forward = whole ? iz_block_forward_all : iz_block_router_forward;
+    u->backward = whole ? iz_block_backward_all : iz_block_router_backward;
     return iz_unit_params(u, param, n, prefix);
 }
 
@@ -152,6 +152,7 @@ int iz_block_open(struct iz_model *m, const struct iz_block *b,
     struct iz_unit *u = m->unit;
     int rc = embed_open(u++, b, ends);
     m->knows_documents = m->knows_pairs = !b->full;
+    m->knows_chunks = !b->full && !b->experts.per_unit;
     for (int i = 0; rc == 0 && i < b->layers; i++) {
         bool has = iz_experts_at(&b->experts, i);
         int parts = has ? iz_experts_units(&b->experts) : 0;

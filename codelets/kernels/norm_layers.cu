@@ -459,10 +459,10 @@ static void launch_fused(struct iz_exec *x, const backward<T, MEAN> &p)
 
 template <class T, bool MEAN, int N>
 static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
-                            T *dw, T *db)
+                            struct iz_view dw, struct iz_view db)
 {
     int team = team_for<MEAN>(p.n.c, N), cols = (MEAN ? 2 : 1) * p.n.c;
-    if (!dw && !db) {
+    if (!dw.p && !db.p) {
         launch_dx<T, MEAN, N>(x, p);
         return;
     }
@@ -477,8 +477,12 @@ static void launch_backward(struct iz_exec *x, const backward<T, MEAN> &p,
         launch_fused<T, MEAN, N, 32>(x, p);
     else
         launch_fused<T, MEAN, N, least_team<MEAN>>(x, p);
-    IZ_LAUNCH((sum_parts<T>), (cols + 31) / 32, 32 * GROUPS, 0, x->stream, dw,
-              db, (const float *)p.partial, p.parts, p.n.c, cols);
+    iz_by_type(dw.p ? dw.dtype : db.dtype, [&](auto zero) {
+        using O = decltype(zero);
+        IZ_LAUNCH((sum_parts<O>), (cols + 31) / 32, 32 * GROUPS, 0, x->stream,
+                  (O *)dw.p, (O *)db.p, (const float *)p.partial, p.parts,
+                  p.n.c, cols);
+    });
 }
 
 /* Pieces of dx, dy and r from column `first` on, of a from the start.  scratch
@@ -498,12 +502,11 @@ static void start_backward(struct iz_exec *x, struct iz_view dx,
                                pieces_of<const T>(a, 0),
                                (float *)scratch.p,
                                (int)(scratch.rows / (MEAN ? 2 : 1))};
-        T *dw = (T *)n.dw.p, *db = (T *)n.db.p;
         if (whole(p.dx) && whole(p.r) && whole(p.dy) && whole(p.a) &&
             iz_pieces_aligned<T>(p.n.c, p.n.w))
-            launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, dw, db);
+            launch_backward<T, MEAN, 16 / sizeof(T)>(x, p, n.dw, n.db);
         else
-            launch_backward<T, MEAN, 1>(x, p, dw, db);
+            launch_backward<T, MEAN, 1>(x, p, n.dw, n.db);
     });
 }
 

@@ -12,7 +12,7 @@
 enum { THREADS = 256 };
 
 struct job {
-    int64_t rows, ld, seq;
+    int64_t rows, ld, seq, first;
     int heads, d, half; /* half of what turns of a head */
     bool pairs;         /* columns 2i and 2i + 1 turn, else i and i + half */
     int each;           /* rows of a block */
@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(THREADS)
     int per = j.half / N;
     for (int i = (int)threadIdx.x; i < left * j.half; i += THREADS) {
         int64_t row = first + i / j.half;
-        int64_t at = row % j.seq - (j.begins ? j.begins[row] : 0);
+        int64_t at = (j.first + row) % j.seq - (j.begins ? j.begins[row] : 0);
         float v = angle_of(at, f.f[i % j.half]);
         if (j.queries && i % j.half == 0)
             by[i / j.half] = iz_rope_query_factor(at, j.beta, j.original);
@@ -83,6 +83,7 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     struct job j = {a.rows,
                     a.cols,
                     r->seq,
+                    r->first,
                     r->heads,
                     r->d,
                     half,

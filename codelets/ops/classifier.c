@@ -241,7 +241,9 @@ static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
 static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 {
     bool grad = c->da.rows > 0;
-    int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES, 1);
+    int64_t most = x->numerics.chunk_rows, all = c->a.rows;
+    int64_t rows =
+        chunk_rows(most ? min64(most, all) : all, c->w.rows, CHUNK_BYTES, 1);
     struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
     struct iz_view row =
         iz_exec_work(x, IZ_F32, grad && c->cap != 0, c->w.rows);

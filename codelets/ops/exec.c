@@ -47,7 +47,8 @@ void iz_exec_release(struct iz_exec *x, int64_t mark)
 struct iz_view iz_exec_save(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                             int64_t cols)
 {
-    return exec_take(&x->save, "save", t, rows, cols);
+    return exec_take(x->keeps_nothing ? &x->work : &x->save, "save", t, rows,
+                     cols);
 }
 
 struct iz_view iz_exec_save_widened(struct iz_exec *x, enum iz_dtype t,

@@ -70,6 +70,9 @@ struct iz_numerics {
     /* On a GPU: of fp32 logits that the classifier computes at a time, if 8
      * rows do not have more.  Sums over chunks depend on it. */
     int64_t logits_bytes;
+    /* Rows of a sample that a block handles at a time; 0: all.  Sums over rows
+     * depend on it. */
+    int64_t chunk_rows;
 };
 
 struct iz_exec {
@@ -95,6 +98,7 @@ struct iz_exec {
     struct iz_arena save; /* what forward keeps for backward */
     bool
         widens; /* widened activations are not kept: see iz_exec_save_widened */
+    bool keeps_nothing;  /* what is saved is scratch, too */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
     bool attends;        /* attention was among the ops */
     const char *why_own; /* ... which cuDNN cannot compute; NULL: it may */

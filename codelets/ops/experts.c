@@ -185,7 +185,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
         if (n)
             f(x, iz_view_rows(to, first, n), iz_view_rows(from, first, n),
               &one);
-        else if (f == iz_matmul_dw)
+        else if (f == iz_matmul_dw && !l->add)
             clear_gradients(x, &one);
     }
     counters_set(x, counted);

@@ -368,8 +368,10 @@ static void adapted_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
     }
     matmul_product_dw(x, dy, a, &base);
     for (const struct iz_adapter *f = adapter_of(l); f; f = f->next) {
-        struct iz_linear to_a = {.w = f->a, .dw = f->da, .out_in = true};
-        struct iz_linear to_b = {.w = f->b, .dw = f->db, .out_in = true};
+        struct iz_linear to_a = {
+            .w = f->a, .dw = f->da, .out_in = true, .add = l->add};
+        struct iz_linear to_b = {
+            .w = f->b, .dw = f->db, .out_in = true, .add = l->add};
         struct iz_view in = input_of(x, a, f);
         int64_t inner = iz_exec_mark(x);
         if (iz_view_wanted(x, f->da))

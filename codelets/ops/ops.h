@@ -191,6 +191,7 @@ struct iz_rope {
      * query_beta log(1 + floor(t / original_seq)). */
     int queries;
     double query_beta;
+    int64_t first;   /* row of a sample that the first one is */
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
@@ -436,6 +437,12 @@ void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y = cap tanh(scale a / cap), or scale a where cap = 0; y may be a. */
 void iz_op_scale(struct iz_exec *x, struct iz_view y, struct iz_view a,
                  float scale, float cap);
+/* The columns of a from `from` on, as many as `cols`, into those of y from `to`
+ * on, rounded to its type, which is a's unless a is fp32; both have as many
+ * rows.
+ */
+void iz_op_columns(struct iz_exec *x, struct iz_view y, int64_t to,
+                   struct iz_view a, int64_t from, int64_t cols);
 /* v = 0, if it is wanted. */
 void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */

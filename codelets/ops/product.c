@@ -111,7 +111,8 @@ struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,
                             .dw = part(l->dw, i, e),
                             .b = columns(l->b, i, e),
                             .db = columns(l->db, i, e),
-                            .out_in = true};
+                            .out_in = true,
+                            .add = l->add};
     struct iz_adapter **to = &one.w.adapter;
     const struct iz_adapter *f = l->w.adapter;
     for (int n = 0; f && f->a.rows; f = f->next, n++) {

@@ -110,7 +110,7 @@ static void turn_cpu(struct iz_view a, const int32_t *begins,
     int half = iz_rope_turned(r) / 2;
     for (int64_t t = 0; t < r->seq; t++)
         for (int64_t row = t; row < a.rows; row += r->seq) {
-            int64_t at = iz_op_position(begins, row, r->seq);
+            int64_t at = (r->first + row) % r->seq - (begins ? begins[row] : 0);
             if (at != now)
                 angles(cs, sn, &f, at, half, back);
             now = at;
@@ -130,7 +130,8 @@ void iz_rope(struct iz_exec *x, struct iz_view a, struct iz_view begins,
     int64_t cols = (int64_t)r->heads * r->d;
     assert(iz_rope_turned(r) % 2 == 0 && iz_rope_turned(r) <= r->d);
     assert(r->d <= IZ_ROPE_MOST && cols <= a.cols);
-    assert(r->factor > 0 && a.rows % r->seq == 0);
+    assert(r->factor > 0);
+    assert(a.rows % r->seq == 0 || r->first + a.rows <= r->seq);
     assert(r->query_beta == 0 || iz_rope_turned(r) == r->d);
     iz_exec_count(x, 0, 2. * (double)(a.rows * cols * iz_dtype_bytes(a.dtype)));
     if (iz_exec_runs(x, IZ_CPU))

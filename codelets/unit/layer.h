@@ -167,6 +167,9 @@ struct iz_model {
     int tokens, vocab;
     /* Set by a model whose layers heed `begins`. */
     bool knows_documents;
+    /* Set by a model whose layers handle chunks of rows (struct iz_numerics).
+     */
+    bool knows_chunks;
     /* Set by the runtime: documents do not see each other, every layer gets
      * `begins`. */
     bool documents_apart;

@@ -283,9 +283,19 @@ static void store_null(void *at, const struct iz_key *k)
         [IZ_KEY_BOOL] = sizeof(bool),     [IZ_KEY_INT] = sizeof(int),
         [IZ_KEY_INT64] = sizeof(int64_t), [IZ_KEY_UINT64] = sizeof(uint64_t),
         [IZ_KEY_DOUBLE] = sizeof(double), [IZ_KEY_PAIR] = 2 * sizeof(double),
-        [IZ_KEY_ENUM] = sizeof(int),
+        [IZ_KEY_ENUM] = sizeof(int),      [IZ_KEY_COUNT] = sizeof(int64_t),
     };
     memset(at, 0, iz_key_is_text(k) ? k->size : bytes[k->type]);
+}
+
+static bool store_count_word(char *why, char *at, const struct iz_key *k,
+                             const json_t *v)
+{
+    int word;
+    if (!store_word(why, &word, k, v))
+        return false;
+    *(int64_t *)at = -word;
+    return true;
 }
 
 bool iz_key_applies(const char *word, const char *words)
@@ -331,6 +341,9 @@ bool iz_key_store(char *why, void *base, const struct iz_key *k,
         return store_string(why, at, k, v);
     case IZ_KEY_ENUM:
         return store_word(why, at, k, v);
+    case IZ_KEY_COUNT:
+        return json_is_string(v) ? store_count_word(why, at, k, v)
+                                 : store_integer(why, at, k, v);
     }
     return false;
 }
@@ -413,6 +426,12 @@ void iz_key_print(FILE *out, const struct iz_key *k, const void *base)
         break;
     case IZ_KEY_ENUM:
         print_word(out, k->words, *(const int *)at);
+        break;
+    case IZ_KEY_COUNT:
+        if (*(const int64_t *)at > 0)
+            fprintf(out, "%lld", (long long)*(const int64_t *)at);
+        else
+            print_word(out, k->words, (int)-*(const int64_t *)at);
         break;
     }
 }

@@ -25,6 +25,7 @@ enum iz_key_type {
     IZ_KEY_INTS,   /* char[size], integers with commas: in JSON an array */
     IZ_KEY_MAP,    /* char[size], JSON: an object of numbers */
     IZ_KEY_PAIR,   /* double[2] */
+    IZ_KEY_COUNT,  /* int64_t, or one of `words`: its position, times -1 */
     /* int-sized enum, one of `words` ("a|b|c", value = position); the word null
      * stands for JSON's null */
     IZ_KEY_ENUM,

@@ -19,6 +19,7 @@
 #define IZ_CHOICES_MAX 16
 #define IZ_CONFIG_KEYS_MAX 160
 #define IZ_MODEL_KEYS_MAX 96
+#define IZ_CHUNK_OFF (-1) /* of run.sequence_chunk */
 
 enum iz_home {
     IZ_HOME_NONE,
@@ -154,6 +155,7 @@ struct iz_run_config {
     enum iz_attention_by gpu_attention; /* on a GPU, and: */
     enum iz_attention_by gpu_attention_backward;
     enum iz_muon_by muon_products;     /* of a run that computes on a GPU */
+    int64_t sequence_chunk;            /* rows; 0: chosen, -1: all */
     int64_t gpu_logits_bytes;          /* at a time, there; 0: chosen */
     bool tf32;                         /* fp32 products on a GPU may use tf32 */
     int64_t device_memory_limit_bytes; /* of the GPU; 0 = what is free */

@@ -48,12 +48,13 @@ static void print_type(FILE *out, const struct iz_key *k)
         [IZ_KEY_STRING] = "string",           [IZ_KEY_PATH] = "path",
         [IZ_KEY_LIST] = "string, or several", [IZ_KEY_INTS] = "integers",
         [IZ_KEY_MAP] = "names with numbers",  [IZ_KEY_ENUM] = "",
+        [IZ_KEY_COUNT] = "integer",
     };
     char word[IZ_KEY_NAME_MAX];
     fputs(types[k->type], out);
     print_range(out, k);
     for (int i = 0; iz_text_word(word, sizeof(word), k->words, i); i++)
-        fprintf(out, "%s%s", i > 0 ? ", " : "", word);
+        fprintf(out, "%s%s", i > 0 || *types[k->type] ? ", " : "", word);
 }
 
 /* What another value means for a resumed run, in a word. */

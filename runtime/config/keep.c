@@ -34,6 +34,7 @@ static const struct choice {
     {"run.gpu_attention_backward", OF_16_BITS},
     {"run.muon_products", ALL},
     {"run.gpu_logits_bytes", ALL},
+    {"run.sequence_chunk", ALL},
     {"run.slices", SAME_MICRO_BATCH},
     {"run.sum_order", ALL},
     {"run.sum_group", SAME_RANKS},
@@ -96,8 +97,9 @@ static bool is_open(const struct iz_config *c, const struct iz_key *k)
     const char *at = (const char *)c + k->offset;
     if (iz_key_is_text(k))
         return strcmp(at, "auto") == 0;
-    return k->type == IZ_KEY_INT64 ? *(const int64_t *)at == 0
-                                   : *(const int *)at == 0;
+    return k->type == IZ_KEY_INT64 || k->type == IZ_KEY_COUNT
+               ? *(const int64_t *)at == 0
+               : *(const int *)at == 0;
 }
 
 /* Returns whether it is kept. */

@@ -21,6 +21,16 @@ static int tell_data(struct iz_model *m, const struct iz_config *whole,
             m->name);
         return -ENOTSUP;
     }
+    if (whole->run.sequence_chunk != IZ_CHUNK_OFF && !m->knows_chunks)
+        return iz_text_refuse(
+            err,
+            "run.sequence_chunk: %s has no layers that handle some rows "
+            "of a sample at a time%s: set off",
+            m->name, m->experts ? " with model.experts_per_unit" : "");
+    if (whole->run.sequence_chunk != IZ_CHUNK_OFF && whole->lora.dropout > 0)
+        return iz_text_refuse(
+            err, "run.sequence_chunk: adapters with lora.dropout need all rows "
+                 "of a sample: set off, or no dropout");
     m->documents_apart = c->apart;
     if (c->packed && (whole->run.gpu_attention == IZ_ATTENTION_CUDNN ||
                       whole->run.gpu_attention_backward == IZ_ATTENTION_CUDNN))

@@ -106,6 +106,27 @@ static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
     *c = best;
 }
 
+/* All rows of a sample if that fits, else so many that the step is shortest. */
+static void choose_chunk(struct iz_config *c, const struct iz_plan_for *f)
+{
+    int64_t *rows = &c->run.sequence_chunk, chosen = IZ_CHUNK_OFF;
+    double best = INFINITY;
+    if (*rows)
+        return;
+    *rows = IZ_CHUNK_OFF;
+    if (agreed(f, isfinite(try_config(c, f).step_s)))
+        return;
+    for (int64_t n = IZ_CHUNK_LEAST; n < f->model->tokens; n *= 2) {
+        *rows = n;
+        double s = try_config(c, f).step_s;
+        if (!agreed(f, isfinite(s) && s * GAIN <= best))
+            continue;
+        best = s;
+        chosen = n;
+    }
+    *rows = chosen;
+}
+
 /* Large chunks pass fewer times over the head's weights and their gradient,
  * which by arithmetic saves less than memory for activations does. */
 static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
@@ -176,6 +197,7 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
     for (int i = 0; i < 2; i++)
         if (f->target->gpu && !own && asked[i] == IZ_ATTENTION_AUTO)
             *by[i] = IZ_ATTENTION_CUDNN;
+    choose_chunk(c, f);
     choose_cut(c, f);
     choose_logits(c, f);
     for (int i = 0; i < 2; i++)

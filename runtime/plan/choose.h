@@ -24,6 +24,7 @@ struct iz_plan_for {
  * on each of them:
  * - a ratio "auto" in steps of 0.05, the largest of equal ones; 1 where nothing
  *   can be divided or nothing fits;
+ * - rows of a chunk "auto": all if that fits;
  * - of micro-batches "auto" the number; without a GPU the fewest;
  * - an order of sums "auto" that is faster if it fits, then the other if that
  *   does;

@@ -26,6 +26,7 @@ enum change {
     NO_COPIES,
     WIDE_PRODUCTS,
     SMALL_MICRO_BATCH,
+    CHUNKS,
     STAGE_THREE,
     OPTIMIZER_TO_CPU,
     OTHER_SPLIT,
@@ -49,6 +50,7 @@ static const struct {
     [LEAST_RECOMPUTE] = {"run.recompute=auto", false},
     [BOUNDARIES_TO_CPU] = {"activation_checkpointing.cpu_checkpointing=true",
                            true},
+    [CHUNKS] = {"run.sequence_chunk=", false},
     [RANKS_FIRST] = {"run.sum_order=ranks_first", false},
     [FEW_LOGITS] = {"run.gpu_logits_bytes=268435456", true},
     [OWN_BACKWARD] = {"run.gpu_attention_backward=own", true},
@@ -109,6 +111,9 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     case BOUNDARIES_TO_CPU:
         c->cpu_checkpointing = true;
         return !was.cpu_checkpointing;
+    case CHUNKS: /* of the least rows, unless most_rows finds more */
+        c->run.sequence_chunk = IZ_CHUNK_LEAST;
+        return was.run.sequence_chunk == IZ_CHUNK_OFF;
     case RANKS_FIRST:
         c->run.sum_order = IZ_SUM_RANKS_FIRST;
         return iz_sum_choose(&was, gpu) != IZ_SUM_RANKS_FIRST;
@@ -213,6 +218,29 @@ static void least_split(const struct iz_plan *p, struct iz_config *c,
     c->zero.optimizer.ratio = 1;
 }
 
+/* q is the plan with the smallest chunks: the one with the largest that fit, or
+ * q still. */
+static void most_rows(const struct iz_plan *p, struct iz_config *c,
+                      const struct iz_model *m, const struct iz_limits *limit,
+                      struct iz_plan *q)
+{
+    int64_t n = c->run.sequence_chunk;
+    struct iz_plan r;
+    while (2 * n < m->tokens) {
+        c->run.sequence_chunk = 2 * n;
+        if (!make(p, c, m, &r))
+            break;
+        if (!fits_either_way(&r, c, m, limit)) {
+            iz_plan_clear(&r);
+            break;
+        }
+        iz_plan_clear(q);
+        *q = r;
+        n *= 2;
+    }
+    c->run.sequence_chunk = n;
+}
+
 /* Applies the changes of the set `used`, as far as each changes anything; those
  * that do remain in the set.  q is the plan with them; false: there is none. */
 static bool plan_with(const struct iz_plan *p, struct iz_config *c,
@@ -224,7 +252,9 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
     for (int i = 0; i < CHANGES; i++) {
         if (!(*used & 1U << i))
             continue;
-        if ((changes[i].gpu && !p->target.gpu) || !apply(i, c, p->target.gpu))
+        if ((changes[i].gpu && !p->target.gpu) ||
+            (i == CHUNKS && !(m->knows_chunks && IZ_CHUNK_LEAST < m->tokens)) ||
+            !apply(i, c, p->target.gpu))
             *used &= ~(1U << i);
         else if (splits(i))
             split = i;
@@ -233,6 +263,8 @@ static bool plan_with(const struct iz_plan *p, struct iz_config *c,
         return false;
     if (!fits_either_way(q, c, m, limit) && split >= 0)
         least_split(p, c, m, limit, q);
+    if (*used & 1U << CHUNKS && fits_either_way(q, c, m, limit))
+        most_rows(p, c, m, limit, q);
     if (split >= 0 && c->zero.optimizer.ratio == before)
         *used &= ~(1U << split);
     return true;
@@ -267,6 +299,8 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
         fprintf(err, "%s%s", glue, changes[i].text);
         if (i == SMALL_MICRO_BATCH)
             fprintf(err, "%d", d.grad_accum);
+        else if (i == CHUNKS)
+            fprintf(err, "%lld", (long long)d.run.sequence_chunk);
         else if (splits(i))
             fprintf(err, "%.15g", d.zero.optimizer.ratio);
         glue = " and ";

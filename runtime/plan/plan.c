@@ -379,12 +379,17 @@ int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
     return s ? s : check_target(c, target, ranks, err);
 }
 
-static void set_numerics(struct iz_target *t, const struct iz_run_config *c)
+/* A chunk of all tokens of a sample is none. */
+static void set_numerics(struct iz_target *t, const struct iz_run_config *c,
+                         int tokens)
 {
     struct iz_numerics *n = &t->numerics;
     n->tf32 = c->tf32;
     n->cudnn = t->gpu && c->gpu_attention == IZ_ATTENTION_CUDNN;
     n->cudnn_bwd = t->gpu && c->gpu_attention_backward == IZ_ATTENTION_CUDNN;
+    n->chunk_rows = c->sequence_chunk > 0 && c->sequence_chunk < tokens
+                        ? c->sequence_chunk
+                        : 0;
     n->logits_bytes =
         c->gpu_logits_bytes ? c->gpu_logits_bytes : IZ_LOGITS_BYTES;
 }
@@ -405,7 +410,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
-    set_numerics(&p->target, &c->run);
+    set_numerics(&p->target, &c->run, m->tokens);
     p->n_units = m->n_units;
     p->unit = iz_take(m->n_units, sizeof(*p->unit), "the plan");
     p->ring = iz_take(m->n_units + 1, sizeof(*p->ring), "the plan");
@@ -486,7 +491,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         fprintf(out, " (%.2fM trained)", (double)n / 1e6);
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            !iz_plan_repeats(p)                        ? "kept"
+            !iz_plan_repeats(p) && !p->target.numerics.chunk_rows ? "kept"
             : p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_SAVED] ? "kept in part"
                                                        : "recomputed",
             boundaries[p->act.boundary_home]);

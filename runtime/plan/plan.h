@@ -102,6 +102,7 @@ struct iz_plan_ring {
 #define IZ_BOUNCE_BYTES (INT64_C(1) << 25) /* pinned, for single copies */
 
 /* Logits that a GPU computes at a time, and more of them for a large one. */
+#define IZ_CHUNK_LEAST INT64_C(128) /* rows that "auto" takes */
 #define IZ_LOGITS_BYTES (INT64_C(256) << 20)
 #define IZ_LOGITS_LARGE_BYTES (INT64_C(1) << 30)
 

@@ -37,6 +37,7 @@ MODELS = {
                      "attn_logit_softcapping": 2, "final_logit_softcapping": 3},
     "parallel": {**LLAMA, "family": "cohere2", "window": 5, "logit_scale": 0.5},
     "moe": MOE,
+    "in chunks": MOE,
     "units of experts": {**MOE, "experts_per_unit": 3},
     "a shared expert": {**MOE, "family": "qwen2_moe", "qk_norm": False, "qkv_bias": True,
                         "shared_expert_intermediate_size": 9, "experts_per_unit": 3,
@@ -53,7 +54,7 @@ MODELS = {
     "sparse": DLRM,  # too small for a step to miss no row
 }
 PROGRAM = {"all of llama": "llama", "norms behind": "llama", "parallel": "llama",
-           "units of experts": "moe", "a shared expert": "moe", "groups": "moe",
+           "in chunks": "moe", "units of experts": "moe", "a shared expert": "moe", "groups": "moe",
            "sinks": "moe", "sparse": "dlrm"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
 
@@ -200,6 +201,8 @@ def config_of(row, nvme):
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
     if row.get("model") == "sparse":
         config["parameters"] = SPARSE
+    if row.get("model") == "in chunks":
+        config["run.sequence_chunk"] = 5
     return config
 
 

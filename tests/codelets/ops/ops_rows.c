@@ -498,6 +498,47 @@ static void scaling_agrees_with_reference(void **state)
     }
 }
 
+struct columns {
+    int64_t rows, in, from, out, to, n;
+    bool widened; /* what comes in is fp32 */
+};
+
+static void move_columns(struct iz_exec *x, const struct iz_view *v,
+                         const void *arg)
+{
+    const struct columns *c = arg;
+    iz_op_columns(x, v[1], c->to, v[0], c->from, c->n);
+}
+
+static void columns_go_where_they_shall(void **state)
+{
+    static const struct columns cases[] = {{3, 24, 8, 16, 0, 16, false},
+                                           {5, 16, 0, 24, 8, 16, true},
+                                           {4, 7, 3, 5, 1, 4, false},
+                                           {300, 64, 32, 48, 16, 32, true},
+                                           {1, 9, 0, 9, 0, 9, true}};
+    for (int k = 0; k < 3 * COUNT(cases); k++) {
+        const struct columns *c = &cases[k / 3];
+        enum iz_dtype act = backend.act(fixture_types[k % 3]);
+        struct scene s = {
+            .n = 2,
+            .t = {tensor_new(c->widened ? IZ_F32 : act, c->rows, c->in, 1),
+                  tensor_new(act, c->rows, c->out, 1)}};
+        double *want = tensor_want(&s.t[1]);
+        tensor_load(&s.t[0]);
+        tensor_load(&s.t[1]);
+        for (int64_t i = 0; i < c->rows * c->out; i++) {
+            int64_t col = i % c->out - c->to;
+            want[i] = col < 0 || col >= c->n
+                          ? s.t[1].d[i]
+                          : s.t[0].d[i / c->out * c->in + c->from + col];
+        }
+        scene_run(&s, &(struct pass){move_columns, 3, 2}, c);
+        fixture_close("y", &s.t[1], 0);
+        scene_free(&s);
+    }
+}
+
 /* Views that begin between pieces of 16 bytes. */
 static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
@@ -537,6 +578,7 @@ int ops_rows(void)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(scaling_agrees_with_reference),
+        SEEDED(columns_go_where_they_shall),
         SEEDED_WITH(gelu_works_unaligned, gates),
         SEEDED_WITH(gate_survives_adversarial_values, gates),
         SEEDED_WITH(gate_survives_adversarial_values, gates + 1),
