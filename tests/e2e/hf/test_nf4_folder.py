@@ -3,11 +3,13 @@
 bitsandbytes, are taken as they are, all are read."""
 import json
 import os
+import random
 import struct
 
 import pytest
 
 import coded
+import families
 import run
 from run import ckpt, hf
 
@@ -272,3 +274,42 @@ def test_what_is_not_read_is_refused_by_name(kind, program, form, change, words,
     r = place.launch(1, {**LORA, "model": {"import": str(folder), "seq": 16,
                                            "base_dtype": form}})
     run.refused(r, name, words)
+
+
+# ---- experts of gpt-oss ----
+
+E2M1 = (0.0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def mxfp4(rng, name, shape):
+    """Of experts [n, inputs, outputs]: what is published, by output, and the values."""
+    n, w, f = shape
+    codes = [rng.randrange(16) for _ in range(n * f * w)]
+    scales = [rng.randrange(118, 124) for _ in range(n * f * w // 32)]
+    values = [(-1.0) ** (c // 8) * E2M1[c % 8] * 2.0 ** (scales[i // 32] - 127)
+              for i, c in enumerate(codes)]
+    return {f"{name}_blocks": ("U8", (n, f, w // 32, 16), bytes(
+                a | b << 4 for a, b in zip(codes[::2], codes[1::2]))),
+            f"{name}_scales": ("U8", (n, f, w // 32), bytes(scales))}, {
+        name: ("F32", shape, coded.floats([values[(e * f + o) * w + i] for e in range(n)
+                                           for i in range(w) for o in range(f)]))}
+
+
+@pytest.mark.parametrize("form, ranks", ((None, 2), ("nf4", 1), ("int8", 3)))
+def test_experts_in_mxfp4_are_their_values(form, ranks, place):
+    place.use(run.built("models/moe"))
+    golden = json.loads(families.GOLDEN.read_text())["gpt_oss"]
+    packed = families.tensors(golden["shapes"], "gpt_oss")
+    plain = dict(packed)
+    for name, shape in golden["shapes"].items():
+        if name.endswith("experts.gate_up_proj"):
+            blocks, values = mxfp4(random.Random(name), name, shape)
+            del packed[name]
+            packed, plain = {**packed, **blocks}, {**plain, **values}
+    folders = [hf.write(place.folder / name, tensors, golden["config"])
+               for name, tensors in (("packed", packed), ("plain", plain))]
+    runs = [place.good(ranks, {"model": {"import": str(x), "seq": 16, "base_dtype": form},
+                               "lora": {"rank": 4, "targets": "*self_attn*"},
+                               "zero_optimization.stage": 3, "train_batch_size": 6})
+            for x in folders]
+    assert runs[0].numbers == runs[1].numbers
