@@ -230,7 +230,8 @@ void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
 /* N neighbouring columns of a row; U is T or float. */
 template <class T, class U, int N>
 static __global__ void __launch_bounds__(THREADS)
-    columns(T *y, int64_t ldy, const U *a, int64_t lda, int64_t rows, int cols)
+    move_columns(T *y, int64_t ldy, const U *a, int64_t lda, int64_t rows,
+                 int cols)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int per = cols / N, col = (int)(i % per) * N;
@@ -249,22 +250,22 @@ static void start_columns(struct iz_exec *x, T *y, int64_t ldy, const U *a,
     bool whole = iz_aligned(y, a) && cols % per == 0 &&
                  ldy * sizeof(T) % 16 == 0 && lda * sizeof(U) % 16 == 0;
     int n = whole ? per : 1;
-    IZ_LAUNCH((whole ? columns<T, U, per> : columns<T, U, 1>),
+    IZ_LAUNCH((whole ? move_columns<T, U, per> : move_columns<T, U, 1>),
               iz_blocks(rows * (cols / n), THREADS), THREADS, 0, x->stream, y,
               ldy, a, lda, rows, cols);
 }
 
-void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        int64_t cols)
+void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, int64_t to,
+                        struct iz_view a, int64_t from, int64_t cols)
 {
     iz_by_type(y.dtype, [&](auto zero) {
         using T = decltype(zero);
         if (a.dtype == y.dtype)
-            start_columns(x, (T *)y.p, y.cols, (const T *)a.p, a.cols, y.rows,
-                          (int)cols);
+            start_columns(x, (T *)y.p + to, y.cols, (const T *)a.p + from,
+                          a.cols, y.rows, (int)cols);
         else
-            start_columns(x, (T *)y.p, y.cols, (const float *)a.p, a.cols,
-                          y.rows, (int)cols);
+            start_columns(x, (T *)y.p + to, y.cols, (const float *)a.p + from,
+                          a.cols, y.rows, (int)cols);
     });
 }
 

@@ -65,15 +65,11 @@ void iz_op_columns(struct iz_exec *x, struct iz_view y, int64_t to,
     assert(y.rows == a.rows && (y.dtype == a.dtype || a.dtype == IZ_F32));
     assert(to + cols <= y.cols && from + cols <= a.cols);
     iz_exec_count(x, 0, (double)(y.rows * cols * (in + out)));
-    if (x->dry)
-        return;
-    y.p = (char *)y.p + to * out;
-    a.p = (char *)a.p + from * in;
-    if (x->backend == IZ_CUDA)
-        iz_op_columns_cuda(x, y, a, cols);
-    for (int64_t r = 0; x->backend == IZ_CPU && r < y.rows; r++)
-        iz_cast((char *)y.p + r * y.cols * out, y.dtype,
-                (char *)a.p + r * a.cols * in, a.dtype, cols);
+    if (iz_exec_runs(x, IZ_CUDA))
+        iz_op_columns_cuda(x, y, to, a, from, cols);
+    for (int64_t r = 0; iz_exec_runs(x, IZ_CPU) && r < y.rows; r++)
+        iz_cast((char *)y.p + (r * y.cols + to) * out, y.dtype,
+                (char *)a.p + (r * a.cols + from) * in, a.dtype, cols);
 }
 
 void iz_op_copy(struct iz_exec *x, struct iz_view y, struct iz_view a)

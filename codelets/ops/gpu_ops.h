@@ -66,9 +66,8 @@ void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
 /* activation.cu, rope.cu */
 void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       float scale, float cap);
-/* The first `cols` columns of each row. */
-void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                        int64_t cols);
+void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, int64_t to,
+                        struct iz_view a, int64_t from, int64_t cols);
 void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
                             struct iz_view a, enum iz_activation act);
 void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,

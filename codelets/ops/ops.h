@@ -191,7 +191,7 @@ struct iz_rope {
      * query_beta log(1 + floor(t / original_seq)). */
     int queries;
     double query_beta;
-    int64_t first;   /* row of a sample that the first one is */
+    int64_t first; /* row of a sample that the first one is */
 };
 
 /* Turns the heads of a [M,ld] in place, the other way where `back`: the
