@@ -569,6 +569,7 @@ int ops_attention(void)
         SEEDED(neighbours_are_not_seen),
         SEEDED(what_is_asked_agrees_with_double),
         SEEDED(chunks_have_the_bits_of_the_whole),
+        SEEDED(attention_far),
         SEEDED(attention_survives_huge_sinks),
         SEEDED(what_is_hidden_is_skipped),
     };

@@ -94,7 +94,7 @@ struct reacher {
 
     void one(struct iz_attention &a)
     {
-        all(a.sinks, a.dsinks, a.qkv, a.o, a.lse, a.begins);
+        all(a.sinks, a.dsinks, a.qkv, a.kv, a.dkv, a.o, a.lse, a.begins);
     }
 
     void one(struct iz_table &t)
