@@ -82,10 +82,10 @@ static void print_entry(const struct iz_hf_map *map, const struct iz_model *m,
     } else if (t) {
         const struct iz_param *q = &m->unit[t->unit].param[t->param];
         printf("is %s", q->name);
-        if (t->rows < q->rows)
+        if (t->rows < q->rows && !t->times)
             printf(", rows %" PRId64 " to %" PRId64, t->row,
                    t->row + t->rows - 1);
-        if (t->cols < q->cols)
+        if (t->cols < q->cols && !t->times)
             printf(", columns %" PRId64 " to %" PRId64, t->col,
                    t->col + t->cols - 1);
         printf("%s%s\n", t->transposed ? ", transposed" : "",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of "Fine-tune Gemma 3" in docs/finetune.md, with small models in the
-place of the downloads: one of text, and one that sees images."""
+"""The commands of "Fine-tune Gemma 3" and "Fine-tune gpt-oss" in docs/finetune.md, with
+small models in the place of the downloads; of Gemma one of text, and one that sees
+images."""
 import json
 import os
 import re
@@ -21,16 +22,23 @@ TEMPLATE = """{{ bos_token }}{% for m in messages %}<start_of_turn>\
 {{ m.content | trim }}<end_of_turn>
 {% endfor %}{% if add_generation_prompt %}<start_of_turn>model
 {% endif %}"""
-GOLDEN = json.loads(families.GOLDEN.read_text())["gemma3_text"]
+HARMONY = ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|channel|>",
+           "<|message|>", "<|endoftext|>")
+CHANNELS = """{% for m in messages %}<|start|>{{ m.role }}\
+{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}\
+{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}\
+{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+ALL = json.loads(families.GOLDEN.read_text())
+GOLDEN = ALL["gemma3_text"]
 VOCAB = 256 + len(SPECIAL) - 1  # without the last one, as the 1B has it
 
 
-def blocks():
-    text = (ROOT / "docs/finetune.md").read_text().partition("## Fine-tune Gemma 3")[2]
+def blocks(title):
+    text = (ROOT / "docs/finetune.md").read_text().partition(f"\n## {title}\n")[2]
     return re.findall(r"```(?:sh|python)\n(.*?)```", text.partition("\n## ")[0], re.S)
 
 
-def write_tokenizer(path):
+def write_tokenizer(path, special=SPECIAL, template=TEMPLATE):
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -38,12 +46,12 @@ def write_tokenizer(path):
         {x: i for i, x in enumerate(alphabet)}, []))
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     t.decoder = tokenizers.decoders.ByteLevel()
-    t.add_special_tokens(list(SPECIAL))
+    t.add_special_tokens(list(special))
     t.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({
-        "bos_token": "<bos>", "eos_token": "<eos>",
+        "bos_token": special[0], "eos_token": special[1],
         "tokenizer_class": "PreTrainedTokenizerFast"}))
-    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "chat_template.jinja").write_text(template)
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
     (path / "generation_config.json").write_text(json.dumps(
@@ -69,11 +77,9 @@ def write_models(path):
     return tensors
 
 
-def test_the_commands_fine_tune_a_small_one(tmp_path):
-    first, full, python, text = blocks()
-    download, first = first.split("\n", 1)
-    assert download.startswith("hf download ")
-    before = write_models(tmp_path / "models")
+@pytest.fixture(name="bash")
+def bash_of(tmp_path):
+    """Runs lines where conversations and all programs are."""
     talk = {"messages": [{"role": "user", "content": "What is two and two?"},
                          {"role": "assistant", "content": "It is four. " * 2}]}
     (tmp_path / "chat.jsonl").write_text((json.dumps(talk) + "\n") * 40)
@@ -81,10 +87,16 @@ def test_the_commands_fine_tune_a_small_one(tmp_path):
     (tmp_path / "build").symlink_to(BUILD)
 
     def bash(script):
-        small = script.replace("2048", "64").replace('"steps": 300', '"steps": 3')
+        small = re.sub("^hf download .*\n", "", script).replace("2048", "64").replace('"steps": 300', '"steps": 3')
         return check("bash", "-ec", small, cwd=tmp_path, STARPU_HOME=str(tmp_path),
                      STARPU_SILENT="1")
+    return bash
 
+
+def test_the_commands_fine_tune_a_small_one(tmp_path, bash):
+    first, full, python, text = blocks("Fine-tune Gemma 3")
+    assert first.startswith("hf download ")
+    before = write_models(tmp_path / "models")
     out = bash(first)
     assert "models/gemma-3 can be imported" in out and "not read" not in out, out
     assert "step 3/3" in out and "step 3/3" in bash(full)
@@ -108,3 +120,20 @@ def test_the_commands_fine_tune_a_small_one(tmp_path):
         written["eos_token_id"] == [257, 259] and "vision_config" not in written
     if PYTHON:
         print(check(PYTHON, "-c", python, cwd=tmp_path))
+
+
+def test_the_commands_fine_tune_a_small_mixture(tmp_path, bash):
+    commands, = blocks("Fine-tune gpt-oss")
+    folder, vocab = tmp_path / "models/gpt-oss", 256 + len(HARMONY)
+    shapes = {k: [vocab, 32] if s[0] == 256 else s
+              for k, s in ALL["gpt_oss"]["shapes"].items()}
+    before = families.tensors(shapes, 1)
+    hf.write(folder, before, {**ALL["gpt_oss"]["config"], "vocab_size": vocab})
+    write_tokenizer(folder, HARMONY, CHANNELS)
+    out = bash(commands)
+    assert "models/gpt-oss can be imported" in out and "are in nf4" in out
+    assert "step 3/3" in out
+    after = hf.read(tmp_path / "models/harmony")
+    assert {k: t[1] for k, t in after.items()} == {k: t[1] for k, t in before.items()}
+    adapter = hf.read_file(tmp_path / "models/harmony-adapter/adapter_model.safetensors")
+    assert adapter and all(".self_attn." in k for k in adapter)
