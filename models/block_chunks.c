@@ -15,21 +15,47 @@ enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };
 /* The gradients of a unit.  A chunk's layer adds to those of matrices, and has
  * its own ones of vectors. */
 struct sums {
-    int n, n_adapters;
+    int n, n_adapters, n_vectors;
     struct iz_view w[BLOCK_MOST], sum[BLOCK_MOST], own[BLOCK_MOST];
     struct iz_adapter adapter[ADAPTERS], *of[ADAPTERS]; /* in place of these */
+    struct iz_view dm[ADAPTERS];                        /* sums, of each */
+    struct {
+        struct iz_view sum, own;
+    } vector[BLOCK_MOST + ADAPTERS];
 };
-
-static bool is_matrix(struct iz_view v)
-{
-    return v.rows > 1;
-}
 
 static struct iz_view sum_of(struct iz_exec *x, struct iz_view gradient)
 {
+    gradient.dtype = IZ_F32;
     return iz_view_wanted(x, gradient)
                ? iz_exec_work(x, IZ_F32, gradient.rows, gradient.cols)
                : gradient;
+}
+
+/* What a chunk's layer writes of a vector with this sum. */
+static struct iz_view own_of(struct iz_exec *x, struct sums *s,
+                             struct iz_view sum)
+{
+    struct iz_view own = sum_of(x, sum);
+    if (iz_view_wanted(x, sum)) {
+        s->vector[s->n_vectors].sum = sum;
+        s->vector[s->n_vectors++].own = own;
+    }
+    return own;
+}
+
+/* In place of an adapter, which *f is. */
+static void sum_adapter(struct iz_exec *x, struct sums *s,
+                        struct iz_adapter **f)
+{
+    struct iz_adapter *copy = &s->adapter[s->n_adapters];
+    *copy = **f;
+    copy->da = sum_of(x, copy->da);
+    copy->db = sum_of(x, copy->db);
+    s->dm[s->n_adapters] = sum_of(x, copy->dm);
+    copy->dm = own_of(x, s, s->dm[s->n_adapters]);
+    s->of[s->n_adapters++] = *f;
+    *f = copy;
 }
 
 static void sums_open(struct sums *s, struct iz_exec *x,
@@ -37,32 +63,30 @@ static void sums_open(struct sums *s, struct iz_exec *x,
 {
     struct iz_block_place list[BLOCK_MOST];
     s->n = iz_block_list(list, a->self, kind_of(a));
-    s->n_adapters = 0;
+    s->n_adapters = s->n_vectors = 0;
     for (int i = 0; i < s->n; i++) {
         s->w[i] = a->w[i];
         s->sum[i] = s->own[i] = sum_of(x, gradient(a, i));
-        if (iz_view_wanted(x, s->sum[i]) && !is_matrix(s->sum[i]))
-            s->own[i] = sum_of(x, s->sum[i]);
-        for (struct iz_adapter **f = &s->w[i].adapter; *f; f = &(*f)->next) {
-            struct iz_adapter *copy = &s->adapter[s->n_adapters];
-            s->of[s->n_adapters++] = *f;
-            *copy = **f;
-            copy->da = sum_of(x, copy->da);
-            copy->db = sum_of(x, copy->db);
-            *f = copy;
-        }
+        if (s->sum[i].rows == 1)
+            s->own[i] = own_of(x, s, s->sum[i]);
+        for (struct iz_adapter **f = &s->w[i].adapter; *f; f = &(*f)->next)
+            sum_adapter(x, s, f);
     }
+}
+
+static void clear_vectors(struct iz_exec *x, const struct sums *s)
+{
+    for (int i = 0; i < s->n_vectors; i++)
+        iz_op_clear(x, s->vector[i].own);
 }
 
 static void add_vectors(struct iz_exec *x, const struct sums *s, bool first)
 {
-    for (int i = 0; i < s->n; i++)
-        if (!iz_view_wanted(x, s->sum[i]) || is_matrix(s->sum[i]))
-            continue;
-        else if (first)
-            iz_op_copy(x, s->sum[i], s->own[i]);
+    for (int i = 0; i < s->n_vectors; i++)
+        if (first)
+            iz_op_copy(x, s->vector[i].sum, s->vector[i].own);
         else
-            iz_op_add(x, s->sum[i], s->own[i]);
+            iz_op_add(x, s->vector[i].sum, s->vector[i].own);
 }
 
 static void round_sum(struct iz_exec *x, struct iz_view to, struct iz_view sum)
@@ -80,6 +104,7 @@ static void sums_close(struct sums *s, struct iz_exec *x,
         struct iz_adapter *to = s->of[i], *f = &s->adapter[i];
         round_sum(x, to->da, f->da);
         round_sum(x, to->db, f->db);
+        round_sum(x, to->dm, s->dm[i]);
         to->seen |= f->seen;
         to->out_in |= f->out_in;
         to->experts = f->experts;
@@ -208,9 +233,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
         p->layer.dw = s->own;
         p->chunk.adds = !first;
         p->layer.y = iz_exec_work(x, x->act, p->block.seq, c->width);
-        for (int i = 0; i < s->n; i++)
-            if (!is_matrix(s->own[i]))
-                iz_op_clear(x, s->own[i]);
+        clear_vectors(x, s);
         repeat_chunk(x, p);
         iz_block_backward(x, &p->layer);
         add_vectors(x, s, first);

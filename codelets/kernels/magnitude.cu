@@ -92,9 +92,9 @@ void iz_magnitude_apply_cuda(struct iz_exec *x, struct iz_view y,
 }
 
 /* A block has COLUMNS of them, and its warps take rows in turns. */
-template <class T>
+template <class T, class O>
 static __global__ void __launch_bounds__(THREADS)
-    sums(T *dm, const T *dy, const T *u, const float *inverse, int64_t n,
+    sums(O *dm, const T *dy, const T *u, const float *inverse, int64_t n,
          int64_t rows, int64_t cols)
 {
     __shared__ float part[THREADS];
@@ -118,8 +118,12 @@ void iz_magnitude_dm_cuda(struct iz_exec *x, struct iz_view dm,
 {
     iz_by_type(dy.dtype, [&](auto zero) {
         using T = decltype(zero);
-        IZ_LAUNCH(sums<T>, iz_blocks(dm.cols, COLUMNS), THREADS, 0, x->stream,
-                  (T *)dm.p, (const T *)dy.p + first, (const T *)u.p + first,
-                  (const float *)inverse.p, dm.cols, dy.rows, dy.cols);
+        iz_by_type(dm.dtype, [&](auto none) {
+            using O = decltype(none);
+            IZ_LAUNCH((sums<T, O>), iz_blocks(dm.cols, COLUMNS), THREADS, 0,
+                      x->stream, (O *)dm.p, (const T *)dy.p + first,
+                      (const T *)u.p + first, (const float *)inverse.p, dm.cols,
+                      dy.rows, dy.cols);
+        });
     });
 }

@@ -48,11 +48,12 @@ def test_the_losses_are_those_of_all_rows_at_once(name, place):
         assert r.validation[-1] == pytest.approx(whole.validation[-1], rel=3e-6)
 
 
-@pytest.mark.parametrize("dtype", ("bf16", "fp16"))
-def test_sums_over_chunks_are_of_fp32(dtype, place):
+@pytest.mark.parametrize("dtype, beside", (("bf16", "llama"), ("fp16", "llama"),
+                                           ("bf16", "nf4"), ("bf16", "adapters")))
+def test_sums_over_chunks_are_of_fp32(dtype, beside, place):
     """Of single rows, 100 to a sample: in 16 bits they would lose what is small."""
     place.use(run.built("models/llama"), {**LONG, "qk_norm": True})
-    more = {**STEPS, **run.typed(dtype), "run.cpu_products": "fp32", "run.steps": 1}
+    more = {**STEPS, **MODELS[beside][2], **run.typed(dtype), "run.cpu_products": "fp32", "run.steps": 1}
     whole, r = place.good(1, more), place.good(1, {**more, KEY: 1})
     assert norms(r) == pytest.approx(norms(whole), rel=2e-4)
 
