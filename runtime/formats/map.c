@@ -278,8 +278,9 @@ void iz_hf_map_close(struct iz_hf_map *m)
 const char *iz_hf_bare(const struct iz_hf_map *m, const char *name)
 {
     static const char inner[] = "language_model.";
-    size_t n = m->hf->prefix ? strlen(m->hf->prefix) : 0;
-    bool begins = n && strncmp(name, m->hf->prefix, n) == 0;
+    const char *prefix = m->hf && m->hf->prefix ? m->hf->prefix : "";
+    size_t n = strlen(prefix);
+    bool begins = n && strncmp(name, prefix, n) == 0;
     if (strncmp(begins ? name + n : name, inner, strlen(inner)) == 0)
         return iz_hf_bare(m, name + (begins ? n : 0) + strlen(inner));
     return begins ? name + n : name;

@@ -300,7 +300,7 @@ static int add_to_weight(struct wish *w, struct iz_model *m, int unit, int i,
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
     int parts = n / experts, stem;
     set_strength(w, &whole, first, n);
-    if (n < experts) { /* all of them are one tensor */
+    if (n && n < experts) { /* all of them are one tensor */
         bool wanted = w->file ? w->fused != NULL
                               : is_wanted(w, whole.name) || is_part(w, first);
         return wanted ? iz_text_refuse(
