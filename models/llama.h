@@ -34,6 +34,7 @@ struct iz_llama_config {
     char no_rope_layers[2048];  /* of each block 0 where it is not turned */
     int no_rope_layer_interval; /* ... or every which; 0: none */
     double partial_rotary_factor, rope_local_base_freq;
+    int rotary_dim; /* columns of a head that turn; 0: by the first */
     double attention_multiplier; /* 0: by the next one */
     int query_pre_attn_scalar;   /* 0: head_dim */
     double attn_logit_softcapping, final_logit_softcapping; /* 0: none */

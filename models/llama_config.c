@@ -107,6 +107,8 @@ static int llama_config_check(const char *model,
     else if (c->head_dim % 2 || turned_columns(c) % 2)
         why = "head_dim, or what turns of it, is odd, but columns turn in "
               "pairs";
+    else if (c->rotary_dim)
+        why = "rotary_dim contradicts partial_rotary_factor or head_dim";
     else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
         why = "rope_theta and rope_scaling_factor must be positive";
     else if (c->rope_scaling_factor != 1 && !(c->rope_scaling_high_freq_factor >
@@ -178,6 +180,10 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
     for (size_t i = 0; i < sizeof(factors) / sizeof(*factors); i++)
         if (*factors[i] == 0)
             *factors[i] = 1;
+    if (c->rotary_dim && c->partial_rotary_factor == 1 && c->head_dim > 0)
+        c->partial_rotary_factor = (double)c->rotary_dim / c->head_dim;
+    if (turned_columns(c) == c->rotary_dim)
+        c->rotary_dim = 0;
     const char *type = iz_llama_hf.type(c);
     if (type && !c->query_pre_attn_scalar && c->head_dim &&
         iz_llama_knows(type, "query_pre_attn_scalar"))

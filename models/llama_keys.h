@@ -69,6 +69,8 @@
      "turn."},
     {KEY(partial_rotary_factor, DOUBLE, 0.01, 1, NULL), "1",
      "Share of a head's columns that turn."},
+    {KEY(rotary_dim, INT, 0, IZ_ROPE_MOST, NULL), "0",
+     "The columns themselves; 0: by that."},
     {KEY(rope_local_base_freq, DOUBLE, 0, 1e12, NULL), "0",
      "Base of the rotary frequencies of blocks with a window (Gemma 3); 0: "
      "rope_theta."},

@@ -102,6 +102,7 @@ FAMILIES = {
     "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 6, "moe_intermediate_size": 20},
     "minimax_m2": {**EXPERTS, **WIDE},
     "gpt_oss": {**EXPERTS, **WIDE, **SORTS, "rope_parameters": {**YARN, "truncate": False}},
+    "minimax_m2 released": {**EXPERTS, **WIDE, "rotary_dim": 6},
 }
 
 
