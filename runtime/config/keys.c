@@ -427,9 +427,10 @@ const struct iz_key iz_config_keys[] = {
          "On a GPU, with 16-bit parameters: the kernel for the forward of "
          "attention, izar's own or cuDNN's. auto: cuDNN's from compute "
          "capability 9.0 on, where the library is found, has a kernel and the "
-         "plan has room for its scratch, unless documents are kept apart or "
-         "the model's attention has a window, a cap or sinks; "
-         "otherwise own. The config beside the output then has the choice."),
+         "plan has room for its scratch, unless documents are kept apart, "
+         "the model's attention has a window, a cap or sinks, or "
+         "run.sequence_chunk is given; otherwise own. The config beside the "
+         "output then has the choice."),
     WORD("run.gpu_attention_backward", TOLD, c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
