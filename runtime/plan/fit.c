@@ -327,7 +327,9 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
             return;
         }
     }
-    used = (1U << CHANGES) - 1;
+    used = ((1U << CHANGES) - 1) & ~(1U << CHUNKS); /* whose sums take memory */
+    if (!fits(p, c, m, limit, &used))
+        used = (1U << CHANGES) - 1;
     if (!fits(p, c, m, limit, &used)) {
         fprintf(err, "izar: recomputing, a smaller ring or micro-batch, stage "
                      "3 and nvme are not enough: it needs more ranks or a "
