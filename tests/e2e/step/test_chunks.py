@@ -20,6 +20,8 @@ MODELS = {  # program, shape, settings beside
     "cohere2": ("llama", {**LONG, "family": "cohere2", "window": 9, "logit_scale": 0.5}, {}),
     "bias": ("llama", {**LONG, "family": "starcoder2", "qkv_bias": True}, {}),
     "moe": ("moe", {**MOE, "seq": 100, "router_aux_loss_coef": 0}, {}),
+    "sinks": ("moe", {**rows.MODELS["sinks"], "seq": 100, "router_aux_loss_coef": 0}, {}),
+    "groups": ("moe", {**rows.MODELS["groups"], "seq": 100}, {}),
     "documents": ("llama", LONG, {"data.document_end": 101}),
     "adapters": ("llama", LONG, {"lora": {"rank": 3, "alpha": 5, "targets": "*"},
                                  "parameters": [{"match": "*norm*", "frozen": False}]}),
