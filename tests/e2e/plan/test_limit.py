@@ -195,14 +195,19 @@ def test_the_limit_of_a_cgroup_counts(place):
     """Of one above the process's own, in both versions; of what it holds, pages of
     files that nobody uses are free."""
     limit = 300 * run.MIB
-    many = f"head -c 150M /dev/zero >{place.folder}/many"
+    many = f"head -c 150M /dev/zero >{place.folder}/many; sync {place.folder}/many"
+    free = 0
     with in_a_group(place, "memory", ({"memory.limit_in_bytes": limit},
                                       {"memory.max": limit}), many):
-        r = launch_in_group(place, 1, {"model": run.GPT2}, ["--plan"])
-    line = run.refused(r, "this run needs", "MiB of memory per rank")
-    assert float(re.findall(r"([\d.]+) MiB", line)[1]) < 300
-    # No reserve: somebody has set this limit for what runs in the group.
-    free, beside = map(float, re.findall(r"([\d.]+) MiB", r.out[r.out.index("this host: "):])[:2])
+        for _ in range(5):  # the kernel's figures may be seconds old
+            r = launch_in_group(place, 1, {"model": run.GPT2}, ["--plan"])
+            line = run.refused(r, "this run needs", "MiB of memory per rank")
+            assert float(re.findall(r"([\d.]+) MiB", line)[1]) < 300
+            # No reserve: somebody has set this limit for what runs in the group.
+            free, beside = map(float, re.findall(
+                r"([\d.]+) MiB", r.out[r.out.index("this host: "):])[:2])
+            if free > 200:
+                break
     assert 200 < free < 300 and beside > 222 and "reserve" not in r.out
 
 
