@@ -37,10 +37,13 @@ double ckpt_validation(const char *output, int64_t step)
 
 void ckpt_freeze(char *out, size_t size, const struct iz_model *m)
 {
+    int u = m->n_units - 1;
+    while (u > 0 && !m->unit[u].n_params) /* a head may have none of its own */
+        u--;
     snprintf(out, size,
              "parameters=[{\"match\": \"*\", \"frozen\": true}, "
              "{\"match\": \"%s\", \"frozen\": false}]",
-             m->unit[m->n_units - 1].param[0].name);
+             m->unit[u].param[0].name);
 }
 
 /* What a run prints is not what the tool prints. */

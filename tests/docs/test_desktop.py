@@ -5,9 +5,8 @@ import json
 import re
 import sys
 
-import pytest
-
 from test_adding import BUILD, ROOT, check
+from test_guides import save_tokenizer
 
 sys.path.insert(0, str(ROOT / "tests/runtime/hf"))
 import folder as hf  # noqa: E402
@@ -29,18 +28,10 @@ def commands():
 
 def write_model(path):
     """With a tokenizer of bytes, and Llama 3's marks and template."""
-    tokenizers = pytest.importorskip("tokenizers")
-    pytest.importorskip("jinja2")
     c = hf.llama_config("llama", **SMALL)
     tensors = hf.random_tensors(hf.llama_shapes(c), "BF16")
     hf.write(path, tensors, c)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    t = tokenizers.Tokenizer(tokenizers.models.BPE(
-        {x: i for i, x in enumerate(alphabet)}, []))
-    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    t.decoder = tokenizers.decoders.ByteLevel()
-    t.add_special_tokens(list(SPECIAL))
-    t.save(str(path / "tokenizer.json"))
+    save_tokenizer(path, SPECIAL)
     (path / "tokenizer_config.json").write_text(json.dumps(
         {"eos_token": SPECIAL[-1], "chat_template": TEMPLATE}))
     return tensors

@@ -38,7 +38,8 @@ def blocks(title):
     return re.findall(r"```(?:sh|python)\n(.*?)```", text.partition("\n## ")[0], re.S)
 
 
-def write_tokenizer(path, special=SPECIAL, template=TEMPLATE):
+def save_tokenizer(path, special):
+    """Of bytes, and these tokens."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -48,6 +49,10 @@ def write_tokenizer(path, special=SPECIAL, template=TEMPLATE):
     t.decoder = tokenizers.decoders.ByteLevel()
     t.add_special_tokens(list(special))
     t.save(str(path / "tokenizer.json"))
+
+
+def write_tokenizer(path, special=SPECIAL, template=TEMPLATE):
+    save_tokenizer(path, special)
     (path / "tokenizer_config.json").write_text(json.dumps({
         "bos_token": special[0], "eos_token": special[1],
         "tokenizer_class": "PreTrainedTokenizerFast"}))
