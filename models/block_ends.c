@@ -140,6 +140,8 @@ void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view logits = {
         .p = a->logits, .dtype = IZ_F32, .rows = 1, .cols = l.w.rows};
     iz_matmul_fwd(x, logits, IZ_NONE, head_normed(x, a, in), &l);
+    if (linear(a, FC).b.rows)
+        iz_op_add(x, logits, linear(a, FC).b);
     if (c->logit_cap != 0)
         iz_op_scale(x, logits, logits, 1, c->logit_cap);
     iz_exec_release(x, mark);

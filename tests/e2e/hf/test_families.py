@@ -256,3 +256,15 @@ def test_gpt_oss_comes_in_mxfp4(place):
             "run.steps": 2})).losses
         for name, t, more in (("coded", coded, quantised), ("plain", plain, {}))]
     assert losses[0] == losses[1]
+
+
+def test_what_is_generated_has_the_bias_of_logits(place):
+    """Which makes one token the likeliest by far."""
+    place.use(program_of("phi"))
+    tensors = families.tensors(GOLDEN["phi"]["shapes"], "phi")
+    bias = array.array("f", [100.0 * (i == ord("A")) for i in range(256)])
+    tensors["lm_head.bias"] = ("F32", (256,), bias.tobytes())
+    folder = families.hf.write(place.folder / "in", tensors, GOLDEN["phi"]["config"])
+    r = place.good(1, {"model": {"import": str(folder), "seq": 16}, "run.steps": 0,
+                       "run.sample_tokens": 9, "run.sample_prompt": "b"})
+    assert run.sampled(r).strip().endswith("A" * 9), run.sampled(r)
