@@ -273,6 +273,7 @@ struct iz_setting {
     int ranks, slices;
     bool gpu, gathers, saves_beside; /* units on a GPU; parameters for a use;
                                         checkpoints while training goes on */
+    bool chunks;                     /* blocks handle some rows at a time */
     bool masked;                     /* samples may lack targets */
     int64_t samples;                 /* to be trained with; 0: not known */
 };

@@ -119,6 +119,16 @@ static bool one_backward(const struct at *a)
     return one_micro_batch(a) && a->run->slices == 1;
 }
 
+static bool in_chunks(const struct at *a)
+{
+    return a->run->chunks;
+}
+
+static bool short_samples(const struct at *a)
+{
+    return !a->run->chunks && a->c->run.sequence_chunk > 0;
+}
+
 static bool broad(const struct at *a)
 {
     return a->c->run.schedule == IZ_BREADTH_FIRST;
@@ -266,6 +276,8 @@ static const struct {
      "data_types.grad_accum_dtype"},
     {"one micro-batch a step", one_micro_batch,
      "run.schedule|run.parallel_micro_batches|run.sum_order"},
+    {"blocks of some rows at a time repeat all", in_chunks, "run.recompute"},
+    {"no sample is longer", short_samples, "run.sequence_chunk"},
     {"all micro-batches go together", broad, "run.parallel_micro_batches"},
     {"one rank", one_rank,
      ZERO "overlap_comm|run.comm|run.host_comm|run.sum_order|run.sum_group"},

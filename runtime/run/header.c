@@ -130,6 +130,7 @@ void iz_run_remark(const struct run *r, const struct iz_plan *p)
         .slices = p->slices,
         .gpu = p->target.gpu,
         .gathers = p->zero.fetch,
+        .chunks = p->target.numerics.chunk_rows > 0,
         .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
         .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN),
         .samples = r->data ? iz_data_windows(r->data, IZ_TRAIN) : 0};

@@ -44,7 +44,9 @@ CASES = [
      {"optimizer.params.nesterov": False, "optimizer.params.lr": 7,
       "run.parallel_micro_batches": 1, "fp16.consecutive_hysteresis": True},
      {"optimizer.params.muon_lr": 0.01, "optimizer.params.adam_lr": 0.01,
-      "fp16.loss_scale_window": 500})]
+      "fp16.loss_scale_window": 500}),
+    (1, {"run.sequence_chunk": 5}, {"run.recompute": "none"}, {"run.sequence_chunk": 7}),
+    (1, {}, {"run.sequence_chunk": 99}, {"run.recompute": "full"})]
 
 
 WARMUP = {"type": "WarmupLR"}
@@ -79,7 +81,7 @@ def test_a_step_that_learns_nothing_new_is_told(place):
                      "some", r.out)
 
 
-@pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon"))
+@pytest.mark.parametrize("ranks, base, idle, used", CASES, ids=("plain", "fp16", "muon", "chunks", "no chunks"))
 def test_what_has_no_effect_is_told(ranks, base, idle, used, place):
     base = {**base, "data.val_path": str(place.data)}
     plain = place.good(ranks, {**base, **used})
