@@ -60,6 +60,7 @@ struct iz_chunk {
     int64_t seq, first;     /* rows of the sample; the first of these */
     struct iz_view kv, dkv; /* [seq, 2KD] as in struct iz_attention */
     bool adds;              /* to the gradients of matrices */
+    int64_t targets;        /* of the last unit, as in struct iz_classifier */
 };
 
 struct iz_block {

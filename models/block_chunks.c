@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A block that handles N rows of a sample at a time, from norms to experts, so
- * that only the keys and values of a sample are whole.  A row needs those of
- * the rows before it: forward goes from the first chunk to the last.  Backward
- * goes the other way: when a chunk's turn comes, all that its keys and values
- * gave to later rows has come back.  It repeats the chunk's forward, so a block
- * keeps nothing.
+ * that only the keys and values of a sample are whole; and the last unit.  A
+ * row needs those of the rows before it: forward goes from the first chunk to
+ * the last.  Backward goes the other way: when a chunk's turn comes, all that
+ * its keys and values gave to later rows has come back.  It repeats the chunk's
+ * forward, so a block keeps nothing.
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
@@ -118,57 +118,82 @@ struct part {
     struct iz_layer layer;
     struct iz_block block;
     struct iz_chunk chunk;
+    /* What the unit before gave, this one gives, and the gradients of these,
+     * which a block has in one place. */
+    struct iz_staged x, y, d;
 };
 
-static struct iz_view rows_at(struct iz_view v, const struct iz_block *c,
-                              int64_t from, int64_t n)
+/* Chunks of a sample, or of all rows. */
+struct cut {
+    int64_t first, rows, each;
+};
+
+/* Rows of the chunk that begins there; 0: there is none. */
+static int64_t rows_at(const struct cut *c, int64_t at)
 {
-    return iz_view_rows(tokens(v, c->width), from, n);
+    int64_t left = c->first + c->rows - at;
+    return at < c->first || left <= 0 ? 0 : left < c->each ? left : c->each;
 }
 
-/* Rows `first` to first + n - 1 of a sample. */
-static void set_rows(struct part *p, const struct iz_layer *a, int64_t sample,
-                     int64_t first, int64_t n)
+static int64_t last_of(const struct cut *c)
+{
+    return c->first + (c->rows - 1) / c->each * c->each;
+}
+
+/* Loads rows of a matrix, and those of the next chunk, which begins `step` rows
+ * on. */
+static struct iz_view load(struct iz_exec *x, struct iz_staged *s,
+                           const struct cut *c, int64_t at, int64_t step)
+{
+    int64_t next = at + step;
+    return iz_staged_load(x, s, at, rows_at(c, at), next, rows_at(c, next));
+}
+
+static void part_open(struct part *p, struct iz_exec *x,
+                      const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    int64_t at = sample * c->seq + first;
-    double all = (double)a->samples * c->seq;
     p->layer = *a;
     p->layer.self = &p->block;
     p->layer.samples = 1;
-    p->layer.x = rows_at(a->x, c, at, n);
-    p->layer.y = rows_at(a->y, c, at, n);
-    p->layer.dx = rows_at(a->dx, c, at, n);
-    p->layer.dy = rows_at(a->dy, c, at, n);
-    if (a->begins.rows)
-        p->layer.begins = iz_view_rows(tokens(a->begins, c->seq), sample, 1);
     p->block = *c;
     p->block.chunk = &p->chunk;
-    p->block.seq = (int)n;
-    p->block.rope[0].first = p->block.rope[1].first = first;
-    /* A router's loss is a mean over rows. */
-    p->block.experts.balance *= (double)n / all;
-    p->block.experts.z *= (double)n / all;
-    p->chunk.first = first;
+    p->chunk = (struct iz_chunk){.seq = c->seq};
+    p->x = iz_staged_open(x, tokens(a->x, c->width), x->numerics.chunk_rows);
 }
 
-static void chunk_open(struct part *p, struct iz_exec *x,
-                       const struct iz_layer *a, bool back)
+/* The rows from `at` on of all, which are of this sample. */
+static void set_rows(struct part *p, const struct iz_layer *a, int64_t sample,
+                     const struct cut *cut, int64_t at)
 {
     const struct iz_block *c = a->self;
-    int64_t cols = 2 * (int64_t)c->kv_heads * c->head_dim;
-    p->chunk = (struct iz_chunk){.seq = c->seq,
-                                 .kv = iz_exec_work(x, x->act, c->seq, cols)};
-    if (back)
-        p->chunk.dkv = iz_exec_work(x, IZ_F32, c->seq, cols);
+    int64_t n = rows_at(cut, at);
+    double share = (double)n / ((double)a->samples * c->seq);
+    if (a->begins.rows)
+        p->layer.begins = iz_view_rows(tokens(a->begins, c->seq), sample, 1);
+    p->block.seq = (int)n;
+    p->chunk.first = at - cut->first;
+    p->block.rope[0].first = p->block.rope[1].first = p->chunk.first;
+    /* A router's loss is a mean over rows. */
+    p->block.experts.balance = c->experts.balance * share;
+    p->block.experts.z = c->experts.z * share;
 }
 
-/* Of the chunk that begins there. */
-static int64_t rows_from(const struct iz_exec *x, const struct iz_block *c,
-                         int64_t at)
+static struct cut sample_of(const struct iz_exec *x, const struct iz_block *c,
+                            int64_t sample)
 {
-    int64_t n = x->numerics.chunk_rows;
-    return at + n < c->seq ? n : c->seq - at;
+    return (struct cut){sample * c->seq, c->seq, x->numerics.chunk_rows};
+}
+
+/* ---- a block ---- */
+
+static void keys_open(struct part *p, struct iz_exec *x,
+                      const struct iz_block *c, bool back)
+{
+    int64_t cols = 2 * (int64_t)c->kv_heads * c->head_dim;
+    p->chunk.kv = iz_exec_work(x, x->act, c->seq, cols);
+    if (back)
+        p->chunk.dkv = iz_exec_work(x, IZ_F32, c->seq, cols);
 }
 
 /* All chunks of a sample, `again` with what a backward needs of each alone: its
@@ -176,20 +201,26 @@ static int64_t rows_from(const struct iz_exec *x, const struct iz_block *c,
 static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
                            struct part *p, int64_t sample, bool again)
 {
-    const struct iz_block *c = a->self;
-    int64_t each = x->numerics.chunk_rows, mark = iz_exec_mark(x);
-    for (int64_t at = 0; at < c->seq; at += each) {
-        set_rows(p, a, sample, at, rows_from(x, c, at));
+    const struct cut cut = sample_of(x, a->self, sample);
+    int64_t mark = iz_exec_mark(x), n;
+    for (int64_t at = cut.first; (n = rows_at(&cut, at)); at += cut.each) {
+        set_rows(p, a, sample, &cut, at);
+        if (!again)
+            p->layer.y = iz_staged_room(x, &p->y, at, n);
+        p->layer.x = load(x, &p->x, &cut, at, cut.each);
         if (again)
             iz_block_keys(x, &p->layer);
         else
             iz_block_forward(x, &p->layer);
+        if (!again)
+            iz_staged_store(x, &p->y, at, n);
         iz_exec_release(x, mark);
     }
 }
 
 void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
 {
+    const struct iz_block *c = a->self;
     struct part p;
     if (!x->numerics.chunk_rows) {
         iz_block_forward(x, a);
@@ -197,9 +228,13 @@ void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
     }
     int64_t mark = iz_exec_mark(x);
     x->keeps_nothing = true;
-    chunk_open(&p, x, a, false);
+    part_open(&p, x, a);
+    p.y = iz_staged_open(x, tokens(a->y, c->width), x->numerics.chunk_rows);
+    keys_open(&p, x, c, false);
     for (int64_t sample = 0; sample < a->samples; sample++)
         forward_sample(x, a, &p, sample, false);
+    iz_staged_close(x, &p.x);
+    iz_staged_close(x, &p.y);
     x->keeps_nothing = false;
     iz_exec_release(x, mark);
 }
@@ -221,21 +256,25 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
                             int64_t sample)
 {
     const struct iz_block *c = a->self;
-    int64_t each = x->numerics.chunk_rows, mark = iz_exec_mark(x);
+    const struct cut cut = sample_of(x, c, sample);
+    int64_t mark = iz_exec_mark(x), n;
     double flops = x->flops;
     forward_sample(x, a, p, sample, true);
     x->flops = flops;
     iz_op_clear(x, p->chunk.dkv);
-    for (int64_t at = (c->seq - 1) / each * each; at >= 0; at -= each) {
-        bool first = sample == a->samples - 1 && at + each >= c->seq;
-        set_rows(p, a, sample, at, rows_from(x, c, at));
+    for (int64_t at = last_of(&cut); (n = rows_at(&cut, at)); at -= cut.each) {
+        bool first = sample == a->samples - 1 && at == last_of(&cut);
+        set_rows(p, a, sample, &cut, at);
         p->layer.w = s->w;
         p->layer.dw = s->own;
         p->chunk.adds = !first;
-        p->layer.y = iz_exec_work(x, x->act, p->block.seq, c->width);
+        p->layer.x = load(x, &p->x, &cut, at, -cut.each);
+        p->layer.dx = p->layer.dy = load(x, &p->d, &cut, at, -cut.each);
+        p->layer.y = iz_exec_work(x, x->act, n, c->width);
         clear_vectors(x, s);
         repeat_chunk(x, p);
         iz_block_backward(x, &p->layer);
+        iz_staged_store(x, &p->d, at, n);
         add_vectors(x, s, first);
         iz_exec_release(x, mark);
     }
@@ -243,6 +282,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
 
 void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
 {
+    const struct iz_block *c = a->self;
     struct part p;
     struct sums s;
     if (!x->numerics.chunk_rows) {
@@ -254,11 +294,116 @@ void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
     x->keeps_nothing = true;
     x->widens = false;
     sums_open(&s, x, a);
-    chunk_open(&p, x, a, true);
+    part_open(&p, x, a);
+    p.d = iz_staged_open(x, tokens(a->dy, c->width), x->numerics.chunk_rows);
+    keys_open(&p, x, c, true);
     for (int64_t sample = a->samples - 1; sample >= 0; sample--)
         backward_sample(x, a, &p, &s, sample);
     sums_close(&s, x, a);
+    iz_staged_close(x, &p.x);
+    iz_staged_close(x, &p.d);
     x->keeps_nothing = false;
     x->widens = widens;
+    iz_exec_release(x, mark);
+}
+
+/* ---- the last unit ---- */
+
+/* Its loss is a mean over the targets of all rows, so these are counted first;
+ * pairs are handled whole: their gradients wait for the losses of whole
+ * samples. */
+static bool head_in_chunks(const struct iz_exec *x, const struct iz_layer *a)
+{
+    return x->numerics.chunk_rows && !a->preference;
+}
+
+static int64_t targets_of(const struct iz_exec *x, const struct iz_layer *a,
+                          int64_t rows)
+{
+    const struct iz_view *w = &a->w[iz_block_head_matrix(a->self)];
+    int64_t n = x->dry ? 1 : iz_classifier_targets(a->target, rows, w->rows);
+    return n ? n : 1;
+}
+
+/* Where the gradient of its matrix is summed. */
+static struct iz_view matrix_sum(struct iz_exec *x, struct iz_view w,
+                                 struct iz_view dw)
+{
+    int64_t room = iz_classifier_room(x, w);
+    struct iz_view v = dw;
+    if (!iz_view_wanted(x, dw))
+        return dw;
+    v = iz_exec_work(x, IZ_F32, 1, iz_view_len(dw) + room);
+    v.rows = dw.rows;
+    v.cols = dw.cols;
+    v.room = room;
+    return v;
+}
+
+/* back: with gradients, which go to d. */
+static void head_chunks(struct iz_exec *x, const struct iz_layer *a,
+                        struct part *p, const struct sums *s, bool back)
+{
+    const struct iz_block *c = a->self;
+    const struct cut cut = {0, a->samples * (int64_t)c->seq,
+                            x->numerics.chunk_rows};
+    int64_t mark = iz_exec_mark(x), n;
+    p->chunk.targets = targets_of(x, a, cut.rows);
+    for (int64_t at = 0; (n = rows_at(&cut, at)); at += cut.each) {
+        p->block.seq = (int)n;
+        p->chunk.adds = at > 0;
+        p->layer.target = (const int32_t *)a->target + at;
+        if (back)
+            p->layer.dx = iz_staged_room(x, &p->d, at, n);
+        p->layer.x = load(x, &p->x, &cut, at, cut.each);
+        if (back) {
+            clear_vectors(x, s);
+            iz_block_head_backward(x, &p->layer);
+            iz_staged_store(x, &p->d, at, n);
+            add_vectors(x, s, at == 0);
+        } else {
+            iz_block_head_evaluate(x, &p->layer);
+        }
+        iz_exec_release(x, mark);
+    }
+}
+
+void iz_block_head_backward_all(struct iz_exec *x, const struct iz_layer *a)
+{
+    const struct iz_block *c = a->self;
+    int matrix = iz_block_head_matrix(c);
+    int64_t mark = iz_exec_mark(x);
+    struct part p;
+    struct sums s;
+    if (!head_in_chunks(x, a)) {
+        iz_block_head_backward(x, a);
+        return;
+    }
+    sums_open(&s, x, a);
+    s.w[matrix] = a->w[matrix];
+    s.own[matrix] = matrix_sum(x, a->w[matrix], a->dw[matrix]);
+    part_open(&p, x, a);
+    p.d = iz_staged_open(x, tokens(a->dx, c->width), x->numerics.chunk_rows);
+    p.layer.w = s.w;
+    p.layer.dw = s.own;
+    head_chunks(x, a, &p, &s, true);
+    sums_close(&s, x, a);
+    round_sum(x, a->dw[matrix], s.own[matrix]);
+    iz_staged_close(x, &p.x);
+    iz_staged_close(x, &p.d);
+    iz_exec_release(x, mark);
+}
+
+void iz_block_head_evaluate_all(struct iz_exec *x, const struct iz_layer *a)
+{
+    int64_t mark = iz_exec_mark(x);
+    struct part p;
+    if (!head_in_chunks(x, a)) {
+        iz_block_head_evaluate(x, a);
+        return;
+    }
+    part_open(&p, x, a);
+    head_chunks(x, a, &p, NULL, false);
+    iz_staged_close(x, &p.x);
     iz_exec_release(x, mark);
 }

@@ -23,6 +23,8 @@ void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
     struct iz_view y = tokens(a->y, c->width);
+    if (iz_exec_far(x)) /* a kernel reads and writes it there, each row once */
+        x->bus_bytes[1] += (double)iz_view_bytes(y);
     iz_table_fwd(x, y, IZ_NONE, &t);
     if (c->embedding != 0)
         iz_op_scale(x, y, y, c->embedding, 0);
@@ -32,14 +34,12 @@ void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
-    struct iz_view dy = tokens(a->dy, c->width), d = dy;
-    int64_t mark = iz_exec_mark(x);
-    if (c->embedding != 0) {
-        d = iz_exec_work(x, x->act, dy.rows, dy.cols);
-        iz_op_scale(x, d, dy, c->embedding, 0);
-    }
-    iz_table_bwd(x, d, &t);
-    iz_exec_release(x, mark);
+    struct iz_view dy = tokens(a->dy, c->width);
+    if (iz_exec_far(x))
+        x->bus_bytes[0] += (double)iz_view_bytes(dy);
+    if (c->embedding != 0)
+        iz_op_scale(x, dy, dy, c->embedding, 0);
+    iz_table_bwd(x, dy, &t);
 }
 
 /* Which parameter of the head is the matrix. */
@@ -77,6 +77,10 @@ static void head_loss(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     k.cap = c->logit_cap;
+    if (c->chunk) {
+        k.targets = c->chunk->targets;
+        k.adds = c->chunk->adds;
+    }
     if (!a->preference) {
         iz_classifier(x, &k);
         return;

@@ -170,3 +170,5 @@ void iz_block_head_evaluate(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_head_generate(struct iz_exec *x, const struct iz_layer *a);
 /* Which parameter of the head is the matrix. */
 int iz_block_head_matrix(const struct iz_block *b);
+void iz_block_head_backward_all(struct iz_exec *x, const struct iz_layer *a);
+void iz_block_head_evaluate_all(struct iz_exec *x, const struct iz_layer *a);

@@ -28,8 +28,8 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
     u->self = b;
     if (ends->n_head == iz_block_head_matrix(b))
         u->tied_unit = u->tied_param = 0;
-    u->backward = iz_block_head_backward;
-    u->evaluate = iz_block_head_evaluate;
+    u->backward = iz_block_head_backward_all;
+    u->evaluate = iz_block_head_evaluate_all;
     u->generate = m->vocab ? iz_block_head_generate : NULL;
     return iz_unit_params(u, ends->head, ends->n_head, "");
 }

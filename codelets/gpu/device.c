@@ -137,6 +137,29 @@ void iz_device_stream_close(void *stream)
         device_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
+void iz_device_event_close(void *event)
+{
+    if (event)
+        device_check(cudaEventDestroy(event), "cudaEventDestroy");
+}
+
+void iz_device_record(void **event, void *stream)
+{
+    cudaEvent_t e = *event;
+    if (!e)
+        device_check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming),
+                     "cudaEventCreate");
+    *event = e;
+    device_check(cudaEventRecord(e, stream), "cudaEventRecord");
+}
+
+void iz_device_follow(void *stream, void *event)
+{
+    if (event)
+        device_check(cudaStreamWaitEvent(stream, event, 0),
+                     "cudaStreamWaitEvent");
+}
+
 void *iz_device_worker_stream(void)
 {
     return starpu_cuda_get_local_stream();

@@ -52,6 +52,14 @@ void *iz_device_stream_open(void);
 /* The stream of the GPU's worker, which calls this. */
 void *iz_device_worker_stream(void);
 
+/* *event, which is opened if it is NULL, is what is enqueued so far. */
+void iz_device_record(void **event, void *stream);
+/* What comes later waits until the event as it is now has happened; NULL: it
+ * has. */
+void iz_device_follow(void *stream, void *event);
+/* Accepts NULL. */
+void iz_device_event_close(void *event);
+
 /* Enqueue; any of the pointers may be host or device memory. */
 void iz_device_copy(void *stream, void *dst, const void *src, int64_t bytes);
 void iz_device_clear(void *stream, void *p, int64_t bytes);

@@ -143,17 +143,17 @@ static __global__ void __launch_bounds__(THREADS)
         iz_store(d + j, 0);
 }
 
-/* *mean = the sum of n losses over `count`, in an order that depends on n
- * alone; one block. */
+/* *mean = the sum of n losses over `count`, or has it added, in an order that
+ * depends on n alone; one block. */
 static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
-                                 int64_t count)
+                                 int64_t count, bool adds)
 {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
         sum += loss[i];
     sum = iz_block_sum(sum);
     if (threadIdx.x == 0)
-        *mean = count ? sum / (double)count : 0;
+        *mean = (adds ? *mean : 0) + (count ? sum / (double)count : 0);
 }
 
 /* The sum of each sample's losses and the number of its targets, `rows` of
@@ -229,11 +229,13 @@ static void chunk_logits(struct iz_exec *x, const struct iz_classifier_parts &p,
     classifier_product(x, p, q);
 }
 
-/* The first columns of `from`, as many as there are of `to`, rounded. */
-static void copy_row(struct iz_exec *x, struct iz_view to, struct iz_view from)
+/* The first columns of `from`, as many as there are of `to`, rounded; or
+ * added. */
+static void copy_row(struct iz_exec *x, struct iz_view to, struct iz_view from,
+                     bool adds)
 {
     const void *in = from.p;
-    iz_flat_sum_cuda(x, to.p, to.dtype, false, &in, 1, from.dtype,
+    iz_flat_sum_cuda(x, to.p, to.dtype, adds, &in, 1, from.dtype,
                      min64(to.cols, from.cols));
 }
 
@@ -244,7 +246,7 @@ static void sum_db(struct iz_exec *x, const struct iz_classifier *c,
     struct iz_view sum = iz_view_rows(p.db, 0, 1);
     iz_matmul_column_sum_cuda(x, sum, iz_view_rows(p.db, 1, p.db.rows - 1),
                               p.product);
-    copy_row(x, c->db, sum);
+    copy_row(x, c->db, sum, c->adds);
 }
 
 static struct of_samples by(const struct iz_classifier *c, int64_t first)
@@ -281,7 +283,8 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
             iz_matmul_column_sum_cuda(x, iz_view_rows(p.db, 1 + at / p.rows, 1),
                                       d, p.product);
         if (p.dw.rows) /* reads a, which da may replace */
-            classifier_product(x, p, iz_classifier_dw(p.dw, d, a, at > 0));
+            classifier_product(x, p,
+                               iz_classifier_dw(p.dw, d, a, at > 0 || c->adds));
         classifier_product(
             x, p, iz_classifier_da(iz_view_rows(c->da, at, n), d, p.w));
     }
@@ -307,7 +310,7 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
     }
     if (p.b.rows) {
         iz_op_clear_cuda(x, p.b);
-        copy_row(x, p.b, c->b);
+        copy_row(x, p.b, c->b, false);
     }
     IZ_LAUNCH(copy_targets, (unsigned)((c->a.rows + THREADS - 1) / THREADS),
               THREADS, 0, x->stream, p.target, c->target, c->a.rows);
@@ -319,5 +322,5 @@ void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,
                   c->a.rows / c->samples);
     if (c->loss)
         IZ_LAUNCH(mean_loss, 1, THREADS, 0, x->stream, c->loss,
-                  (const double *)p.loss, c->a.rows, count);
+                  (const double *)p.loss, c->a.rows, count, c->adds);
 }

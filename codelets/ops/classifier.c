@@ -34,8 +34,13 @@ static int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t bytes,
     return chunks == 1 ? rows : round_up((rows + chunks - 1) / chunks, align);
 }
 
-/* The number of targets that are not ignored. */
-static int64_t check_targets(const int32_t *target, int64_t n, int64_t vocab)
+int64_t iz_classifier_room(const struct iz_exec *x, struct iz_view w)
+{
+    bool cuda = x->backend == IZ_CUDA;
+    return cuda ? (round_up(w.rows, CUDA_COLS) - w.rows) * w.cols : 0;
+}
+
+int64_t iz_classifier_targets(const int32_t *target, int64_t n, int64_t vocab)
 {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -46,6 +51,13 @@ static int64_t check_targets(const int32_t *target, int64_t n, int64_t vocab)
         count += target[i] >= 0;
     }
     return count;
+}
+
+/* Of all rows that the loss is a mean over. */
+static int64_t count_targets(const struct iz_classifier *c)
+{
+    int64_t here = iz_classifier_targets(c->target, c->a.rows, c->w.rows);
+    return c->targets ? c->targets : here;
 }
 
 /* One row of logits becomes scale times the gradient of its loss, which is
@@ -179,7 +191,10 @@ struct iz_classifier_parts iz_classifier_parts(const struct iz_exec *x,
     if (c->w.room < (ld - v) * c->w.cols || c->w.odd)
         p.w = iz_exec_work(&e, c->w.dtype, ld, c->w.cols);
     p.dw = iz_view_wanted(x, c->dw) ? c->dw : IZ_NONE;
-    if (grad && p.dw.rows && (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
+    if (c->targets && p.dw.rows)
+        p.dw.rows = ld;
+    else if (grad && p.dw.rows &&
+             (ld > v || (p.dw.dtype != IZ_F32 && p.rows < m)))
         p.dw =
             iz_exec_work(&e, p.rows < m ? IZ_F32 : p.dw.dtype, ld, p.dw.cols);
     p.b = iz_exec_work(&e, IZ_F32, c->b.rows, ld);
@@ -225,8 +240,7 @@ static void on_cuda(struct iz_exec *x, const struct iz_classifier *c)
     struct iz_view scratch = iz_exec_work(x, IZ_U8, 1, p.bytes);
     count_cuda(x, c, &p);
     if (!x->dry)
-        iz_classifier_cuda(x, c, check_targets(c->target, c->a.rows, c->w.rows),
-                           scratch);
+        iz_classifier_cuda(x, c, count_targets(c), scratch);
 }
 
 /* Where dw is summed over the chunks: in place, or in scratch when it has to be
@@ -241,9 +255,7 @@ static struct iz_view sum_take(struct iz_exec *x, struct iz_view dw)
 static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
 {
     bool grad = c->da.rows > 0;
-    int64_t most = x->numerics.chunk_rows, all = c->a.rows;
-    int64_t rows =
-        chunk_rows(most ? min64(most, all) : all, c->w.rows, CHUNK_BYTES, 1);
+    int64_t rows = chunk_rows(c->a.rows, c->w.rows, CHUNK_BYTES, 1);
     struct iz_view logits = iz_exec_work(x, IZ_F32, rows, c->w.rows);
     struct iz_view row =
         iz_exec_work(x, IZ_F32, grad && c->cap != 0, c->w.rows);
@@ -254,7 +266,7 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
     bool biased = grad && iz_view_wanted(x, c->db);
     struct iz_view db = iz_exec_work(x, IZ_F32, biased ? 2 : 0, c->w.rows);
     struct iz_view sum_db = iz_view_rows(db, 0, biased);
-    int64_t count = x->dry ? 0 : check_targets(c->target, c->a.rows, c->w.rows);
+    int64_t count = x->dry ? 0 : count_targets(c);
     float scale = count ? c->loss_scale / (float)count : 0;
     double sum = 0;
     for (int i = 0; c->each && !x->dry && i < c->samples; i++)
@@ -271,18 +283,20 @@ static void on_cpu(struct iz_exec *x, const struct iz_classifier *c)
                         : rows_fwd(chunk, c, at);
         if (!grad)
             continue;
-        l.add = at > 0 && iz_view_wanted(x, l.dw);
+        l.add = (at > 0 || c->adds) && iz_view_wanted(x, l.dw);
         l.db = biased ? iz_view_rows(db, at > 0, 1) : IZ_NONE;
         iz_matmul_dw(x, chunk, a, &l); /* reads a, which da may replace */
         if (biased && at)
             iz_op_add(x, sum_db, l.db);
         iz_matmul_da(x, iz_view_rows(c->da, at, n), chunk, &l);
     }
+    if (biased && c->adds)
+        iz_op_add(x, c->db, sum_db);
     if (x->dry)
         return;
     if (c->loss)
-        *c->loss = count ? sum / (double)count : 0;
-    if (biased)
+        *c->loss = (c->adds ? *c->loss : 0) + (count ? sum / (double)count : 0);
+    if (biased && !c->adds)
         iz_cast(c->db.p, c->db.dtype, sum_db.p, IZ_F32, sum_db.cols);
     if (grad && l.dw.p != c->dw.p)
         iz_cast(c->dw.p, c->dw.dtype, l.dw.p, IZ_F32, iz_view_len(c->dw));

@@ -53,6 +53,9 @@ struct iz_rate {
     /* Of a copy that begins beside one the other way, or while more than half
      * of the host's workers are busy; 0: bytes_per_s. */
     double both_bytes_per_s, busy_bytes_per_s;
+    /* Of a GPU that computes: of what it copies beside that from the host, and
+     * to it. */
+    double bus_bytes_per_s[2];
 };
 
 /* One sentence; "": nothing was refused. */
@@ -73,6 +76,9 @@ struct iz_numerics {
     /* Rows of a sample that a block handles at a time; 0: all.  Sums over rows
      * depend on it. */
     int64_t chunk_rows;
+    /* ... and on a GPU: what a unit reads of the one before it, and writes for
+     * the next, is in host memory. */
+    bool far;
 };
 
 struct iz_exec {
@@ -91,6 +97,7 @@ struct iz_exec {
      */
     void *stream;
     struct iz_cuda *cuda;
+    void *beside[2]; /* streams of copies from and to the host; or NULL */
     /* The task's number on this worker: what it has read of device memory may
      * be another in the next one. */
     uint64_t task;
@@ -105,6 +112,7 @@ struct iz_exec {
     /* In a dry run with rates: seconds of all ops, one after the other. */
     struct iz_rate rate;
     double seconds;
+    double bus_bytes[2]; /* copied beside them from the host, and to it */
 };
 
 /* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid
@@ -133,6 +141,23 @@ struct iz_exec iz_exec_dry(enum iz_backend b, enum iz_dtype act);
 static inline bool iz_exec_runs(const struct iz_exec *x, enum iz_backend b)
 {
     return !x->dry && x->backend == b;
+}
+
+/* Whether boundaries between units are in memory that is not the GPU's. */
+static inline bool iz_exec_far(const struct iz_exec *x)
+{
+    return x->numerics.far && x->backend == IZ_CUDA;
+}
+
+/* Seconds of all ops and of the copies beside them. */
+static inline double iz_exec_seconds(const struct iz_exec *x)
+{
+    double s = x->seconds;
+    for (int i = 0; i < 2; i++)
+        if (x->rate.bus_bytes_per_s[i] > 0 &&
+            x->bus_bytes[i] / x->rate.bus_bytes_per_s[i] > s)
+            s = x->bus_bytes[i] / x->rate.bus_bytes_per_s[i];
+    return s;
 }
 
 /* Adds to the counters. */

@@ -448,6 +448,34 @@ void iz_op_clear(struct iz_exec *x, struct iz_view v);
 /* y = a, to the byte; they do not overlap. */
 void iz_op_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
 
+/* Rows of a matrix that a task takes some at a time.  Where a GPU computes and
+ * the matrix is in host memory (iz_exec_far), they pass through two buffers of
+ * scratch, and are copied beside what is computed; else they are used where
+ * they are. */
+struct iz_staged {
+    struct iz_view all, buffer[2]; /* without rows: there are none */
+    int64_t first[2];              /* of the rows that a buffer has; -1: none */
+    int turn;                      /* the buffer that was taken last */
+    void *used, *loaded[2], *stored[2]; /* events */
+};
+
+/* Of `rows` at most at a time.  Scratch until it is closed, by which time all
+ * that was stored has left for the matrix. */
+struct iz_staged iz_staged_open(struct iz_exec *x, struct iz_view all,
+                                int64_t rows);
+void iz_staged_close(struct iz_exec *x, struct iz_staged *s);
+/* The rows [at, at + n) as they are; the n_next ones from `next` on are loaded
+ * meanwhile, 0: none. */
+struct iz_view iz_staged_load(struct iz_exec *x, struct iz_staged *s,
+                              int64_t at, int64_t n, int64_t next,
+                              int64_t n_next);
+/* Room for these rows, which nobody has loaded. */
+struct iz_view iz_staged_room(struct iz_exec *x, struct iz_staged *s,
+                              int64_t at, int64_t n);
+/* Those that load or room gave last have been written. */
+void iz_staged_store(struct iz_exec *x, struct iz_staged *s, int64_t at,
+                     int64_t n);
+
 /* Products of all pairs of vectors of a sample (Naumov et al. 2019): v_0 is its
  * row of z [M,D], v_1 ... v_N are its rows of e [M N,D].  A row of
  * y [M,D + N (N + 1) / 2] is v_0, then v_i . v_j, i = 1 ... N, j = 0 ... i - 1.
@@ -482,7 +510,17 @@ struct iz_classifier {
     struct iz_sample_loss *each;
     const float *scales;
     int samples;
+    /* Of rows that are a part of a whole: the targets of the whole that are
+     * not ignored; 0: these rows are all.  With `adds` loss, dw and db get
+     * more, else they begin.  dw and db are of fp32, and dw has room for
+     * iz_classifier_room elements behind it. */
+    int64_t targets;
+    bool adds;
 };
+
+/* Targets that are not ignored; iz_die where one is none of a vocabulary. */
+int64_t iz_classifier_targets(const int32_t *target, int64_t n, int64_t vocab);
+int64_t iz_classifier_room(const struct iz_exec *x, struct iz_view w);
 
 void iz_classifier(struct iz_exec *x, const struct iz_classifier *c);
 

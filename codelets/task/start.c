@@ -134,6 +134,8 @@ static void close_cuda(void *arg, int i, struct iz_exec *x)
 {
     if (x->cuda)
         iz_cuda_close(&x->cuda);
+    for (int way = 0; way < 2; way++)
+        iz_device_stream_close(x->beside[way]);
 }
 
 /* Schedulers of StarPU 1.4.10 under which a run never ends or aborts: they give

@@ -68,7 +68,8 @@ struct iz_layer {
      * The first unit reads `input` instead of x, the last writes no y. */
     struct iz_view x, y;
     /* Backward: dy in, dx out, in the same memory: a backward reads all it
-     * needs of dy before it writes dx there. */
+     * needs of dy before it writes dx there.  What the first unit leaves there
+     * nobody reads. */
     struct iz_view dy, dx;
     const void *input,
         *target; /* records of the micro-batch, samples * bytes; set for the

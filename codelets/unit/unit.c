@@ -3,6 +3,7 @@
 #include "codelets/unit/unit.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
@@ -351,7 +352,10 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->work_bytes = max64(c->work_bytes, x.work.peak);
     c->forward_flops = x.flops;
     c->forward_bytes = x.bytes;
-    c->forward_s = x.seconds;
+    c->forward_s = iz_exec_seconds(&x);
+    memcpy(c->forward_bus_bytes, x.bus_bytes, sizeof(x.bus_bytes));
+    if (!c->save_bytes[IZ_REPEAT_NONE])
+        return; /* nothing is kept, so nothing is repeated */
     x = dry_like(like);
     x.widens = true;
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
@@ -365,7 +369,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
                           most - (c->save_bytes[IZ_REPEAT_NONE] - x.save.peak));
     c->repeat_flops[IZ_REPEAT_WIDENED] = x.flops - c->backward_flops;
     c->repeat_bytes[IZ_REPEAT_WIDENED] = x.bytes - c->backward_bytes;
-    c->repeat_s[IZ_REPEAT_WIDENED] = x.seconds - c->backward_s;
+    c->repeat_s[IZ_REPEAT_WIDENED] = iz_exec_seconds(&x) - c->backward_s;
     x = dry_like(like);
     /* It also writes its output into scratch. */
     iz_exec_work(&x, x.act, samples, m->unit[unit].out_elems);
@@ -373,7 +377,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->work_bytes = max64(c->work_bytes, x.work.peak);
     c->repeat_flops[IZ_REPEAT_FULL] = x.flops;
     c->repeat_bytes[IZ_REPEAT_FULL] = x.bytes;
-    c->repeat_s[IZ_REPEAT_FULL] = x.seconds;
+    c->repeat_s[IZ_REPEAT_FULL] = iz_exec_seconds(&x);
 }
 
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
@@ -389,7 +393,8 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     c.work_bytes = x.work.peak;
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
-    c.backward_s = x.seconds;
+    c.backward_s = iz_exec_seconds(&x);
+    memcpy(c.backward_bus_bytes, x.bus_bytes, sizeof(x.bus_bytes));
     c.attends = x.attends;
     c.why_own = x.why_own;
     if (u->forward)

@@ -77,6 +77,8 @@ struct iz_unit_cost {
     double forward_flops, backward_flops; /* backward without what it repeats */
     double forward_bytes, backward_bytes;
     double forward_s, backward_s; /* at the given rates; 0 without */
+    double forward_bus_bytes[2], backward_bus_bytes[2]; /* as in struct iz_exec
+                                                         */
     double repeat_flops[IZ_REPEATS], repeat_bytes[IZ_REPEATS];
     double repeat_s[IZ_REPEATS];
     bool attends;        /* attention is among its ops */

@@ -196,6 +196,10 @@ struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
             !m->gpus      ? (double)m->core_fused_flops_per_s * part
             : t != IZ_F32 ? (double)m->gpu_attention_flops_per_s[i / 2][i % 2]
                           : 0;
+    int64_t both[] = {m->up_both_bytes_per_s, m->down_both_bytes_per_s};
+    int64_t alone[] = {m->up_bytes_per_s, m->down_bytes_per_s};
+    for (int i = 0; m->gpus && i < 2; i++)
+        r.bus_bytes_per_s[i] = (double)(both[i] ? both[i] : alone[i]);
     return r;
 }
 

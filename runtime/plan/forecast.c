@@ -279,7 +279,7 @@ static void forward(struct course *c, int micros, bool first)
         c->gpu_s = fmax(c->gpu_s, ready) + micros * p->cost[u].forward_s;
         if (slot)
             slot->end_s = c->gpu_s;
-        if (p->act.boundary_home != IZ_HOME_NONE)
+        if (p->act.boundary_slots && iz_plan_boundaries_pass(p))
             copy(c, IZ_ON_D2H, micros * (double)iz_plan_boundary_room(p),
                  c->gpu_s);
     }
@@ -336,7 +336,7 @@ static void backward(struct course *c, int first, int micros)
         struct slot *slot;
         double t = !first && u + 1 == p->n_units ? update_and_fetch(c, u, &slot)
                                                  : fetch(c, u, 0, &slot);
-        if (p->act.boundary_home != IZ_HOME_NONE)
+        if (p->act.boundary_slots && iz_plan_boundaries_pass(p))
             copy(c, IZ_ON_H2D, micros * (double)iz_plan_boundary_room(p), 0);
         for (int i = 0; i < micros; i++) {
             double *grad = &c->grad[2 * p->unit[u].ring + c->sent % 2];

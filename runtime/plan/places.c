@@ -243,6 +243,12 @@ static void put_comm(struct iz_plan *p)
 
 /* ---- activations ---- */
 
+/* Where those are that a unit reads and writes. */
+static enum iz_tier boundary_tier(const struct iz_plan *p)
+{
+    return p->target.numerics.far ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+}
+
 /* The last boundary, which backward begins with, never goes elsewhere where
  * slots have what is under way. */
 static void put_track(struct iz_plan *p, const struct iz_model *m, int t)
@@ -251,7 +257,7 @@ static void put_track(struct iz_plan *p, const struct iz_model *m, int t)
     enum iz_home home = p->act.boundary_home;
     put(p, IZ_DATUM_BATCH, iz_plan_shared_tier(p), 0, t,
         p->samples * iz_model_sample_bytes(m));
-    put(p, IZ_DATUM_DY, IZ_TIER_DEVICE, 0, t, room);
+    put(p, IZ_DATUM_DY, boundary_tier(p), 0, t, room);
     for (int i = 0; i < 2 && m->preference; i++)
         put(p, IZ_DATUM_REFERENCE, IZ_TIER_DEVICE, t, i, room);
     for (int u = 0; u + 1 < m->n_units; u++) {
@@ -267,7 +273,7 @@ void iz_places_list_activations(struct iz_plan *p, const struct iz_model *m)
 {
     p->places.n = p->places.fixed;
     p->bytes = p->places.fixed_bytes;
-    put_each(p, IZ_DATUM_BOUNDARY_SLOT, IZ_TIER_DEVICE, 0,
+    put_each(p, IZ_DATUM_BOUNDARY_SLOT, boundary_tier(p), 0,
              p->act.boundary_slots, iz_plan_boundary_room(p));
     for (int t = 0; t < p->tracks; t++)
         put_track(p, m, t);

@@ -379,17 +379,19 @@ int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
     return s ? s : check_target(c, target, ranks, err);
 }
 
-/* A chunk of all tokens of a sample is none. */
+/* A chunk of all tokens of a sample is none.  The last unit reads pairs whole,
+ * and so where it computes. */
 static void set_numerics(struct iz_target *t, const struct iz_run_config *c,
-                         int tokens)
+                         const struct iz_model *m, bool boundaries_apart)
 {
     struct iz_numerics *n = &t->numerics;
     n->tf32 = c->tf32;
     n->cudnn = t->gpu && c->gpu_attention == IZ_ATTENTION_CUDNN;
     n->cudnn_bwd = t->gpu && c->gpu_attention_backward == IZ_ATTENTION_CUDNN;
-    n->chunk_rows = c->sequence_chunk > 0 && c->sequence_chunk < tokens
+    n->chunk_rows = c->sequence_chunk > 0 && c->sequence_chunk < m->tokens
                         ? c->sequence_chunk
                         : 0;
+    n->far = t->gpu && n->chunk_rows && boundaries_apart && !m->preference;
     n->logits_bytes =
         c->gpu_logits_bytes ? c->gpu_logits_bytes : IZ_LOGITS_BYTES;
 }
@@ -410,7 +412,10 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ranks = ranks;
     p->rank = rank;
     p->target = *target;
-    set_numerics(&p->target, &c->run, m->tokens);
+    p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME
+                           : c->cpu_checkpointing ? IZ_HOME_CPU
+                                                  : IZ_HOME_NONE;
+    set_numerics(&p->target, &c->run, m, p->act.boundary_home != IZ_HOME_NONE);
     p->n_units = m->n_units;
     p->unit = iz_take(m->n_units, sizeof(*p->unit), "the plan");
     p->ring = iz_take(m->n_units + 1, sizeof(*p->ring), "the plan");
@@ -430,9 +435,6 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_costs(p, c, m);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
-    p->act.boundary_home = c->boundary_path[0]    ? IZ_HOME_NVME
-                           : c->cpu_checkpointing ? IZ_HOME_CPU
-                                                  : IZ_HOME_NONE;
     iz_plan_count(p, c, m);
     iz_plan_repeat(p, m, repeats[c->run.recompute]);
     return 0;

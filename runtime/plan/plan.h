@@ -218,7 +218,8 @@ struct iz_plan_touched {
 
 struct iz_plan_activations {
     /* Home of boundaries; if they are not computed there, they pass through so
-     * many slots. */
+     * many slots, which are on the host where a unit takes some rows at a time
+     * (iz_exec_far). */
     enum iz_home boundary_home;
     int boundary_slots;
     int64_t save_bytes, scratch_bytes,
@@ -297,6 +298,11 @@ static inline bool iz_plan_grads_to_host(const struct iz_plan *p)
 static inline bool iz_plan_params_to_gpu(const struct iz_plan *p)
 {
     return iz_plan_grads_to_host(p) && p->zero.param.home == IZ_HOME_NONE;
+}
+/* On a GPU: boundaries that live elsewhere pass through it whole. */
+static inline bool iz_plan_boundaries_pass(const struct iz_plan *p)
+{
+    return p->target.gpu && !p->target.numerics.far;
 }
 /* Frozen parameters have a buffer of their own. */
 static inline bool iz_plan_frozen_apart(const struct iz_plan *p)

@@ -125,7 +125,8 @@ static void size_boundaries(struct iz_plan *p, const struct iz_model *m)
     int64_t largest = 0;
     enum iz_home to = p->act.boundary_home;
     bool file = to == IZ_HOME_NVME;
-    bool slots = file || (to == IZ_HOME_CPU && p->target.gpu);
+    bool passes = iz_plan_boundaries_pass(p);
+    bool slots = file || (to == IZ_HOME_CPU && passes);
     for (int u = 0; u + 1 < m->n_units; u++)
         largest = max64(largest, iz_plan_boundary_bytes(p, m, u));
     p->act.boundary_elems = largest / iz_dtype_bytes(p->target.act);
@@ -134,7 +135,7 @@ static void size_boundaries(struct iz_plan *p, const struct iz_model *m)
     p->act.boundary_slots = slots ? (int)min64(p->tracks + SPARE_SLOTS,
                                                p->tracks * (m->n_units - 1))
                                   : 0;
-    set(p, IZ_STAGING_BOUNDARY, file && p->target.gpu ? BOUNDARY_STAGING : 0,
+    set(p, IZ_STAGING_BOUNDARY, file && passes ? BOUNDARY_STAGING : 0,
         iz_plan_boundary_room(p));
 }
 

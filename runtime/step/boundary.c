@@ -79,14 +79,14 @@ static void boundary_move(struct iz_engine *e, bool back, int content,
     int track = content % e->boundaries.tracks;
     starpu_data_handle_t home = e->track[track].boundary_handle[unit];
     bool file = e->plan.act.boundary_home == IZ_HOME_NVME;
-    bool gpu = e->plan.target.gpu;
+    bool passes = iz_plan_boundaries_pass(&e->plan);
     starpu_data_handle_t host =
-        !gpu   ? slot->handle
-        : file ? iz_engine_next_staging(e, IZ_STAGING_BOUNDARY)->handle
-               : home;
+        !passes ? slot->handle
+        : file  ? iz_engine_next_staging(e, IZ_STAGING_BOUNDARY)->handle
+                : home;
     if (file && back)
         boundary_io(e, back, unit, track, host, home);
-    if (gpu)
+    if (passes)
         boundary_copy(e, back, unit, slot->handle, host);
     if (file && !back)
         boundary_io(e, back, unit, track, host, home);

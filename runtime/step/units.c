@@ -140,6 +140,20 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
     }
 }
 
+/* What it copies between host and GPU while it computes; a loss alone gives no
+ * gradient. */
+static void count_copies(struct iz_engine *e, const struct iz_call *c)
+{
+    const struct iz_unit_cost *k = &e->plan.cost[c->unit];
+    bool forward = c->call == IZ_CALL_FORWARD;
+    const double *n = forward ? k->forward_bus_bytes : k->backward_bus_bytes;
+    if (c->call == IZ_CALL_GENERATE)
+        return; /* of one row */
+    e->counts.up_bytes += (int64_t)n[0];
+    if (forward || c->call == IZ_CALL_BACKWARD)
+        e->counts.down_bytes += (int64_t)n[1];
+}
+
 /* Whether a unit's forward differs for the reference of pairs. */
 static bool has_reference(const struct iz_engine *e, int unit)
 {
@@ -189,6 +203,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
                             .packed = e->plan.zero.fetch};
     struct iz_task t = iz_task_of(e, c->kind, IZ_ON_COMPUTE, iz_unit_run, u);
     set_cost(e, c, &t);
+    count_copies(e, c);
     a.at_param = iz_task_add(&t, iz_fetch_param(e, u), STARPU_R);
     a.at_tied =
         iz_task_add(&t, tied < 0 ? NULL : iz_fetch_param(e, tied), STARPU_R);
@@ -210,9 +225,7 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     if (pairs && has_reference(e, u - 1))
         a.at_reference = iz_task_add(&t, reference_read(e, u, track), STARPU_R);
     a.at_d = iz_task_add(&t, backward ? track->d_handle : NULL,
-                         last    ? STARPU_W
-                         : first ? STARPU_R
-                                 : STARPU_RW);
+                         last ? STARPU_W : STARPU_RW);
     a.at_save = iz_task_add(&t, training ? track->saved_handle[u] : NULL,
                             forward ? STARPU_W : STARPU_RW);
     a.at_logits = iz_task_add(

@@ -293,6 +293,7 @@ struct classifier {
     int spare; /* rows behind those of W */
     int count; /* of targets; with none all results are exactly 0 */
     bool frozen, biased;
+    int64_t cut; /* rows of a first part, with dw of fp32; 0: all at once */
     /* What is expected, and how far the errors of the logits' gradients may
      * move it; owned. */
     double want_loss;
@@ -326,19 +327,43 @@ static struct iz_classifier classifier_of(const struct classifier *k,
     return c;
 }
 
+/* The rows from `at` on, n of them, of all. */
+static void classify_part(struct iz_exec *x, const struct classifier *k,
+                          struct iz_classifier c, int64_t at, int64_t n)
+{
+    c.targets = k->count;
+    c.adds = at > 0;
+    c.dw.room = iz_classifier_room(x, c.w);
+    c.a = iz_view_rows(c.a, at, n);
+    if (c.da.rows)
+        c.da = iz_view_rows(c.da, at, n);
+    c.target += at;
+    iz_classifier(x, &c);
+}
+
+static void classify(struct iz_exec *x, const struct classifier *k,
+                     struct iz_classifier c)
+{
+    if (!k->cut) {
+        iz_classifier(x, &c);
+        return;
+    }
+    classify_part(x, k, c, 0, k->cut);
+    classify_part(x, k, c, k->cut, c.a.rows - k->cut);
+}
+
 static void classify_forward(struct iz_exec *x, const struct iz_view *v,
                              const void *arg)
 {
     struct iz_classifier c = classifier_of(arg, v);
     c.da = IZ_NONE;
-    iz_classifier(x, &c);
+    classify(x, arg, c);
 }
 
 static void classify_backward(struct iz_exec *x, const struct iz_view *v,
                               const void *arg)
 {
-    struct iz_classifier c = classifier_of(arg, v);
-    iz_classifier(x, &c);
+    classify(x, arg, classifier_of(arg, v));
 }
 
 static const struct pass loss_alone = {
@@ -357,18 +382,19 @@ static struct classifier classifier_new(enum iz_dtype param, enum iz_dtype dw,
 {
     enum iz_dtype act = backend.act(param);
     int64_t rows = s[2] + spare;
-    struct classifier k = {.s = {.n = CLASS_TENSORS,
-                                 .pinned = BIT(TARGET) | BIT(LOSS),
-                                 .t = {[A] = tensor_new(act, s[0], s[1], 2),
-                                       [W] = tensor_new(param, rows, s[1], 2),
-                                       [DA] = tensor_new(act, s[0], s[1], 1),
-                                       [DW] = tensor_new(dw, s[2] + 1, s[1], 1),
-                                       [TARGET] = bytes_new(s[0] * 4),
-                                       [LOSS] = bytes_new(8),
-                                       [B] = tensor_new(param, 1, s[2], 0.5),
-                                       [DB] = tensor_new(dw, 1, s[2], 1)}},
-                           .scale = 64,
-                           .spare = spare};
+    struct classifier k = {
+        .s = {.n = CLASS_TENSORS,
+              .pinned = BIT(TARGET) | BIT(LOSS),
+              .t = {[A] = tensor_new(act, s[0], s[1], 2),
+                    [W] = tensor_new(param, rows, s[1], 2),
+                    [DA] = tensor_new(act, s[0], s[1], 1),
+                    [DW] = tensor_new(dw, s[2] + 64, s[1], 1),
+                    [TARGET] = bytes_new(s[0] * 4),
+                    [LOSS] = bytes_new(8),
+                    [B] = tensor_new(param, 1, s[2], 0.5),
+                    [DB] = tensor_new(dw, 1, s[2], 1)}},
+        .scale = 64,
+        .spare = spare};
     k.target = k.s.t[TARGET].v.p;
     k.loss = k.s.t[LOSS].v.p;
     for (int64_t i = 0; i < s[0]; i++)
@@ -488,6 +514,7 @@ static void check_run(struct classifier *k, const struct pass *p, int flops)
 
 static float cap;   /* of what follows */
 static bool biased; /* the same */
+static int64_t cut; /* the same */
 
 static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
                              const int64_t *s, int odd, int spare)
@@ -496,6 +523,7 @@ static void check_classifier(enum iz_dtype param, enum iz_dtype dw,
     const struct pass *both = biased ? &both_biased : &both_plain;
     k.cap = cap;
     k.biased = biased;
+    k.cut = cut;
     k.odd = odd;
     classifier_want(&k);
     check_run(&k, &loss_alone, 1);
@@ -551,6 +579,22 @@ static void classifier_agrees_in_chunks(void **state)
     for (int t = backend.large ? 2 : 0; t < 3; t += backend.become ? 1 : 2)
         check_classifier(fixture_types[t], fixture_types[t], size, t == 2,
                          64 * (t == 1));
+    biased = false;
+}
+
+static void check_in_parts(enum iz_dtype param, const int64_t *s)
+{
+    check_classifier(param, IZ_F32, s, 0, 0);
+}
+
+static void classifier_adds_parts_of_the_rows(void **state)
+{
+    static const int64_t size[][4] = {
+        {7, 3, 17}, {9, 8, 384}, {6, 2, 9, 0}, {65, 96, 5003}};
+    cut = 4;
+    biased = true;
+    scene_each(backend_computes, size, COUNT(size), 1, check_in_parts);
+    cut = 0;
     biased = false;
 }
 
@@ -614,6 +658,7 @@ int ops_tokens(void)
         SEEDED(classifier_agrees_with_reference),
         SEEDED(classifier_agrees_with_a_cap_or_a_bias),
         SEEDED(classifier_agrees_in_chunks),
+        SEEDED(classifier_adds_parts_of_the_rows),
         SEEDED(classifier_shows_nan_and_overflow),
         SEEDED(classifier_refuses_a_foreign_target),
     };

@@ -184,6 +184,22 @@ def test_other_models_have_the_same_bits(row, same):
     assert told(r)[2][0] or "expert" not in row["model"]
 
 
+# Rows of what units read and write come to the GPU from the host and go back.
+@pytest.mark.parametrize("row", rows.cases([
+    {"model": model, "jitter_us": 0 if REAL else 300, **row}
+    for model, row in zip(("gpt2", "norms behind", "all of llama", "moe"), (
+        {"ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"},
+        {"ranks": 2, "dtype": "fp32", "stage": 2, "optimizer": "cpu", "boundaries": "disk"},
+        {"ranks": 1, "dtype": "fp16", "stage": 0, "boundaries": "disk",
+         "schedule": "breadth_first"},
+        {"ranks": 2, "dtype": "bf16", **FAR, "boundaries": "host"}))]))
+def test_rows_in_chunks_have_the_same_bits(row, same):
+    r = same({"batch": 12, "micro": 2, **row},
+             {"run.sequence_chunk": 5, "run.slices": 1, "run.eval_batches": 1})
+    assert {tier for name, tier in r.memory if name == "boundaries"} == {"cpu"} | (
+        {"nvme"} if row["boundaries"] == "disk" else set())
+
+
 @pytest.mark.parametrize("model, base", itertools.product(
     ("moe", "units of experts"), (None, "nf4", "int8")))
 def test_adapters_of_experts_have_the_same_bits(model, base, same):

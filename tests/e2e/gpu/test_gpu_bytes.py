@@ -350,6 +350,27 @@ def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
     assert r.bytes_in("nvme") == tracks * layers * region
 
 
+@pytest.mark.parametrize("boundaries", ["host", "disk"])
+def test_boundaries_cross_in_chunks(boundaries, traffic, counted):
+    """A block reads its input in forward, and twice in backward but for the chunk of a
+    row that ends one reading and begins the other; every output goes to the host once,
+    and so do the gradients, which come back.  The embedding's kernels
+    reach them there, so nothing copies its own."""
+    c, layers, seq = 16, 4, 16
+    row = {**ROW, **FAR, "ring": 2, "micro": 8}
+    chunks = {"run.sequence_chunk": 5, **model(layers, c)}
+    near, _ = traffic(row, **chunks)
+    runs = [counted({**row, "boundaries": boundaries, "steps": n}, chunks) for n in (2, 4)]
+    boundary = BATCH * seq * c * 4  # of all micro-batches, fp32 on the stand-in
+    moved = {"h2d_bytes": (4 * layers + 1) * boundary - layers * boundary // seq,
+             "d2h_bytes": (2 * layers + 1) * boundary}
+    for way, said in (("h2d_bytes", "up_bytes"), ("d2h_bytes", "down_bytes")):
+        few, many = (stats[way] for _, stats in runs)
+        assert many - few == near[way] + 2 * moved[way]
+        few, many = (r.summary[said] for r, _ in runs)
+        assert many - few == near[way] + 2 * (moved[way] + boundary)
+
+
 def test_nothing_is_left_and_nothing_was_pageable(counted):
     _, stats = counted({**ROW, **FAR})
     assert stats["kernels"] > 0

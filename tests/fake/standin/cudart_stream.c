@@ -299,6 +299,26 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     return push(s, run_nothing, NULL, e);
 }
 
+/* arg: the event as it was when a stream was told to wait for it. */
+static void run_wait(void *arg)
+{
+    struct CUevent_st *e = arg;
+    struct CUstream_st *s;
+    pthread_mutex_lock(&iz_standin_lock);
+    while ((s = stream_find(e->stream)) && !past(s, e->number))
+        pthread_cond_wait(&finished, &iz_standin_lock);
+    pthread_mutex_unlock(&iz_standin_lock);
+    free(e);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    iz_standin_enter();
+    return e->number
+               ? iz_standin_push(s, run_wait, iz_standin_dup(e, sizeof(*e)))
+               : cudaSuccess;
+}
+
 /* A stream that is gone has done all of its operations. */
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
