@@ -14,6 +14,9 @@ enum {
     GROUPS = 32
 };
 
+/* 2^24 rows of 128 heads: a loop over them ends below 2^32. */
+#define PIECES (INT64_C(1) << 31)
+
 /* Where pieces lie: `heads` per row of ld elements. */
 template <class T> struct pieces {
     T *p; /* the first piece, or NULL */
@@ -24,14 +27,15 @@ template <class T> struct pieces {
 template <class T, bool MEAN> struct known {
     const T *w, *b;
     float *mean, *rstd;
-    float eps, plus;   /* plus: on w */
-    int all, heads, c; /* all: pieces of all rows */
+    float eps, plus; /* plus: on w */
+    unsigned all;    /* pieces of all rows, at most PIECES */
+    int heads, c;
 };
 
 /* LayerNorm has whole rows, one behind the other. */
 template <class S, class T, bool MEAN>
 static __device__ __forceinline__ S *piece(const known<T, MEAN> &n,
-                                           const pieces<S> &s, int i)
+                                           const pieces<S> &s, unsigned i)
 {
     if constexpr (MEAN)
         return s.p + (int64_t)i * n.c;
@@ -40,15 +44,15 @@ static __device__ __forceinline__ S *piece(const known<T, MEAN> &n,
 }
 
 /* The piece of this thread's team when every team has one. */
-template <int TEAM> static __device__ int team_piece(void)
+template <int TEAM> static __device__ unsigned team_piece(void)
 {
-    return (int)(blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM);
+    return blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
 }
 
 /* Columns of piece i, 0 where there is none: then its team goes along with the
  * others of its warp.  A block has a piece. */
 template <int TEAM, class T, bool MEAN>
-static __device__ int columns(const known<T, MEAN> &n, int i)
+static __device__ int columns(const known<T, MEAN> &n, unsigned i)
 {
     return TEAM == THREADS || i < n.all ? n.c : 0;
 }
@@ -86,7 +90,7 @@ template <class T, bool MEAN> struct forward {
 
 /* Forward and the second forward share this down to the rounding. */
 template <int TEAM, int N, class T, bool MEAN>
-static __device__ void apply(const forward<T, MEAN> &p, int i, int c,
+static __device__ void apply(const forward<T, MEAN> &p, unsigned i, int c,
                              float mean, float rstd, int lane)
 {
     const T *a = piece(p.n, p.a, i);
@@ -114,8 +118,8 @@ static __device__ void apply(const forward<T, MEAN> &p, int i, int c,
 template <class T, bool MEAN, int N, int TEAM>
 static __global__ void __launch_bounds__(THREADS) normalise(forward<T, MEAN> p)
 {
-    int i = team_piece<TEAM>(), c = columns<TEAM>(p.n, i);
-    int lane = (int)threadIdx.x % TEAM;
+    unsigned i = team_piece<TEAM>();
+    int c = columns<TEAM>(p.n, i), lane = (int)threadIdx.x % TEAM;
     float mean = 0, rstd = 0;
     if (!p.again) {
         const T *a = piece(p.n, p.a, i);
@@ -162,7 +166,7 @@ static __device__ __forceinline__ float xhat(float a, float mean, float rstd)
 
 /* A parts of the piece at once. */
 template <int TEAM, int A, int N, class T, bool MEAN>
-static __device__ struct means means_of(const backward<T, MEAN> &p, int i,
+static __device__ struct means means_of(const backward<T, MEAN> &p, unsigned i,
                                         int c, int lane)
 {
     const T *from_dy = piece(p.n, p.dy, i), *from_a = piece(p.n, p.a, i);
@@ -190,7 +194,7 @@ static __device__ struct means means_of(const backward<T, MEAN> &p, int i,
 /* N elements of dx from `at` on; r comes as the residual or zeros.  Adds what
  * they mean for dw and db to gw and gb. */
 template <int N, class T, bool MEAN>
-static __device__ void write_dx(const backward<T, MEAN> &p, int i,
+static __device__ void write_dx(const backward<T, MEAN> &p, unsigned i,
                                 const struct means &v, int at, float (&r)[N],
                                 float (&gw)[N], float (&gb)[N])
 {
@@ -217,8 +221,8 @@ template <class T, bool MEAN, int N, int TEAM>
 static __global__ void __launch_bounds__(THREADS)
     backward_dx(backward<T, MEAN> p)
 {
-    int i = team_piece<TEAM>(), c = columns<TEAM>(p.n, i);
-    int lane = (int)threadIdx.x % TEAM;
+    unsigned i = team_piece<TEAM>();
+    int c = columns<TEAM>(p.n, i), lane = (int)threadIdx.x % TEAM;
     struct means v = means_of<TEAM, AHEAD, N>(p, i, c, lane);
     float gw[N] = {}, gb[N] = {};
     for (int at = lane * N; at < c; at += TEAM * N) {
@@ -269,9 +273,9 @@ static __global__ void __launch_bounds__(THREADS, K == 1 ? 4 : 2)
     int lane = (int)threadIdx.x % TEAM;
     float gw[K][N] = {}, gb[K][N] = {};
     /* All teams go on while the first has a piece, for the sums. */
-    for (int first = (int)blockIdx.x; first < p.n.all;
+    for (unsigned first = blockIdx.x; first < p.n.all;
          first += p.parts * (THREADS / TEAM)) {
-        int i = first + p.parts * ((int)threadIdx.x / TEAM);
+        unsigned i = first + p.parts * (threadIdx.x / TEAM);
         int c = columns<TEAM>(p.n, i);
         const T *from = p.r.p ? piece(p.n, p.r, i) : NULL;
         float r[K][N] = {};
@@ -304,7 +308,7 @@ static __global__ void __launch_bounds__(THREADS)
     float gw[N] = {}, gb[N] = {}, dy[N], a[N];
     if (at >= p.n.c)
         return;
-    for (int i = (int)blockIdx.y; i < p.n.all; i += p.parts) {
+    for (int64_t i = blockIdx.y; i < p.n.all; i += p.parts) {
         float mean = MEAN ? p.n.mean[i] : 0, rstd = p.n.rstd[i];
         iz_load_row(dy, piece(p.n, p.dy, i) + at);
         iz_load_row(a, piece(p.n, p.a, i) + at);
@@ -366,7 +370,7 @@ static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
     if (n.w.dtype != a.dtype || out.dtype != a.dtype)
         iz_die("%s of %s with weights of %s", name, iz_dtype_name(a.dtype),
                iz_dtype_name(n.w.dtype));
-    if (all > INT32_MAX / 2)
+    if (all > PIECES)
         iz_die("%s of %lld pieces: too many", name, (long long)all);
     return {(const T *)n.w.p,
             (const T *)n.b.p,
@@ -374,7 +378,7 @@ static known<T, MEAN> known_of(struct iz_view out, struct iz_view a,
             (float *)n.rstd.p,
             n.eps,
             n.plus_one ? 1.f : 0.f,
-            (int)all,
+            (unsigned)all,
             (int)(all / a.rows),
             (int)n.w.cols};
 }
@@ -397,7 +401,7 @@ template <class P>
 static void launch_teams(struct iz_exec *x, const P &p, int team,
                          void (*least)(P), void (*warp)(P), void (*block)(P))
 {
-    int teams = THREADS / team;
+    unsigned teams = (unsigned)(THREADS / team);
     void (*k)(P) = team < 32 ? least : team == 32 ? warp : block;
     IZ_LAUNCH(k, (p.n.all + teams - 1) / teams, THREADS, 0, x->stream, p);
 }

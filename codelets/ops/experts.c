@@ -251,7 +251,7 @@ void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
          i++)
         if (is_here(r, i))
             ((float *)dweight.p)[i] = weigh_row(
-                (float *)g.p + place[i] * f, (float *)du.p + place[i] * 2 * f,
+                (float *)g.p + place[i] * f, (float *)du.p + 2 * f * place[i],
                 (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
 }
 

@@ -25,7 +25,8 @@ struct backend backend = {
     .act = act_of,
     .refuses = true,
     .piece = 128,
-    .become = become};
+    .become = become,
+    .ends = emu_ends};
 
 /* A measurement, which nobody asks for here. */
 double iz_gemm_rate_cuda(struct iz_exec *x, int64_t m, int64_t n, int64_t k,

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention through the op; see attention_case.h. */
-#define _GNU_SOURCE
 #include "tests/codelets/ops/attention_case.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "codelets/ops/gpu_ops.h"
 #include "tests/codelets/ops/timed.h"
@@ -218,16 +216,6 @@ void attention_check(struct attention *t)
         fixture_near("dsinks", &t->s.t[DSINKS], t->dsinks);
 }
 
-/* Zeros that take no memory before they are touched. */
-static struct iz_view bare_new(enum iz_dtype type, int64_t rows, int64_t cols)
-{
-    struct iz_view v = {.dtype = type, .rows = rows, .cols = cols};
-    v.p = mmap(NULL, (size_t)iz_view_bytes(v), PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    assert_true(v.p != MAP_FAILED);
-    return v;
-}
-
 enum { FAR_ROWS = 128, FAR_HEADS = 16, FAR_D = 64, FAR_C = FAR_HEADS * FAR_D };
 
 /* One chunk of which keys begin at row `first` - FAR_ROWS; results in out: o,
@@ -239,10 +227,10 @@ static void run_far(enum iz_dtype type, int64_t first, const struct tensor *qkv,
     bool back = backend.x.backend == IZ_CPU; /* few blocks */
     struct iz_exec x = backend.x, dry;
     struct iz_attention a = {.qkv = iz_view_rows(qkv->v, n, n),
-                             .o = bare_new(type, n, FAR_C),
-                             .lse = bare_new(IZ_F32, FAR_HEADS, n),
-                             .kv = bare_new(type, end, wide),
-                             .dkv = bare_new(IZ_F32, end, wide),
+                             .o = fixture_map(type, n, FAR_C),
+                             .lse = fixture_map(IZ_F32, FAR_HEADS, n),
+                             .kv = fixture_map(type, end, wide),
+                             .dkv = fixture_map(IZ_F32, end, wide),
                              .first = first,
                              .seq = end,
                              .heads = FAR_HEADS,
@@ -253,23 +241,23 @@ static void run_far(enum iz_dtype type, int64_t first, const struct tensor *qkv,
                (char *)iz_view_rows(qkv->v, i, 1).p + bytes,
                (size_t)(2 * bytes));
     out[0] = a.o;
-    out[1] = bare_new(type, n, 3 * FAR_C);
+    out[1] = fixture_map(type, n, 3 * FAR_C);
     x.act = x.backend == IZ_CPU ? IZ_F32 : type;
     dry = iz_exec_dry(x.backend, x.act);
     dry.numerics = x.numerics;
     iz_attention_fwd(&dry, &a);
     iz_attention_bwd(&dry, out[1], dy->v, &a);
-    struct iz_view work = bare_new(IZ_U8, 1, dry.work.peak + 1);
+    struct iz_view work = fixture_map(IZ_U8, 1, dry.work.peak + 1);
     x.work = (struct iz_arena){.base = work.p, .size = dry.work.peak};
     iz_attention_fwd(&x, &a);
     if (back)
         iz_attention_bwd(&x, out[1], dy->v, &a);
-    out[2] = bare_new(IZ_F32, 2 * n, wide);
+    out[2] = fixture_map(IZ_F32, 2 * n, wide);
     memcpy(out[2].p, iz_view_rows(a.dkv, first - n, 1).p,
            (size_t)iz_view_bytes(out[2]));
     struct iz_view gone[] = {a.lse, a.kv, a.dkv, work};
     for (int i = 0; i < COUNT(gone); i++)
-        munmap(gone[i].p, (size_t)iz_view_bytes(gone[i]));
+        fixture_unmap(gone[i]);
 }
 
 void attention_far(void **state)
@@ -288,8 +276,8 @@ void attention_far(void **state)
         run_far(type, (1 << 20) + FAR_ROWS, &qkv, &dy, far);
         for (int i = 0; i < 3; i++) {
             fixture_same_bits(what[i], near[i], far[i]);
-            munmap(near[i].p, (size_t)iz_view_bytes(near[i]));
-            munmap(far[i].p, (size_t)iz_view_bytes(far[i]));
+            fixture_unmap(near[i]);
+            fixture_unmap(far[i]);
         }
         tensor_free(&qkv);
         tensor_free(&dy);

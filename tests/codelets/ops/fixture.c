@@ -56,6 +56,20 @@ void *fixture_take(int64_t bytes)
     return p;
 }
 
+struct iz_view fixture_map(enum iz_dtype t, int64_t rows, int64_t cols)
+{
+    struct iz_view v = {.dtype = t, .rows = rows, .cols = cols};
+    v.p = mmap(NULL, (size_t)iz_view_bytes(v), PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(v.p != MAP_FAILED);
+    return v;
+}
+
+void fixture_unmap(struct iz_view v)
+{
+    munmap(v.p, (size_t)iz_view_bytes(v));
+}
+
 struct share {
     void (*work)(void *arg, int64_t begin, int64_t end);
     void *arg;

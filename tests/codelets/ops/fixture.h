@@ -10,6 +10,10 @@
  * large pieces lie on huge pages, as the program's do. */
 void *fixture_take(int64_t bytes);
 
+/* Zeros that take no memory before they are touched. */
+struct iz_view fixture_map(enum iz_dtype t, int64_t rows, int64_t cols);
+void fixture_unmap(struct iz_view v);
+
 /* Calls work for parts of [0, n) on all processors at once; it may not fail. */
 void fixture_share(int64_t n,
                    void (*work)(void *arg, int64_t begin, int64_t end),

@@ -146,7 +146,8 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
             int k = i % r->d, half = iz_rope_turned(r) / 2;
             if (k >= half)
                 continue;
-            double turn = (double)(t % r->seq) * ref_rope_frequency(r, k);
+            int64_t at = (r->first + t) % r->seq;
+            double turn = (double)at * ref_rope_frequency(r, k);
             double *lo = a + i + (r->pairs ? k : 0);
             double *hi = lo + (r->pairs ? 1 : half);
             double complex z = *lo + *hi * I;
@@ -154,7 +155,7 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
                  (r->amplitude != 0 ? (double)r->amplitude : 1);
             if (i < r->queries * r->d)
                 z *= 1 + r->query_beta *
-                             log1p((double)(t % r->seq / (int)r->original_seq));
+                             log1p((double)(at / (int64_t)r->original_seq));
             *lo = creal(z);
             *hi = cimag(z);
         }

@@ -414,7 +414,7 @@ static const struct group {
     {"experts", ops_experts},       {"routers", ops_routers},
     {"tokens", ops_tokens},         {"tables", ops_tables},
     {"preference", ops_preference}, {"flat", ops_flat},
-    {"quant", ops_quant},
+    {"quant", ops_quant},           {"far", ops_far},
 };
 
 static const struct group *find(const char *name)

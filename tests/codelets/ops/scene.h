@@ -18,6 +18,9 @@ struct backend {
     int64_t piece; /* positions of a token whose gradients are added alone */
     /* The GPU gets another compute capability; NULL: it cannot. */
     void (*become)(int capability);
+    /* Of a grid of kernels the first and the last blocks alone run, so many
+     * along an axis; 0: all.  NULL: it cannot. */
+    void (*ends)(unsigned blocks);
 };
 extern struct backend backend;
 
@@ -127,6 +130,7 @@ int ops_tables(void);
 int ops_preference(void);
 int ops_flat(void);
 int ops_quant(void);
+int ops_far(void);
 int ops_cpu(void); /* of the CPU alone */
 
 /* Runs the groups whose names are given, or all. */

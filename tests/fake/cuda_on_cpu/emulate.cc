@@ -71,10 +71,16 @@ static struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int device = 90;
+static unsigned ends;
 
 void emu_device(int capability)
 {
     device = capability;
+}
+
+void emu_ends(unsigned blocks)
+{
+    ends = blocks;
 }
 
 void emu_needs(int capability, const char *what)
@@ -356,17 +362,28 @@ static void check_limits(size_t shared_bytes)
         emu_fail("%zu bytes of shared memory", shared_bytes);
 }
 
+/* Blocks along an axis of n that run, and the place of the i-th of them. */
+static uint64_t run_along(unsigned n)
+{
+    return ends && n / 2 >= ends ? 2 * ends : n;
+}
+
+static unsigned place_along(uint64_t i, unsigned n)
+{
+    return (unsigned)(i < run_along(n) / 2 ? i : n - run_along(n) + i);
+}
+
 /* Visits all blocks with a stride that is coprime to their number. */
 static void run_blocks(size_t shared_bytes)
 {
-    uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z;
+    uint64_t x = run_along(gridDim.x), y = run_along(gridDim.y);
+    uint64_t n = x * y * gridDim.z;
     uint64_t at = random_below(n), step = 1 + random_below(n);
     while (std::gcd(n, step) != 1)
         step++;
     for (uint64_t i = 0; i < n; i++, at = (at + step) % n) {
-        blockIdx = {(unsigned)(at % gridDim.x),
-                    (unsigned)(at / gridDim.x % gridDim.y),
-                    (unsigned)(at / gridDim.x / gridDim.y)};
+        blockIdx = {place_along(at % x, gridDim.x),
+                    place_along(at / x % y, gridDim.y), (unsigned)(at / x / y)};
         poison(shared_bytes);
         run_block();
     }

@@ -15,6 +15,10 @@ IZ_C_BEGIN
  * this compute capability, 90 for 9.0, which it is at first. */
 void emu_device(int capability);
 
+/* Of their blocks run so many of the first and of the last along x and y; 0:
+ * all, as at first. */
+void emu_ends(unsigned blocks);
+
 /* Calls run(arg), which owns arg. */
 void emu_enqueue(void *stream, void (*run)(void *arg), void *arg);
 
