@@ -2,6 +2,7 @@
 #include "codelets/task/task.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/die.h"
@@ -37,27 +38,48 @@ static int count_data(const struct iz_task *t)
     return n + t->n_more;
 }
 
+int iz_task_add(struct iz_task *t, starpu_data_handle_t h,
+                enum starpu_data_access_mode mode)
+{
+    int n = count_data(t);
+    if (!h)
+        return -1;
+    if (n < IZ_TASK_DATA) {
+        t->data[n] = (struct iz_access){h, mode};
+        return n;
+    }
+    t->more = iz_take_more(t->more, t->n_more, &t->room, sizeof(*t->more),
+                           "buffers of a task");
+    t->more[t->n_more++] = (struct iz_access){h, mode};
+    return n;
+}
+
+static struct iz_access access_of(const struct iz_task *t, int i)
+{
+    return i < IZ_TASK_DATA ? t->data[i] : t->more[i - IZ_TASK_DATA];
+}
+
 /* StarPU keeps few handles inside the task and takes over malloced arrays
  * beyond. */
 static void attach_data(struct starpu_task *task, const struct iz_task *t)
 {
-    int n = count_data(t), own = n - t->n_more;
+    int n = count_data(t);
     task->nbuffers = n;
     if (n > STARPU_NMAXBUFS) {
         task->dyn_handles = iz_take(n, sizeof(*task->dyn_handles), "buffers");
         task->dyn_modes = iz_take(n, sizeof(*task->dyn_modes), "buffers");
     }
     for (int i = 0; i < n; i++) {
-        const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
-        STARPU_TASK_SET_HANDLE(task, a->handle, i);
-        STARPU_TASK_SET_MODE(task, a->mode, i);
+        struct iz_access a = access_of(t, i);
+        STARPU_TASK_SET_HANDLE(task, a.handle, i);
+        STARPU_TASK_SET_MODE(task, a.mode, i);
     }
 }
 
 static void keep_waiting(struct iz_graph *g, const struct iz_task *t)
 {
     struct waiting *w = &g->waiting[g->submitted % WAITING];
-    int n = count_data(t), own = n - t->n_more;
+    int n = count_data(t);
     w->ended = true; /* until all of it is there */
     w->kind = t->kind;
     w->unit = t->unit;
@@ -66,9 +88,9 @@ static void keep_waiting(struct iz_graph *g, const struct iz_task *t)
     w->begin_ns = 0;
     w->data = (unsigned char)(n < WAITING_DATA ? n : WAITING_DATA);
     for (int i = 0; i < w->data; i++) {
-        const struct iz_access *a = i < own ? &t->data[i] : &t->more[i - own];
-        uint32_t address = (uint32_t)((uintptr_t)a->handle >> 3);
-        w->datum[i] = (address & ~1u) | ((a->mode & STARPU_W) != 0);
+        struct iz_access a = access_of(t, i);
+        uint32_t address = (uint32_t)((uintptr_t)a.handle >> 3);
+        w->datum[i] = (address & ~1u) | ((a.mode & STARPU_W) != 0);
     }
     if (t->where == IZ_ON_COMM && g->config.comm)
         w->datum[w->data++] = 1;
@@ -150,6 +172,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
                strerror(-r));
     g->submitted++;
     g->bytes[t->where] += t->bytes;
+    free(t->more);
 }
 
 void iz_graph_wait(struct iz_graph *g)

@@ -74,8 +74,8 @@ struct iz_task {
     const void *arg; /* copied */
     size_t arg_bytes;
     struct iz_access data[IZ_TASK_DATA]; /* ends at the first NULL handle */
-    const struct iz_access *more;        /* n_more further ones */
-    int n_more;
+    struct iz_access *more;              /* n_more further ones */
+    int n_more, room;
     int urgency;         /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     double squares;      /* elements that it squares while it has them */
@@ -141,7 +141,11 @@ void iz_graph_close(struct iz_graph **g);
  * before. */
 int iz_graph_position(struct iz_graph *g, int position);
 
-/* Submits.  What StarPU refuses ends the job: other ranks would wait for it. */
+/* Appends an access and returns which buffer it is; -1 for no handle. */
+int iz_task_add(struct iz_task *t, starpu_data_handle_t h,
+                enum starpu_data_access_mode mode);
+/* Submits, and frees what was appended.  What StarPU refuses ends the job:
+ * other ranks would wait for it. */
 void iz_task_submit(struct iz_graph *g, const struct iz_task *t);
 void iz_graph_wait(struct iz_graph *g); /* until every task has ended */
 /* Time that the submitting thread has waited in iz_task_submit and

@@ -154,7 +154,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
     enum iz_home home =
         home_of(r, iz_engine_array_chunk(r->e, r->unit, r->array,
                                          r->from + done, &at, &n));
-    struct iz_access more[PIECES_MAX];
+    struct iz_task t = snapshot_task(r, home, run_snapshot, buffer, done == 0);
     struct snapshot_arg a = {.at = done,
                              .type = r->array == IZ_MASTER
                                          ? IZ_MOMENT_F32
@@ -173,13 +173,10 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
         a.source[a.n] =
             (struct source){array_base(r, k), at, n, array_room(r, k)};
-        more[a.n] = (struct iz_access){
-            in_params(r, k) ? k->param_handle : k->state_handle, STARPU_R};
+        iz_task_add(&t, in_params(r, k) ? k->param_handle : k->state_handle,
+                    STARPU_R);
         done += n;
     }
-    struct iz_task t = snapshot_task(r, home, run_snapshot, buffer, begin == 0);
-    t.more = more;
-    t.n_more = a.n;
     t.bytes = 4.0 * (double)(done - begin);
     iz_step_submit(r->e, &t, &a,
                    offsetof(struct snapshot_arg, source) +

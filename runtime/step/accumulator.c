@@ -37,7 +37,6 @@ static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
                          struct iz_piece_sum a)
 {
     struct iz_unit_memory *g = &e->unit[t.unit];
-    struct iz_access more[IZ_SLICES_MAX + 1];
     double size = (double)iz_dtype_bytes(a.type);
     a.n = iz_plan_piece(&e->plan, g->plan, i);
     iz_task_add(&t, g->grad_handle[acc][i],
@@ -45,11 +44,9 @@ static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
                 : a.accumulate ? STARPU_RW
                                : STARPU_W);
     for (int k = 0; k < a.inputs; k++)
-        more[t.n_more++] = (struct iz_access){from[k], STARPU_R};
+        iz_task_add(&t, from[k], STARPU_R);
     if (a.squares)
-        more[t.n_more++] =
-            (struct iz_access){g->block_sums_handle[i], STARPU_W};
-    t.more = more;
+        iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
     t.bytes = (double)a.n * size;
     if (a.inputs)
         t.bytes = (double)a.n * ((double)(a.inputs * iz_dtype_bytes(a.from)) +
@@ -70,15 +67,14 @@ void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
     }
 }
 
-/* Appends those which a task that is given the first one as the whole
- * accumulator writes as well; returns how many there are now. */
-int iz_accumulator_rest(const struct iz_unit_memory *g, int acc,
-                        enum starpu_data_access_mode mode, struct iz_access *to,
-                        int n)
+/* As one: the task is given the address of the first, and writes all. */
+int iz_accumulator_whole(struct iz_task *t, const struct iz_unit_memory *g,
+                         int acc, enum starpu_data_access_mode mode)
 {
+    int first = iz_task_add(t, g->grad_handle[acc][0], mode);
     for (int i = 1; i < g->plan->pieces; i++)
-        to[n++] = (struct iz_access){g->grad_handle[acc][i], mode};
-    return n;
+        iz_task_add(t, g->grad_handle[acc][i], mode);
+    return first;
 }
 
 /* ---- squares that the GPU forms ---- */
@@ -188,14 +184,10 @@ static void submit_blocks(struct iz_engine *e, int unit)
 {
     struct iz_unit_memory *g = &e->unit[unit];
     int64_t blocks = iz_norm2_blocks(iz_plan_squared(&e->plan, g->plan));
-    struct iz_access from[IZ_PIECES_MAX + 1];
     struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_blocks, unit);
     iz_task_add(&t, g->norm2_handle, STARPU_W);
     for (int i = 0; i <= g->plan->pieces; i++)
-        if (g->block_sums_handle[i])
-            from[t.n_more++] =
-                (struct iz_access){g->block_sums_handle[i], STARPU_R};
-    t.more = from;
+        iz_task_add(&t, g->block_sums_handle[i], STARPU_R);
     t.bytes = (double)blocks * sizeof(double);
     iz_step_submit(e, &t, &blocks, sizeof(blocks));
 }

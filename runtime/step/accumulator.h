@@ -21,11 +21,10 @@ int iz_accumulator_urgency(const struct iz_engine *e);
 void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
                         const starpu_data_handle_t *from,
                         struct iz_piece_sum a);
-/* Appends the pieces but the first, which a task that is given the first one as
- * the whole accumulator writes as well; returns how many there are now. */
-int iz_accumulator_rest(const struct iz_unit_memory *g, int acc,
-                        enum starpu_data_access_mode mode, struct iz_access *to,
-                        int n);
+/* Appends all pieces to a task that writes them as one accumulator, and returns
+ * which buffer it is. */
+int iz_accumulator_whole(struct iz_task *t, const struct iz_unit_memory *g,
+                         int acc, enum starpu_data_access_mode mode);
 /* The squares, block by block, of piece i of a sum that the GPU has.  tied:
  * what is added to the sum first. */
 void iz_accumulator_squares(struct iz_engine *e, int unit, int i,

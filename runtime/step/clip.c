@@ -174,20 +174,14 @@ void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty)
 {
     struct control_arg a = {e, step, .samples = 0, .empty = empty};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);
-    struct iz_access *more =
-        iz_take(e->plan.n_units + 1, sizeof(*more), "the scalars of a step");
     iz_task_add(&t, e->scalar.control_handle, STARPU_RW);
     iz_task_add(&t, e->scalar.scale_handle, STARPU_W);
     iz_task_add(&t, e->scalar.loss_handle, STARPU_RW);
     for (int u = 0; u < e->plan.n_units; u++)
-        more[u] = (struct iz_access){e->unit[u].norm2_handle, STARPU_R};
-    t.more = more;
-    t.n_more = e->plan.n_units;
-    if (e->scalar.aux_handle)
-        more[t.n_more++] = (struct iz_access){e->scalar.aux_handle, STARPU_RW};
+        iz_task_add(&t, e->unit[u].norm2_handle, STARPU_R);
+    iz_task_add(&t, e->scalar.aux_handle, STARPU_RW);
     t.ends_step = true;
     iz_step_submit(e, &t, &a, sizeof(a));
-    free(more);
 }
 
 /* buf: control (for the order of events), sum of losses, targets, what is told.

@@ -15,122 +15,73 @@
 #include "runtime/engine/param_quant.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/disk.h"
+#include "runtime/step/move.h"
 #include "runtime/step/order.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
-/* A part of a unit's parameters: bytes of a shard, and where they begin in what
- * is fetched and in the whole. */
-struct fetch_part {
-    int64_t shard_bytes, from, at;
-};
-
-/* Shards of the ranks of a group, which is all of them if there are no copies.
- */
-struct fetch_arg {
-    struct iz_coll *coll;
-    struct fetch_part part[2];
-    int parts, rank, group; /* rank: in its group */
-    int64_t shard_bytes;    /* of all parts */
-    bool gpu, gathers;
-    bool apart;     /* the shard is not in its place in the whole */
-    bool from_host; /* and its home is no GPU */
-    const char *unit;
-};
-
-/* buf: whole, shard if it is apart.  Both in one task of the comm worker. */
-static void run_fetch(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct fetch_arg *a = arg;
-    for (int i = 0; i < a->parts; i++) {
-        const struct fetch_part *p = &a->part[i];
-        char *whole = (char *)buf[0] + p->at;
-        char *place = whole + a->rank * p->shard_bytes;
-        const char *own = a->apart ? (char *)buf[1] + p->from : place;
-        if (a->gathers && a->gpu) {
-            iz_coll_gpu_all_gather(a->coll, x, whole, own, p->shard_bytes,
-                                   a->group, a->unit);
-            continue;
-        }
-        if (a->apart)
-            iz_buffer_copy(x, place, own, p->shard_bytes);
-        if (a->gathers)
-            iz_coll_all_gather_among(a->coll, whole, p->shard_bytes, a->group,
-                                     a->unit);
-    }
-}
-
-static void add_fetched(struct fetch_arg *a, int64_t shard_bytes, int64_t from,
-                        int64_t at)
-{
-    if (shard_bytes)
-        a->part[a->parts++] = (struct fetch_part){shard_bytes, from, at};
-    a->shard_bytes += shard_bytes;
-}
-
-/* Of the trained elements, of elem_bytes each, and the frozen ones, from one
- * buffer; in groups of one rank all of them are there. */
-static struct fetch_arg fetch_arg(const struct iz_engine *e, int unit,
-                                  int group, int64_t elem_bytes, bool trained,
-                                  bool frozen)
+/* The shards of the trained elements, of elem_bytes each, and of the frozen
+ * ones, from one buffer; in groups of one rank all of them are there. */
+static struct iz_move shards_of(const struct iz_engine *e, int unit, int group,
+                                int64_t elem_bytes, bool trained, bool frozen,
+                                struct iz_stretch s[2])
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     bool file = e->plan.zero.param.home == IZ_HOME_NVME;
     int64_t shard = p->padded / group;
     int64_t before = !trained ? 0 : file ? p->chunk * p->chunks : shard;
-    struct fetch_arg a = {.coll = e->coll,
-                          .rank = e->plan.rank % group,
-                          .group = group,
-                          .gpu = e->plan.target.gpu,
-                          .unit = iz_step_unit_name(e, unit)};
-    if (trained)
-        add_fetched(&a, shard * elem_bytes, 0, 0);
-    if (frozen)
-        add_fetched(&a, p->frozen.padded / group * elem_bytes,
-                    before * elem_bytes, p->padded * elem_bytes);
-    return a;
+    s[0] = (struct iz_stretch){.bytes = trained ? shard * elem_bytes : 0};
+    s[1] =
+        (struct iz_stretch){p->padded * elem_bytes, before * elem_bytes,
+                            frozen ? p->frozen.padded / group * elem_bytes : 0};
+    return (struct iz_move){
+        .n = 2, .list = s, .group = group, .gpu = e->plan.target.gpu};
 }
 
-/* shard: NULL if it is in its place in the whole.  Counts what moves between
- * host and GPU: if a collective passes through the host, the whole goes
- * up, and a shard that is on the GPU comes down before. */
-static void submit_parts(struct iz_engine *e, enum iz_kind kind,
-                         enum iz_where where, int unit,
-                         starpu_data_handle_t whole, starpu_data_handle_t shard,
-                         struct fetch_arg *a)
+/* shard: NULL if it is in its place in the whole. */
+static void submit_move(struct iz_engine *e, enum iz_kind kind,
+                        enum iz_where where, int unit,
+                        starpu_data_handle_t whole, starpu_data_handle_t shard,
+                        struct iz_move m)
 {
-    const struct iz_plan *p = &e->plan;
-    bool many = p->ranks > 1, through_host = many && !p->target.nccl;
-    bool from_host = shard && a->from_host;
-    a->gathers = a->group > 1 && where == IZ_ON_COMM;
-    through_host &= a->gathers;
-    struct iz_task t = iz_task_of(e, kind, where, run_fetch, unit);
-    if (!shard && !a->parts)
-        return;
-    a->apart = shard != NULL;
-    if (a->gathers)
-        t.rate = a->group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER;
-    /* What the link or the network moves; a copy within the host is both. */
-    t.bytes = (double)(a->shard_bytes * (where == IZ_ON_H2D ? 1
-                                         : a->gathers       ? a->group - 1
-                                                            : 2));
-    iz_task_add(&t, whole, shard && !a->part[0].at ? STARPU_W : STARPU_RW);
-    iz_task_add(&t, shard, STARPU_R);
-    iz_step_submit(e, &t, a, sizeof(*a));
-    if (p->target.gpu && where == IZ_ON_COMM && (through_host || from_host))
-        iz_step_count_link(e, a->shard_bytes * (through_host ? a->group : 1),
-                           from_host ? 0 : a->shard_bytes);
+    struct iz_task t = iz_task_of(e, kind, where, NULL, unit);
+    bool behind = m.list[!m.list[0].bytes].to > 0; /* what is there stays */
+    m.to = iz_task_add(&t, whole, shard && !behind ? STARPU_W : STARPU_RW);
+    m.from = iz_task_add(&t, shard, STARPU_R);
+    iz_move(e, &t, m);
 }
 
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
                      starpu_data_handle_t whole, int64_t elem_bytes)
 {
-    struct fetch_arg a =
-        fetch_arg(e, unit, e->plan.zero.group, elem_bytes, true, false);
+    struct iz_stretch s[2];
     if (e->unit[unit].plan->rows)
         iz_touched_gather(e, kind, unit, whole, NULL, elem_bytes);
     else
-        submit_parts(e, kind, IZ_ON_COMM, unit, whole, NULL, &a);
+        submit_move(
+            e, kind, IZ_ON_COMM, unit, whole, NULL,
+            shards_of(e, unit, e->plan.zero.group, elem_bytes, true, false, s));
+}
+
+/* Brings what lives together from its home into a slot.  To a GPU, a shard of
+ * the host goes up on a mover of its own: beside the collectives of other
+ * units, if those are the GPUs' own.  What is whole on the GPU is copied there.
+ */
+static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
+                  enum iz_home home, starpu_data_handle_t shard,
+                  struct iz_move m)
+{
+    bool gpu = e->plan.target.gpu, many = m.group > 1;
+    m.from_host = home != IZ_HOME_NONE;
+    bool up = gpu && m.from_host && (!many || e->plan.target.nccl);
+    bool near = gpu && !m.from_host && !many;
+    submit_move(e, IZ_FETCH,
+                up     ? IZ_ON_H2D
+                : near ? IZ_ON_COMPUTE
+                       : IZ_ON_COMM,
+                unit, slot, shard, m);
+    if (up && many)
+        submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, slot, NULL, m);
 }
 
 /* n chunks of a file into a staging buffer from element `at` on. */
@@ -189,23 +140,6 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     return s->handle;
 }
 
-/* buf: copy, shard. */
-static void run_copy(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct fetch_arg *a = arg;
-    for (int i = 0; i < a->parts; i++) {
-        const struct fetch_part *p = &a->part[i];
-        char *copy = (char *)buf[0] + p->at;
-        const char *own = (char *)buf[1] + p->from;
-        if (a->gpu)
-            iz_coll_gpu_refresh(a->coll, x, copy, own, p->shard_bytes, a->group,
-                                a->unit);
-        else
-            iz_coll_refresh(a->coll, copy, own, p->shard_bytes, a->group,
-                            a->unit);
-    }
-}
-
 /* Renews the group's copy where the unit has changed since: just before it is
  * needed.  The collectives of a whole model at once would be in the way of its
  * first fetches, which wait for no updates but their own.  Frozen parameters
@@ -214,29 +148,25 @@ static void refresh_secondary(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
-    const struct iz_plan_unit *s = g->plan;
-    int group = p->zero.group, share = p->ranks / group;
+    const struct iz_plan_unit *u = g->plan;
     bool all = g->copied < 0;
-    struct fetch_arg a = {.coll = e->coll,
-                          .group = group,
-                          .gpu = p->target.gpu &&
-                                 p->zero.param.home == IZ_HOME_NONE,
-                          .unit = iz_step_unit_name(e, unit)};
-    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, run_copy, unit);
+    struct iz_stretch s[2] = {
+        {.bytes = iz_step_param_bytes(e, u->shard)},
+        {iz_step_param_bytes(e, u->padded / p->zero.group),
+         iz_step_param_bytes(e, u->shard),
+         iz_step_param_bytes(e, u->frozen.shard)}};
+    struct iz_move m = {.n = 1 + all,
+                        .list = s,
+                        .group = p->zero.group,
+                        .deals = true,
+                        .gpu = p->target.gpu &&
+                               p->zero.param.home == IZ_HOME_NONE};
+    struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, NULL, unit);
     if (!g->secondary_handle || g->copied == g->version)
         return;
-    add_fetched(&a, iz_step_param_bytes(e, s->shard), 0, 0);
-    if (all)
-        add_fetched(&a, iz_step_param_bytes(e, s->frozen.shard),
-                    iz_step_param_bytes(e, s->shard),
-                    iz_step_param_bytes(e, s->padded / group));
-    t.rate = IZ_RATE_COPY;
-    t.bytes = (double)(a.shard_bytes * share);
-    iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
-    iz_task_add(&t, g->param_handle, STARPU_R);
-    iz_step_submit(e, &t, &a, sizeof(a));
-    if (a.gpu && !p->target.nccl)
-        iz_step_count_link(e, a.shard_bytes * share, a.shard_bytes);
+    m.to = iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
+    m.from = iz_task_add(&t, g->param_handle, STARPU_R);
+    iz_move(e, &t, m);
     g->copied = g->version;
 }
 
@@ -308,29 +238,14 @@ static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
                         a->type, g + m.group * iz_quant_bytes(a->format), m.n);
 }
 
-/* Brings all groups of a unit into a buffer, from this rank's shard of them:
- * from the other ranks, and to the GPU. */
-static starpu_data_handle_t gather_quant(struct iz_engine *e, int unit,
-                                         starpu_data_handle_t shard,
-                                         int64_t from)
+/* All groups of a unit, of which a rank's shard begins at byte `from`. */
+static struct iz_move groups_of(const struct iz_engine *e, int unit,
+                                int64_t from, struct iz_stretch *s)
 {
-    const struct iz_plan *p = &e->plan;
-    bool many = p->ranks > 1 && !p->zero.param.whole, gpu = p->target.gpu;
-    bool up = gpu && p->zero.frozen.home != IZ_HOME_NONE;
-    bool nccl = p->target.nccl && many;
-    struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_QUANT);
-    struct fetch_arg a = {.coll = e->coll,
-                          .rank = p->rank,
-                          .group = p->ranks,
-                          .gpu = gpu,
-                          .from_host = p->zero.frozen.home != IZ_HOME_NONE,
-                          .unit = iz_step_unit_name(e, unit)};
-    add_fetched(&a, iz_plan_quant_shard(e->unit[unit].plan), from, 0);
-    submit_parts(e, IZ_FETCH, up && (nccl || !many) ? IZ_ON_H2D : IZ_ON_COMM,
-                 unit, s->handle, shard, &a);
-    if (up && nccl)
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, s->handle, NULL, &a);
-    return s->handle;
+    *s = (struct iz_stretch){.from = from,
+                             .bytes = iz_plan_quant_shard(e->unit[unit].plan)};
+    return (struct iz_move){
+        .n = 1, .list = s, .group = e->plan.ranks, .gpu = e->plan.target.gpu};
 }
 
 /* Makes weights of what is quantised, in the slot behind the other parameters,
@@ -357,7 +272,12 @@ static void submit_dequantize(struct iz_engine *e, int unit,
     if (!u->quant.n)
         return;
     if (p->staging[IZ_STAGING_QUANT].n) {
-        from = gather_quant(e, unit, from, a.from);
+        struct iz_stretch s;
+        struct iz_move m = groups_of(e, unit, a.from, &s);
+        starpu_data_handle_t all =
+            iz_engine_next_staging(e, IZ_STAGING_QUANT)->handle;
+        bring(e, unit, all, p->zero.frozen.home, from, m);
+        from = all;
         a.from = 0;
     }
     t.bytes = (double)(iz_plan_quant_whole(p, u) +
@@ -366,31 +286,6 @@ static void submit_dequantize(struct iz_engine *e, int unit,
     iz_task_add(&t, from, STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
     e->counts.fetched_bytes += iz_plan_quant_whole(p, u);
-}
-
-/* Brings what lives together from its home into a slot.  To a GPU, a shard of
- * the host goes up on a mover of its own: beside the collectives of other
- * units, if those are the GPUs' own.  What is whole on the GPU is copied there.
- */
-static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
-                  enum iz_home home, starpu_data_handle_t shard,
-                  struct fetch_arg *a)
-{
-    const struct iz_plan *p = &e->plan;
-    bool alone = p->ranks == 1, nccl = p->target.nccl && !alone;
-    a->from_host = home != IZ_HOME_NONE;
-    bool up = p->target.gpu && a->from_host && (alone || nccl);
-    bool near =
-        p->target.gpu && !a->from_host && (alone || p->zero.param.whole);
-    if (!a->parts)
-        return;
-    submit_parts(e, IZ_FETCH,
-                 up     ? IZ_ON_H2D
-                 : near ? IZ_ON_COMPUTE
-                        : IZ_ON_COMM,
-                 unit, slot, shard, a);
-    if (up && nccl)
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, slot, NULL, a);
 }
 
 static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
@@ -406,18 +301,18 @@ static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
     starpu_data_handle_t shard = disk[0]               ? loaded
                                  : g->secondary_handle ? g->secondary_handle
                                                        : g->param_handle;
-    struct fetch_arg a =
-        fetch_arg(e, unit, group, size, true, !iz_plan_frozen_apart(&e->plan));
+    bool apart = iz_plan_frozen_apart(&e->plan);
+    struct iz_stretch s[2];
     refresh_secondary(e, unit);
     if (g->plan->rows)
         iz_touched_gather(e, IZ_FETCH, unit, slot->handle, shard, size);
     else
-        bring(e, unit, slot->handle, z->param.home, shard, &a);
-    if (iz_plan_frozen_apart(&e->plan)) {
-        a = fetch_arg(e, unit, group, size, false, true);
+        bring(e, unit, slot->handle, z->param.home, shard,
+              shards_of(e, unit, group, size, true, !apart, s));
+    if (apart)
         bring(e, unit, slot->handle, z->frozen.home,
-              disk[1] ? loaded : g->frozen_handle, &a);
-    }
+              disk[1] ? loaded : g->frozen_handle,
+              shards_of(e, unit, group, size, false, true, s));
     submit_dequantize(e, unit, slot, disk[1] ? loaded : NULL);
     slot->unit = unit;
     slot->version = g->version;
@@ -514,37 +409,26 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
     return s->handle;
 }
 
-/* Each rank has made those of its shard alone. */
-static void publish_quant(struct iz_engine *e, int unit)
-{
-    const struct iz_unit_memory *g = &e->unit[unit];
-    const struct iz_plan *p = &e->plan;
-    struct fetch_arg a = {.coll = e->coll,
-                          .rank = p->rank,
-                          .group = p->ranks,
-                          .gpu = p->target.gpu,
-                          .unit = iz_step_unit_name(e, unit)};
-    add_fetched(&a, iz_plan_quant_shard(g->plan), 0, 0);
-    if (p->zero.param.whole && p->ranks > 1 && g->quant)
-        submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL, &a);
-}
-
 /* Padding past a short last chunk is never touched: the pieces cover the owned
  * elements exactly, so only the part behind them needs the all-gather. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
+    const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
-    struct fetch_arg a = fetch_arg(e, unit, e->plan.zero.group,
-                                   iz_step_param_bytes(e, 1), true, frozen);
-    if (frozen)
-        publish_quant(e, unit);
-    if (!e->plan.zero.param.whole || e->plan.zero.state.whole ||
-        e->plan.ranks == 1)
+    struct iz_stretch s[2];
+    if (!z->param.whole || e->plan.ranks == 1)
+        return;
+    if (frozen && g->quant) /* each rank has made those of its shard alone */
+        submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL,
+                    groups_of(e, unit, 0, s));
+    if (z->state.whole)
         return;
     if (g->plan->rows && !frozen) {
         iz_touched_publish(e, unit);
         return;
     }
-    submit_parts(e, IZ_FETCH, IZ_ON_COMM, unit, g->param_handle, NULL, &a);
+    submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, g->param_handle, NULL,
+                shards_of(e, unit, z->group, iz_step_param_bytes(e, 1), true,
+                          frozen, s));
     e->counts.fetched_bytes += iz_step_param_bytes(e, g->plan->padded);
 }

@@ -14,6 +14,7 @@
 #include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
+#include "runtime/step/move.h"
 #include "runtime/step/submit.h"
 
 static const struct iz_plan_matrix *matrices_of(const struct iz_engine *e,
@@ -101,80 +102,32 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)
 /* ---- what a task waits for ---- */
 
 /* The task reads what all chunks have left, if no task before has, and writes
- * all of the unit's matrices.  *more is the caller's to free. */
-static void add_all(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
-                    struct iz_task *t, struct iz_access **more)
+ * all of the unit's matrices. */
+static void add_all(const struct iz_plan_unit *p, struct iz_matrix_buffer *b,
+                    struct iz_task *t)
 {
-    const struct iz_plan_unit *p = e->unit[unit].plan;
-    struct iz_access *a = iz_take(p->chunks + p->matrices, sizeof(*a),
-                                  "a task on %s", iz_step_unit_name(e, unit));
     for (int i = 0; i < p->chunks && !b->gathered; i++)
-        a[t->n_more++] = (struct iz_access){b->chunk[i], STARPU_R};
+        iz_task_add(t, b->chunk[i], STARPU_R);
     for (int i = 0; i < p->matrices; i++)
-        a[t->n_more++] = (struct iz_access){b->matrix[i], STARPU_RW};
+        iz_task_add(t, b->matrix[i], STARPU_RW);
     b->gathered = true;
-    t->more = *more = a;
 }
 
 /* ---- between host and GPU ---- */
 
-struct raise_arg {
-    const struct iz_plan_matrix *matrix;
-    int matrices, owner; /* owner: only its, unless it is -1 */
-    int64_t begin, end;  /* only in these elements of the unit */
-};
-
-/* f(arg, first, count) for each range; returns the elements of all. */
-static int64_t each_range(const struct raise_arg *a,
-                          void (*f)(void *arg, int64_t first, int64_t n),
-                          void *arg)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < a->matrices; i++) {
-        const struct iz_plan_matrix *m = &a->matrix[i];
-        int64_t begin = max64(m->begin, a->begin), end = min64(m->end, a->end);
-        bool other = a->owner >= 0 && m->owner != a->owner;
-        if (other || begin >= end || (i > 0 && m->begin == m[-1].begin))
-            continue;
-        if (f)
-            f(arg, begin, end - begin);
-        sum += end - begin;
-    }
-    return sum;
-}
-
-struct raise {
-    struct iz_exec *x;
-    float *from, *to;
-};
-
-static void raise_range(void *arg, int64_t first, int64_t n)
-{
-    const struct raise *r = arg;
-    iz_buffer_copy(r->x, r->to + first, r->from + first,
-                   n * (int64_t)sizeof(*r->to));
-}
-
-/* buf: from, to. */
-static void run_raise(struct iz_exec *x, void **buf, const void *arg)
-{
-    struct raise r = {x, buf[0], buf[1]};
-    each_range(arg, raise_range, &r);
-}
-
 /* Elements of the unit whose states this rank has on a side: chunks of the host
  * come before those of the GPU. */
 static void range_of_side(const struct iz_engine *e, int unit,
-                          enum iz_side side, struct raise_arg *a)
+                          enum iz_side side, int64_t *begin, int64_t *end)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     for (int i = 0; i < g->plan->chunks; i++) {
         int64_t first = iz_chunk_first(e, unit, &g->chunk[i]);
         if (iz_matrices_side(e, &g->chunk[i]) != side)
             continue;
-        if (a->end == 0)
-            a->begin = first;
-        a->end = first + g->chunk[i].count;
+        if (*end == 0)
+            *begin = first;
+        *end = first + g->chunk[i].count;
     }
 }
 
@@ -183,27 +136,31 @@ static void range_of_side(const struct iz_engine *e, int unit,
 static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
                   enum iz_side to, enum iz_side states, bool owned)
 {
-    bool up = to == IZ_SIDE_DEVICE;
-    struct raise_arg a = {.matrix = matrices_of(e, unit),
-                          .matrices = e->unit[unit].plan->matrices,
-                          .owner = owned ? e->plan.rank : -1};
-    struct iz_access *more;
-    if (states == IZ_SIDES)
-        a.end = e->unit[unit].plan->padded;
-    else
-        range_of_side(e, unit, states, &a);
-    int64_t bytes = each_range(&a, NULL, NULL) * (int64_t)sizeof(float);
-    if (!bytes)
-        return;
-    struct iz_task t =
-        iz_task_of(e, IZ_MUON, up ? IZ_ON_H2D : IZ_ON_D2H, run_raise, unit);
-    t.bytes = (double)bytes;
-    t.urgency = iz_step_in_order(unit);
-    iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
-    iz_task_add(&t, b->handle[to], STARPU_R);
-    add_all(e, unit, b, &t, &more);
-    iz_step_submit(e, &t, &a, sizeof(a));
-    free(more);
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    struct iz_stretch *list =
+        iz_take(p->matrices, sizeof(*list), "the matrices of a unit");
+    struct iz_move m = {.list = list};
+    struct iz_task t = iz_task_of(
+        e, IZ_MUON, to == IZ_SIDE_DEVICE ? IZ_ON_H2D : IZ_ON_D2H, NULL, unit);
+    int64_t from = 0, end = states == IZ_SIDES ? p->padded : 0;
+    if (states != IZ_SIDES)
+        range_of_side(e, unit, states, &from, &end);
+    for (int i = 0; i < p->matrices; i++) {
+        int64_t at = max64(a[i].begin, from) * (int64_t)sizeof(float);
+        int64_t n = min64(a[i].end, end) * (int64_t)sizeof(float) - at;
+        bool again = i > 0 && a[i].begin == a[i - 1].begin;
+        if (n > 0 && !again && (!owned || a[i].owner == e->plan.rank))
+            list[m.n++] = (struct iz_stretch){at, at, n};
+    }
+    if (m.n) {
+        t.urgency = iz_step_in_order(unit);
+        m.from = iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
+        m.to = iz_task_add(&t, b->handle[to], STARPU_R);
+        add_all(p, b, &t);
+        iz_move(e, &t, m);
+    }
+    free(list);
 }
 
 /* ---- to the owners and back ---- */
@@ -260,13 +217,11 @@ static void submit_move(struct iz_engine *e, int unit,
                          .back = back,
                          .unit = iz_step_unit_name(e, unit)};
     struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_move, unit);
-    struct iz_access *more;
-    /* Nothing may be written over what comes back. */
-    add_all(e, unit, b, &t, &more);
     t.bytes = crossing_bytes(e, unit);
     iz_task_add(&t, b->handle[IZ_SIDE_HOST], STARPU_R);
+    /* Nothing may be written over what comes back. */
+    add_all(p, b, &t);
     iz_step_submit(e, &t, &a, sizeof(a));
-    free(more);
 }
 
 /* ---- the updates ---- */
@@ -297,13 +252,6 @@ static void submit_matrix(struct iz_engine *e, int unit,
     struct iz_task t = iz_task_of(
         e, IZ_MUON, e->plan.matrices.on_gpu ? IZ_ON_COMPUTE : IZ_ON_HOST,
         run_matrix, unit);
-    struct iz_access *more =
-        iz_take(g->plan->chunks, sizeof(*more), "a task on %s",
-                iz_step_unit_name(e, unit));
-    for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
-        if (meets(e, unit, &g->chunk[k], &a.matrix))
-            more[t.n_more++] = (struct iz_access){b->chunk[k], STARPU_R};
-    t.more = more;
     t.flops = a.matrix.flops;
     t.bytes = a.matrix.bytes;
     t.urgency = iz_step_in_order(unit);
@@ -311,8 +259,10 @@ static void submit_matrix(struct iz_engine *e, int unit,
     iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
+    for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
+        if (meets(e, unit, &g->chunk[k], &a.matrix))
+            iz_task_add(&t, b->chunk[k], STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
-    free(more);
 }
 
 void iz_matrices_update(struct iz_engine *e, int unit,
@@ -344,12 +294,10 @@ void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
 }
 
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,
-                     const struct iz_matrix_buffer *b, struct iz_task *t,
-                     struct iz_access *more)
+                     const struct iz_matrix_buffer *b, struct iz_task *t)
 {
     const struct iz_plan_matrix *a = matrices_of(e, unit);
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (meets(e, unit, k, &a[i]))
-            more[t->n_more++] = (struct iz_access){b->matrix[i], STARPU_R};
-    t->more = more;
+            iz_task_add(t, b->matrix[i], STARPU_R);
 }

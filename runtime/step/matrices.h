@@ -22,8 +22,6 @@ void iz_matrices_update(struct iz_engine *e, int unit,
 /* The updates go to the ranks that have the chunks. */
 void iz_matrices_back(struct iz_engine *e, int unit,
                       struct iz_matrix_buffer *b);
-/* Adds to t that it reads the updates of a chunk; `more` has room for so many
- * accesses as the unit has matrices. */
+/* Adds to t that it reads the updates of a chunk. */
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,
-                     const struct iz_matrix_buffer *b, struct iz_task *t,
-                     struct iz_access *more);
+                     const struct iz_matrix_buffer *b, struct iz_task *t);

@@ -13,6 +13,7 @@
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/accumulator.h"
+#include "runtime/step/move.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
@@ -20,13 +21,19 @@
 
 struct reduce_arg {
     struct iz_coll *coll; /* NULL: of this rank alone */
-    int64_t shard;        /* elements of a rank's part */
-    int64_t own;          /* first element of it in the accumulator */
-    int64_t skip;         /* elements in front of the contribution */
-    int64_t n_apart;      /* of the shard, that the GPU sums apart */
-    int slots; /* contributions of slices; 0: it is in the accumulator */
+    /* Which buffer has what; -1: none does. */
+    int out;         /* the accumulator */
+    int in;          /* the first of the slices' contributions */
+    int list;        /* of touched rows */
+    int norm2;       /* the sum of squares */
+    int apart;       /* what the GPU sums apart */
+    int64_t shard;   /* elements of a rank's part */
+    int64_t own;     /* first element of it in the accumulator */
+    int64_t skip;    /* elements in front of the contribution */
+    int64_t n_apart; /* of the shard, that the GPU sums apart */
+    int slots;       /* contributions of slices; 0: it is in the accumulator */
     int ranks;
-    bool accumulate;
+    bool accumulate, accumulate_apart;
     bool squares;         /* takes them too */
     bool narrow;          /* the sum goes into the first slot as well */
     bool whole;           /* the accumulator has all ranks' parts */
@@ -36,48 +43,15 @@ struct reduce_arg {
     struct iz_touched_in rows;
 };
 
-/* What the bodies of sums have, in the order in which add_buffers appends it.
- */
-struct buffers {
-    void *out;             /* the accumulator */
-    const void *const *in; /* the slices' contributions; none: they are in it */
-    void *full;            /* the first of them, or the accumulator */
-    double *norm2;         /* sum of squares; NULL: they are not taken */
-    struct iz_touched rows;
-    bool by_rows; /* of a sparse table */
-};
-
-static struct buffers buffers_of(const struct reduce_arg *a, void **buf)
+/* NULL: there is none. */
+static void *buffer_at(void **buf, int i)
 {
-    void **next = buf + 1 + a->slots;
-    struct buffers b = {.out =
-                            (char *)buf[0] + a->own * iz_dtype_bytes(a->type),
-                        .in = (const void *const *)&buf[1],
-                        .full = buf[a->slots > 0],
-                        .by_rows = a->rows.cols > 0};
-    if (b.by_rows)
-        b.rows = iz_touched_get(&a->rows, *next++);
-    if (a->squares)
-        b.norm2 = *next;
-    return b;
+    return i < 0 ? NULL : buf[i];
 }
 
-/* Behind the accumulator; the contributions are only read unless `written`, the
- * first one alone. */
-static int add_buffers(struct iz_engine *e, int unit,
-                       const struct reduce_arg *a,
-                       const starpu_data_handle_t *slot, bool written,
-                       struct iz_access *to)
+static void *elem_at(void *p, int64_t i, enum iz_dtype type)
 {
-    int n = 0;
-    for (; n < a->slots; n++)
-        to[n] =
-            (struct iz_access){slot[n], n || !written ? STARPU_R : STARPU_RW};
-    if (a->rows.cols)
-        to[n++] = (struct iz_access){iz_touched_list(e, unit), STARPU_R};
-    if (a->squares)
-        to[n++] = (struct iz_access){e->unit[unit].norm2_handle, STARPU_W};
-    return n;
+    return p ? (char *)p + i * iz_dtype_bytes(type) : NULL;
 }
 
 /* Of this rank alone: of a contribution, what is behind the first a->skip
@@ -85,96 +59,111 @@ static int add_buffers(struct iz_engine *e, int unit,
 static void run_own_sum(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
-    struct buffers b = buffers_of(a, buf);
-    const void *behind = (char *)b.full + a->skip * iz_dtype_bytes(a->wire);
-    int64_t n = b.by_rows ? iz_touched_elems(&b.rows) : a->shard;
+    const void *const *in = (const void *const *)&buf[a->in];
+    void *out = elem_at(buf[a->out], a->own, a->type);
+    double *norm2 = buffer_at(buf, a->norm2);
+    int64_t n = a->shard;
     assert(!a->skip || a->slots == 1);
-    if (b.norm2) {
+    if (a->rows.cols) {
+        struct iz_touched r = iz_touched_get(&a->rows, buf[a->list]);
+        n = iz_touched_elems(&r);
+    }
+    if (norm2) {
         struct iz_norm2 s = {0};
-        iz_flat_sum_norm2(&s, b.out, a->type, a->accumulate, b.in, a->slots,
+        iz_flat_sum_norm2(&s, out, a->type, a->accumulate, in, a->slots,
                           a->wire, n);
-        *b.norm2 = iz_norm2_end(&s);
+        *norm2 = iz_norm2_end(&s);
         return;
     }
-    iz_buffer_sum(x, b.out, a->type, a->accumulate, a->skip ? &behind : b.in,
+    const void *behind = a->skip ? elem_at(buf[a->in], a->skip, a->wire) : NULL;
+    iz_buffer_sum(x, out, a->type, a->accumulate, a->skip ? &behind : in,
                   a->slots, a->wire, n);
     if (a->narrow)
-        iz_buffer_sum(x, b.full, a->wire, false, (const void *const *)buf, 1,
-                      a->type, n);
+        iz_buffer_sum(x, buf[a->in], a->wire, false, (const void *const *)&out,
+                      1, a->type, n);
 }
 
-/* Of all ranks: first a rank's slices, then what each of them gives. */
+/* Of all ranks: first a rank's slices, then what each of them gives.  Of a
+ * sparse table only this rank's part of the rows is summed. */
 static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
-    struct buffers b = buffers_of(a, buf);
-    int64_t n = b.by_rows ? iz_touched_elems(&b.rows) : a->shard * a->ranks;
+    const void *const *in = (const void *const *)&buf[a->in];
+    void *full = buf[a->slots ? a->in : a->out];
+    double *norm2 = buffer_at(buf, a->norm2);
+    struct iz_touched rows = {0};
+    if (a->rows.cols)
+        rows = iz_touched_get(&a->rows, buf[a->list]);
     if (a->slots > 1)
-        iz_buffer_sum(x, b.full, a->wire, false, b.in, a->slots, a->wire, n);
-    if (b.by_rows) { /* only this rank's part of the rows is summed */
+        iz_buffer_sum(x, full, a->wire, false, in, a->slots, a->wire,
+                      a->rows.cols ? iz_touched_elems(&rows)
+                                   : a->shard * a->ranks);
+    struct iz_coll_gpu_sum s = {
+        .full = full,
+        .wire = a->wire,
+        .shard = a->shard,
+        .out = elem_at(buffer_at(buf, a->out), a->own, a->type),
+        .out_type = a->type,
+        .out_on_gpu = a->out_on_gpu,
+        .accumulate = a->accumulate,
+        .norm2 = norm2,
+        .n_apart = a->n_apart,
+        .apart = buffer_at(buf, a->apart),
+        .apart_type = a->apart_type,
+        .accumulate_apart = a->accumulate_apart,
+        .what = a->unit};
+    if (a->rows.cols) {
         int64_t at =
-            a->whole ? iz_touched_first(&a->rows, &b.rows, a->rows.rank) : 0;
-        iz_touched_parts(&a->rows, &b.rows, a->coll, 1);
-        iz_coll_reduce_scatter_parts(
-            a->coll, (char *)buf[0] + at * iz_dtype_bytes(a->type), a->type,
-            a->accumulate, b.full, a->wire, b.norm2, a->unit);
-    } else if (!a->gpu) {
-        iz_coll_reduce_scatter(a->coll, b.out, a->type, a->accumulate, b.full,
-                               a->wire, a->shard, b.norm2, a->unit);
-    } else {
-        struct iz_coll_gpu_sum s = {.full = b.full,
-                                    .wire = a->wire,
-                                    .shard = a->shard,
-                                    .out = b.out,
-                                    .out_type = a->type,
-                                    .out_on_gpu = a->out_on_gpu,
-                                    .accumulate = a->accumulate,
-                                    .norm2 = b.norm2,
-                                    .what = a->unit};
+            a->whole ? iz_touched_first(&a->rows, &rows, a->rows.rank) : 0;
+        iz_touched_parts(&a->rows, &rows, a->coll, 1);
+        iz_coll_reduce_scatter_parts(a->coll, elem_at(buf[a->out], at, a->type),
+                                     a->type, a->accumulate, full, a->wire,
+                                     norm2, a->unit);
+    } else if (a->gpu) {
         iz_coll_gpu_reduce_scatter(a->coll, x, &s);
+    } else {
+        iz_coll_reduce_scatter(a->coll, s.out, a->type, a->accumulate, full,
+                               a->wire, a->shard, norm2, a->unit);
     }
 }
 
-/* What leaves a GPU for the host, and with several ranks also what the GPU sums
- * apart.  buf: contribution, the host's part if there is any, the accumulator
- * on the GPU if there is one, other pieces of the host's. */
-static void run_offload(struct iz_exec *x, void **buf, const void *arg)
+/* What a collective leaves on the host of a GPU, or takes through it. */
+static void count_link(struct iz_engine *e, const struct reduce_arg *a)
 {
-    const struct reduce_arg *a = arg;
-    bool down = a->n_apart < a->shard;
-    if (!a->coll) {
-        iz_buffer_copy(x, buf[1], buf[0], a->shard * iz_dtype_bytes(a->wire));
+    int64_t type = iz_dtype_bytes(a->type), wire = iz_dtype_bytes(a->wire);
+    if (!a->coll || !a->gpu)
         return;
-    }
-    struct iz_coll_gpu_sum s = {.full = buf[0],
-                                .wire = a->wire,
-                                .shard = a->shard,
-                                .out = down ? buf[1] : NULL,
-                                .out_type = a->type,
-                                .n_apart = a->n_apart,
-                                .apart = a->n_apart ? buf[1 + down] : NULL,
-                                .apart_type = a->apart_type,
-                                .accumulate_apart = a->accumulate,
-                                .what = a->unit};
-    iz_coll_gpu_reduce_scatter(a->coll, x, &s);
+    if (e->plan.target.nccl)
+        iz_step_count_link(e, 0,
+                           a->out_on_gpu ? 0 : (a->shard - a->n_apart) * type);
+    else
+        iz_step_count_link(
+            e, a->out_on_gpu ? a->shard * (a->accumulate ? 4 : type) : 0,
+            a->shard * a->ranks * wire);
 }
 
-/* Bytes: what the link or the network moves, or a sum reads and writes. */
+/* The contributions are only read unless `written`, the first one alone.
+ * Bytes: what the network moves, or a sum reads and writes. */
 static void submit_reduce(struct iz_engine *e, struct iz_task *t,
-                          const struct reduce_arg *a)
+                          const starpu_data_handle_t *slot, bool written,
+                          struct reduce_arg a)
 {
-    double shard = (double)a->shard;
-    double wire = shard * (double)iz_dtype_bytes(a->wire);
-    if (t->where == IZ_ON_D2H)
-        t->bytes = wire;
-    else if (a->coll)
-        t->bytes = wire * (a->ranks - 1);
-    else
-        t->bytes = wire * a->slots + shard * (double)iz_dtype_bytes(a->type) *
-                                         (a->accumulate ? 2 : 1);
-    t->squares = a->squares ? shard : 0;
+    double shard = (double)a.shard;
+    double wire = shard * (double)iz_dtype_bytes(a.wire);
+    double type = shard * (double)iz_dtype_bytes(a.type);
+    a.in = a.slots ? iz_task_add(t, slot[0], written ? STARPU_RW : STARPU_R)
+                   : a.out;
+    for (int i = 1; i < a.slots; i++)
+        iz_task_add(t, slot[i], STARPU_R);
+    a.list = iz_task_add(t, iz_touched_list(e, t->unit), STARPU_R);
+    a.norm2 = iz_task_add(t, a.squares ? e->unit[t->unit].norm2_handle : NULL,
+                          STARPU_W);
+    t->bytes = a.coll ? wire * (a.ranks - 1)
+                      : wire * a.slots + type * (a.accumulate ? 2 : 1);
+    t->squares = a.squares ? shard : 0;
     t->urgency += iz_step_in_order(t->unit);
-    iz_step_submit(e, t, a, sizeof(*a));
+    count_link(e, &a);
+    iz_step_submit(e, t, &a, sizeof(a));
 }
 
 /* ---- to the accumulators ---- */
@@ -187,11 +176,26 @@ static void add_part(struct iz_engine *e, int unit, starpu_data_handle_t sum,
 {
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_own_sum, unit);
-    iz_task_add(&t, sum, a.accumulate ? STARPU_RW : STARPU_W);
-    iz_task_add(&t, contribution, STARPU_R);
+    a.out = iz_task_add(&t, sum, a.accumulate ? STARPU_RW : STARPU_W);
     a.shard = n;
     a.skip = skip;
-    submit_reduce(e, &t, &a);
+    submit_reduce(e, &t, &contribution, false, a);
+}
+
+/* From the GPU of a single rank to the host: into the accumulator or, if there
+ * is one, a buffer. */
+static void take_down(struct iz_engine *e, int unit, int acc,
+                      starpu_data_handle_t buffer, starpu_data_handle_t from,
+                      int64_t bytes)
+{
+    struct iz_stretch all = {.bytes = bytes};
+    struct iz_move m = {.list = &all, .n = 1};
+    struct iz_task t = iz_task_of(e, IZ_OFFLOAD, IZ_ON_D2H, NULL, unit);
+    m.from = iz_task_add(&t, from, STARPU_R);
+    m.to = buffer ? iz_task_add(&t, buffer, STARPU_W)
+                  : iz_accumulator_whole(&t, &e->unit[unit], acc, STARPU_W);
+    t.urgency = iz_step_in_order(unit);
+    iz_move(e, &t, m);
 }
 
 /* From the GPU to the host: straight into the accumulator where that can be,
@@ -204,44 +208,40 @@ static void offload(struct iz_engine *e, int unit, int acc,
 {
     struct iz_unit_memory *g = &e->unit[unit];
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
-    starpu_data_handle_t host = g->grad_handle[acc][0];
+    int64_t host = iz_plan_host_elems(g->plan);
     bool many = a.coll != NULL, first = !a.accumulate;
     bool straight = !host || iz_plan_straight(&e->plan, first);
-    enum starpu_data_access_mode mode = first ? STARPU_W : STARPU_RW;
-    starpu_data_handle_t to =
-        straight ? host : iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle;
-    struct iz_access pieces[IZ_PIECES_MAX];
-    struct reduce_arg move = a;
-    if (apart && !many)
-        add_part(e, unit, g->grad_apart_handle[acc], contribution,
-                 iz_plan_host_elems(g->plan), apart, a);
-    if (many || to) {
-        struct iz_task t =
-            iz_task_of(e, to ? IZ_OFFLOAD : IZ_REDUCE,
-                       many ? IZ_ON_COMM : IZ_ON_D2H, run_offload, unit);
-        iz_task_add(&t, contribution, many ? STARPU_RW : STARPU_R);
-        iz_task_add(&t, to, STARPU_W);
-        move.n_apart = many ? apart : 0;
-        move.shard -= many ? 0 : apart;
-        if (move.n_apart)
-            iz_task_add(&t, g->grad_apart_handle[acc], mode);
-        if (!straight)
-            move.type = many ? IZ_F32 : move.wire;
-        t.more = pieces;
-        t.n_more =
-            straight ? iz_accumulator_rest(g, acc, STARPU_W, pieces, 0) : 0;
-        submit_reduce(e, &t, &move);
+    starpu_data_handle_t buffer =
+        straight ? NULL : iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle;
+    struct reduce_arg sum = a;
+    if (!straight)
+        sum.type = many ? IZ_F32 : a.wire;
+    if (many) {
+        struct iz_task t = iz_task_of(e, host ? IZ_OFFLOAD : IZ_REDUCE,
+                                      IZ_ON_COMM, run_reduce, unit);
+        sum.out = buffer ? iz_task_add(&t, buffer, STARPU_W)
+                         : iz_accumulator_whole(&t, g, acc, STARPU_W);
+        sum.apart = iz_task_add(&t, g->grad_apart_handle[acc],
+                                first ? STARPU_W : STARPU_RW);
+        sum.n_apart = apart;
+        sum.accumulate_apart = !first;
+        sum.accumulate = false;
+        submit_reduce(e, &t, &contribution, true, sum);
+    } else {
+        if (apart)
+            add_part(e, unit, g->grad_apart_handle[acc], contribution, host,
+                     apart, a);
+        if (host)
+            take_down(e, unit, acc, buffer, contribution,
+                      host * iz_dtype_bytes(a.wire));
     }
-    if (many)
-        iz_step_count_link(
-            e, 0, iz_plan_host_elems(g->plan) * iz_dtype_bytes(move.type));
     if (!straight)
         iz_accumulator_add(
-            e, unit, acc, &to,
+            e, unit, acc, &buffer,
             (struct iz_piece_sum){.inputs = 1,
                                   .accumulate = !first,
                                   .squares = last && g->plan->sums_squares,
-                                  .from = move.type,
+                                  .from = sum.type,
                                   .type = a.type});
 }
 
@@ -265,17 +265,10 @@ static void add_on_gpu(struct iz_engine *e, int unit, int acc, bool last,
         add_part(e, unit, sum, contribution, 0, host, a);
         a.wire = a.type;
     }
-    if (!last || acc) /* the tied use comes first */
+    if (!last || acc || !host) /* the tied use comes first */
         return;
-    if (host) {
-        struct iz_task t =
-            iz_task_of(e, IZ_OFFLOAD, IZ_ON_D2H, run_offload, unit);
-        iz_accumulator_squares(e, unit, 0, sum, g->sum_handle[1]);
-        iz_task_add(&t, sum, STARPU_R);
-        iz_task_add(&t, g->grad_handle[0][0], STARPU_W);
-        a.shard = host;
-        submit_reduce(e, &t, &a);
-    }
+    iz_accumulator_squares(e, unit, 0, sum, g->sum_handle[1]);
+    take_down(e, unit, 0, NULL, sum, host * iz_dtype_bytes(a.wire));
 }
 
 /* Adds a micro-batch to the sum of this rank alone.  True after the last one:
@@ -291,18 +284,14 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
                                     : &g->sum_handle[acc];
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_own_sum, unit);
-    struct iz_access from[IZ_SLICES_MAX + 1];
     if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
         *sum = iz_engine_next_sum(e, unit);
     a.coll = NULL;
-    a.own = 0;
     a.shard = iz_plan_sent(g->plan);
     a.narrow = last && a.type != a.wire;
-    iz_task_add(&t, *sum, a.accumulate ? STARPU_RW : STARPU_W);
-    t.more = from;
-    t.n_more = add_buffers(e, unit, &a, slot, a.narrow, from);
+    a.out = iz_task_add(&t, *sum, a.accumulate ? STARPU_RW : STARPU_W);
     t.urgency = last ? 0 : iz_accumulator_urgency(e);
-    submit_reduce(e, &t, &a);
+    submit_reduce(e, &t, slot, a.narrow, a);
     if (last && !a.narrow)
         slot[0] = p->zero.sums == IZ_SUMS_IN_ACCUMULATOR ? NULL : *sum;
     return last;
@@ -314,29 +303,16 @@ static void add_together(struct iz_engine *e, int unit, int acc,
                          const starpu_data_handle_t *slot, bool squares,
                          struct reduce_arg a)
 {
-    const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     bool many = a.coll != NULL;
     bool kept = a.accumulate || g->plan->direct || a.whole;
-    enum starpu_data_access_mode mode = kept ? STARPU_RW : STARPU_W;
-    struct iz_access from[IZ_SLICES_MAX + 2 + IZ_PIECES_MAX];
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, many ? IZ_ON_COMM : IZ_ON_COMPUTE,
                    many ? run_reduce : run_own_sum, unit);
     a.squares = squares;
-    int n = add_buffers(e, unit, &a, slot, many, from);
-    iz_task_add(&t, g->grad_handle[acc][0], mode);
-    t.more = from;
-    t.n_more = iz_accumulator_rest(g, acc, mode, from, n);
+    a.out = iz_accumulator_whole(&t, g, acc, kept ? STARPU_RW : STARPU_W);
     t.urgency = many ? 0 : iz_accumulator_urgency(e);
-    submit_reduce(e, &t, &a);
-    if (!many || !a.gpu || p->target.nccl)
-        return;
-    iz_step_count_link(
-        e,
-        a.out_on_gpu ? a.shard * iz_dtype_bytes(a.accumulate ? IZ_F32 : a.type)
-                     : 0,
-        iz_step_param_bytes(e, a.shard * a.ranks));
+    submit_reduce(e, &t, slot, many, a);
 }
 
 /* Where the sum of a unit's contributions is formed. */
@@ -368,6 +344,7 @@ static struct reduce_arg reduce_arg(struct iz_engine *e, int unit, int slots,
     const struct iz_plan_unit *g = e->unit[unit].plan;
     assert(slots <= IZ_SLICES_MAX);
     return (struct reduce_arg){.coll = p->ranks > 1 ? e->coll : NULL,
+                               .apart = -1,
                                .shard = iz_step_cost_shard(p, g),
                                .slots = g->direct ? 0 : slots,
                                .ranks = p->ranks,

@@ -15,19 +15,6 @@ iz_task_of(const struct iz_engine *e, enum iz_kind kind, enum iz_where where,
                             .step = (int)e->step};
 }
 
-/* Appends an access and returns which buffer it is; -1 for no handle. */
-static inline signed char iz_task_add(struct iz_task *t, starpu_data_handle_t h,
-                                      enum starpu_data_access_mode mode)
-{
-    signed char n = 0;
-    if (!h)
-        return -1;
-    while (t->data[n].handle)
-        n++;
-    t->data[n] = (struct iz_access){h, mode};
-    return n;
-}
-
 /* What moves between host and GPU is counted here: all that a task of these
  * movers moves, and what a collective of GPUs takes through the host. */
 static inline void iz_step_count_link(struct iz_engine *e, int64_t h2d,

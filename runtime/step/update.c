@@ -8,13 +8,13 @@
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
 #include "codelets/base/take.h"
-#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
 #include "runtime/step/chunk_update.h"
 #include "runtime/step/disk.h"
 #include "runtime/step/matrices.h"
+#include "runtime/step/move.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
@@ -66,7 +66,6 @@ static void submit_update(struct iz_engine *e, int unit,
                           starpu_data_handle_t param, const struct passes *pass)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    struct iz_access *more = iz_take(p->matrices, sizeof(*more), "an update");
     int64_t n = p->rows ? min64(p->packed, k->count) : k->count;
     int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
@@ -90,7 +89,7 @@ static void submit_update(struct iz_engine *e, int unit,
     if (a->rows.cols)
         a->in.rows = iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
     if (pass->along) {
-        iz_matrices_add(e, unit, k, pass->matrices, &t, more);
+        iz_matrices_add(e, unit, k, pass->matrices, &t);
     } else if (pass->matrices) {
         int64_t i = k - e->unit[unit].chunk;
         bool in = iz_matrices_in(e, unit, k);
@@ -103,68 +102,6 @@ static void submit_update(struct iz_engine *e, int unit,
             a->updated = NULL;
     }
     iz_step_submit(e, &t, a, sizeof(*a));
-    free(more);
-}
-
-/* ---- between host and GPU ---- */
-
-struct copy_arg {
-    int64_t from, to, bytes;
-    bool always; /* in a step that is skipped, too: the control is not read */
-    /* Of a chunk's parameters, which begin with element `first` of the unit and
-     * have `size` bytes: those of matrices or the others alone.  NULL: all. */
-    const struct iz_segment *segment;
-    bool matrices;
-    int64_t first, size;
-};
-
-/* Copies the parts that are asked for, unless x is NULL; returns their bytes.
- */
-static int64_t copy_parts(struct iz_exec *x, const struct copy_arg *a, char *to,
-                          const char *from)
-{
-    const struct iz_segment *s = a->segment;
-    int64_t sum = 0, n = s ? a->bytes / a->size : 0;
-    for (int64_t i = 0, end; i < n; i = end) {
-        while (s->end <= a->first + i)
-            s++;
-        end = min64(s->end - a->first, n);
-        if (s->by_matrix != a->matrices)
-            continue;
-        if (x)
-            iz_buffer_copy(x, to + i * a->size, from + i * a->size,
-                           (end - i) * a->size);
-        sum += (end - i) * a->size;
-    }
-    if (!s && x)
-        iz_buffer_copy(x, to, from, a->bytes);
-    return s ? sum : a->bytes;
-}
-
-/* buf: from, to, control. */
-static void update_run_copy(struct iz_exec *x, void **buf, const void *arg)
-{
-    const struct copy_arg *a = arg;
-    if (a->always || !((const struct iz_control *)buf[2])->skip)
-        copy_parts(x, a, (char *)buf[1] + a->to, (char *)buf[0] + a->from);
-}
-
-static void submit_copy(struct iz_engine *e, int unit, enum iz_where where,
-                        starpu_data_handle_t from, struct iz_access to,
-                        struct copy_arg a)
-{
-    int64_t bytes = copy_parts(NULL, &a, NULL, NULL);
-    if (!bytes)
-        return;
-    struct iz_task t = iz_task_of(e, where == IZ_ON_H2D ? IZ_FETCH : IZ_OFFLOAD,
-                                  where, update_run_copy, unit);
-    iz_task_add(&t, from, STARPU_R);
-    iz_task_add(&t, to.handle, to.mode);
-    if (!a.always)
-        iz_task_add(&t, e->scalar.control_handle, STARPU_R);
-    t.urgency = iz_step_in_order(unit);
-    t.bytes = (double)bytes;
-    iz_step_submit(e, &t, &a, sizeof(a));
 }
 
 /* ---- chunks ---- */
@@ -193,20 +130,49 @@ static struct iz_access updates_of(const struct iz_engine *e,
                               STARPU_R};
 }
 
-/* Of a chunk's parameters.  A pass writes those of matrices or the others, and
- * to join the halves of a master the first one reads all. */
-static struct copy_arg param_copy(const struct iz_engine *e,
-                                  const struct iz_chunk *k,
-                                  const struct passes *pass,
-                                  const struct iz_chunk_update *a, bool written)
+/* A task that copies between host and GPU for an update. */
+static struct iz_task copy_task(const struct iz_engine *e, enum iz_where where,
+                                int unit)
 {
+    struct iz_task t = iz_task_of(e, where == IZ_ON_H2D ? IZ_FETCH : IZ_OFFLOAD,
+                                  where, NULL, unit);
+    t.urgency = iz_step_in_order(unit);
+    return t;
+}
+
+/* Copies a chunk's parameters from their home to where they begin in a buffer
+ * or, `written`, back.  A pass writes those of matrices or the others, and to
+ * join the halves of a master the first one reads all. */
+static void copy_params(struct iz_engine *e, int unit, const struct iz_chunk *k,
+                        const struct passes *pass,
+                        const struct iz_chunk_update *a, enum iz_where where,
+                        bool written, struct iz_access buffer)
+{
+    const struct iz_segment *g = a->segment;
     bool parts = written ? pass->matrices != NULL : pass->along;
-    return (struct copy_arg){.bytes = iz_step_param_bytes(e, k->count),
-                             .always = !written || a->early,
-                             .segment = parts ? a->segment : NULL,
-                             .matrices = pass->along,
-                             .first = a->first,
-                             .size = iz_step_param_bytes(e, 1)};
+    int64_t size = iz_step_param_bytes(e, 1);
+    struct iz_task t = copy_task(e, where, unit);
+    int in = iz_task_add(&t, buffer.handle, buffer.mode);
+    int home = iz_task_add(&t, k->param_handle, written ? STARPU_RW : STARPU_R);
+    struct iz_move m = {.to = written ? home : in,
+                        .from = written ? in : home,
+                        .skips = written && !a->early};
+    struct iz_stretch *list = NULL;
+    int room = 0;
+    for (int64_t i = 0, end; i < k->count; i = end) {
+        int64_t at = a->param_at + i * size;
+        while (parts && g->end <= a->first + i)
+            g++;
+        end = parts ? min64(g->end - a->first, k->count) : k->count;
+        if (parts && g->by_matrix != pass->along)
+            continue;
+        list = iz_take_more(list, m.n, &room, sizeof(*list), "parts");
+        list[m.n++] = (struct iz_stretch){
+            written ? i * size : at, written ? at : i * size, (end - i) * size};
+    }
+    m.list = list;
+    iz_move(e, &t, m);
+    free(list);
 }
 
 /* A chunk of an offloaded optimizer whose states are on the GPU.  A gradient
@@ -222,8 +188,6 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     struct iz_chunk_update a = update_arg(e, unit, k);
     int64_t size = iz_dtype_bytes(a.grad_type);
     struct iz_access grad = {g->grad_apart_handle[0], STARPU_R};
-    struct copy_arg before = param_copy(e, k, pass, &a, false);
-    struct copy_arg after = param_copy(e, k, pass, &a, true);
     if (down || !apart)
         staging = iz_engine_next_staging(e, IZ_STAGING_SPLIT)->handle;
     if (pass->along) {
@@ -231,33 +195,32 @@ static void update_on_gpu(struct iz_engine *e, int unit,
     } else if (apart) {
         a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
-        starpu_data_handle_t from = update_grad(e, unit, k, &a).handle;
-        submit_copy(e, unit, IZ_ON_H2D, from,
-                    (struct iz_access){staging, STARPU_W},
-                    (struct copy_arg){.from = a.grad_first * size,
-                                      .bytes = k->count * size,
-                                      .always = true});
-        before.to = after.from = g->plan->chunk * size;
+        struct iz_task t = copy_task(e, IZ_ON_H2D, unit);
+        struct iz_stretch all = {.bytes = k->count * size};
+        struct iz_move m = {.n = 1, .list = &all};
+        m.from = iz_task_add(&t, update_grad(e, unit, k, &a).handle, STARPU_R);
+        m.to = iz_task_add(&t, staging, STARPU_W);
+        all.from = a.grad_first * size;
+        iz_move(e, &t, m);
         grad = (struct iz_access){staging, down ? STARPU_RW : STARPU_R};
         a.grad_first = 0;
     }
-    if (down && a.states.lower)
-        submit_copy(e, unit, IZ_ON_H2D, k->param_handle,
-                    (struct iz_access){staging, apart ? STARPU_W : STARPU_RW},
-                    before);
     if (down && !apart) { /* parameters behind the gradient */
         a.in.param = 0;
-        a.param_at = after.from;
+        a.param_at = g->plan->chunk * size;
         a.in.control = 2;
     }
+    if (down && a.states.lower)
+        copy_params(e, unit, k, pass, &a, IZ_ON_H2D, false,
+                    (struct iz_access){staging, apart ? STARPU_W : STARPU_RW});
     submit_update(e, unit, k, &a, grad, k->state_handle,
                   !down   ? k->param_handle
                   : apart ? staging
                           : NULL,
                   pass);
     if (down)
-        submit_copy(e, unit, IZ_ON_D2H, staging,
-                    (struct iz_access){k->param_handle, STARPU_RW}, after);
+        copy_params(e, unit, k, pass, &a, IZ_ON_D2H, true,
+                    (struct iz_access){staging, STARPU_R});
 }
 
 /* Loads or stores what a pass over a chunk uses of what it has on disk, through
@@ -340,16 +303,14 @@ static void update_chunk(struct iz_engine *e, int unit, struct iz_chunk *k,
         param = iz_engine_next_staging(e, IZ_STAGING_UPDATE)->handle;
     }
     if (iz_plan_params_to_gpu(p) && a.states.lower)
-        submit_copy(e, unit, IZ_ON_D2H, k->param_handle,
-                    (struct iz_access){param, STARPU_W},
-                    param_copy(e, k, pass, &a, false));
+        copy_params(e, unit, k, pass, &a, IZ_ON_D2H, false,
+                    (struct iz_access){param, STARPU_W});
     submit_update(e, unit, k, &a, grad, state, param, pass);
     if (staging)
         move_chunk(e, unit, k, IZ_STORE, staging, &a, pass->along);
     if (iz_plan_params_to_gpu(p))
-        submit_copy(e, unit, IZ_ON_H2D, param,
-                    (struct iz_access){k->param_handle, STARPU_RW},
-                    param_copy(e, k, pass, &a, true));
+        copy_params(e, unit, k, pass, &a, IZ_ON_H2D, true,
+                    (struct iz_access){param, STARPU_R});
 }
 
 /* By the side that has its states, of an offloaded optimizer. */

@@ -12,7 +12,10 @@
  * updated then.  Where nothing but the units put off is left, the disk may have
  * waited, and one unit fewer is put off.  The order changes the time of a run,
  * never its numbers: without clipping an update depends on its own gradient
- * alone. */
+ * alone.
+ *
+ * Each rank decides for itself, by its own disk.  Where ranks exchange matrices
+ * for their updates nothing is put off: they must do so in one order. */
 #include "runtime/step/update_order.h"
 
 #include <stdatomic.h>
@@ -51,7 +54,8 @@ void iz_update_order_end(struct iz_engine *e)
 {
     struct iz_update_order *t = &e->update_order;
     int late = atomic_load(&t->next);
-    if (!iz_step_on_disk(e) || !iz_step_updates_early(e))
+    bool exchange = e->plan.matrices.n && e->plan.ranks > 1;
+    if (!iz_step_on_disk(e) || !iz_step_updates_early(e) || exchange)
         return;
     t->due += chunks_below(e, e->plan.n_units);
     int64_t rest = t->due - atomic_load(&t->updated);

@@ -72,6 +72,10 @@ static void other_updates_keep_their_order(void **state)
     assert_int_equal(step(CHUNKS), 0);
     begin(IZ_HOME_CPU, true, true);
     assert_int_equal(step(CHUNKS), 0);
+    begin(IZ_HOME_NVME, true, true); /* of ranks that exchange matrices */
+    e.plan.ranks = 2;
+    e.plan.matrices.n = 1;
+    assert_int_equal(step(CHUNKS), 0);
 }
 
 int main(void)
