@@ -3,11 +3,11 @@
 
 A small model of each family of models/families.c, its weights by a seed, and what
 transformers computes with it: families.json has the config.json that it saves, the
-shapes of its tensors, and the losses of SAMPLE before each of ten steps of AdamW and
-after them.  With --write the losses are computed again and written, else compared:
-those of the seeded weights, or of the folders FOLDER/FAMILY.  "adapted" is the loss of
-PEFT with a seeded adapter, or that of the adapters FOLDER/FAMILY the number in their
-file "loss".
+shapes of its tensors, the losses of SAMPLE before each of ten steps of AdamW and
+after them, and the norms of its gradients.  With --write these are computed again and
+written, else compared: those of the seeded weights, or of the folders FOLDER/FAMILY.
+"adapted" is the loss of PEFT with a seeded adapter, or that of the adapters
+FOLDER/FAMILY the number in their file "loss".
 What tests read needs no transformers."""
 import array
 import json
@@ -23,7 +23,8 @@ import folder as hf  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
 SEQ, STEPS = 24, 10
-ADAM = {"lr": 2e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+ADAM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+CLIP, WARM, TOTAL = 0.5, 4, 14
 SAMPLE = random.Random(7).randbytes(SEQ + 1)
 
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 44,
@@ -103,6 +104,13 @@ FAMILIES = {
     "minimax_m2": {**EXPERTS, **WIDE},
     "gpt_oss": {**EXPERTS, **WIDE, **SORTS, "rope_parameters": {**YARN, "truncate": False}},
     "minimax_m2 released": {**EXPERTS, **WIDE, "rotary_dim": 6},
+    "gpt2": {"max_position_embeddings": SEQ},
+    "qwen3_moe": {**EXPERTS, **WIDE, "num_experts": 6, "mlp_only_layers": [1],
+                  "moe_intermediate_size": 20, "norm_topk_prob": True},
+    "mixtral": {**EXPERTS, **WINDOW},
+    "llama llama3": {**WIDE, "rope_parameters": {
+        "rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
 }
 
 
@@ -112,7 +120,8 @@ def tensors(shapes, seed):
     for name, shape in shapes.items():
         n = math.prod(shape)
         scale = 1 / 256 if len(shape) > 1 else 1 / 512
-        base = "norm" in name and name.endswith("weight") or "magnitude" in name
+        norm = "norm" in name or ".ln_" in name
+        base = norm and name.endswith("weight") or "magnitude" in name
         values = [base + (rng.randrange(-127, 128)) * scale for _ in range(n)]
         out[name] = ("F32", tuple(shape), array.array("f", values).tobytes())
     return out
@@ -130,7 +139,7 @@ def write(family, golden, path):
 # Of PEFT's rank_pattern and alpha_pattern.
 RANKS, ALPHAS = {r".*layers\.1\..*": 2, "(o|c)_proj": 3}, {"down_proj|c_proj": 9}
 HEAD = "base_model.model."
-OTHERS = "model.embed_tokens|lm_head|.*norm|gpt_neox.embed_in|embed_out"
+OTHERS = r"model.embed_tokens|lm_head|.*norm|.*\.(ln_.|w.e)|gpt_neox.embed_in|embed_out"
 
 
 def adapter(family, golden):
@@ -150,13 +159,14 @@ def adapter(family, golden):
         linear = [m for m in linear if "self_attn" in m]
     for m in [m for m in linear if len(shapes[m + ".weight"]) == 2]:
         r = next((v for k, v in RANKS.items() if re.match(rf"(.*\.)?({k})$", m)), 4)
-        rows, cols = shapes[m + ".weight"]
+        rows, cols = shapes[m + ".weight"][::-1 if family == "gpt2" else 1]
         out |= {f"{HEAD}{m}.lora_A.weight": [r, cols], f"{HEAD}{m}.lora_B.weight": [rows, r]}
         if dora:
             out[f"{HEAD}{m}.lora_magnitude_vector"] = [rows]
     return {"r": 4, "lora_alpha": 3.0, "use_rslora": n % 2 == 1, "rank_pattern": RANKS,
             "alpha_pattern": ALPHAS, "modules_to_save": ends or None,
             "ensure_weight_tying": ties, "use_dora": dora,
+            "fan_in_fan_out": family == "gpt2",
             "target_modules": sorted({k.split(".")[-3] for k in out if "lora_A" in k}),
             "peft_type": "LORA", "task_type": "CAUSAL_LM"}, out, ties
 
@@ -197,8 +207,19 @@ def adapted(family, golden, base, path):
         return torch.nn.functional.cross_entropy(logits[0], x[0, 1:]).item()
 
 
-def losses(path):
-    """What transformers computes with a folder."""
+def learning_rate(t):
+    """Of update t (0-based): the log warm-up and the cosine, as DeepSpeed has
+    them, whose first update runs before its schedule does."""
+    if t < 1:
+        return 0.0
+    if t <= WARM:
+        return ADAM["lr"] * math.log(t) / math.log(WARM)
+    x = (t - WARM) / (TOTAL - WARM)
+    return ADAM["lr"] * (1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * x)) / 2)
+
+
+def trained(path):
+    """What transformers computes with a folder: losses, and norms of gradients."""
     import torch
     import transformers
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -207,15 +228,17 @@ def losses(path):
     assert not info["missing_keys"] and not info["unexpected_keys"], info
     x = torch.tensor([list(SAMPLE)])
     model.train()
-    adam = torch.optim.AdamW(model.parameters(), lr=ADAM["lr"], eps=ADAM["eps"],
-                             betas=ADAM["betas"], weight_decay=0)
-    out = []
-    for _ in range(STEPS + 1):
+    adam = torch.optim.AdamW(model.parameters(), **ADAM)
+    out = {"losses": [], "norms": []}
+    for t in range(STEPS + 1):
         logits = model(x[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits[0], x[0, 1:])
-        out.append(loss.item())
         adam.zero_grad()
         loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        out["losses"].append(loss.item())
+        out["norms"].append(norm.item())
+        adam.param_groups[0]["lr"] = learning_rate(t)
         adam.step()
     return out
 
@@ -249,15 +272,17 @@ def main():
                 continue
             if "--write" in sys.argv:
                 golden[name] = shapes_of(name, path / "saved")
-            now = losses(given[0] / name if given else
-                         write(name, golden, path / "seeded"))
+            now = trained(given[0] / name if given else
+                          write(name, golden, path / "seeded"))
             peft = adapted(name, golden, path / "seeded", write_adapter(
                 name, golden, path / "adapter")) if not given else None
-        was = golden[name].setdefault("losses", now)
-        assert max(abs(a - b) for a, b in zip(was, now)) < 1e-5, (name, was, now)
+        for key, values in now.items():
+            was = golden[name].setdefault(key, values)
+            assert all(abs(a - b) < 1e-5 * max(1, a) for a, b in zip(was, values)), (
+                name, key, was, values)
         was = golden[name].setdefault("adapted", peft)
         assert given or abs(was - peft) < 1e-5 * was, (name, was, peft)
-        print(name, now[0], now[-1], flush=True)
+        print(name, now["losses"][0], now["losses"][-1], flush=True)
     if "--write" in sys.argv:
         GOLDEN.write_text("{" + ",\n".join(
             f"{json.dumps(k)}: {json.dumps(golden[k])}" for k in FAMILIES

@@ -9,6 +9,7 @@ import random
 import pytest
 
 import families
+import muon
 import run
 
 GOLDEN = json.loads(families.GOLDEN.read_text())
@@ -16,7 +17,8 @@ PYTHON = os.environ.get("IZ_TEST_PYTHON")
 
 
 def program_of(family):
-    return run.built("models/moe" if is_mixture(family) else "models/llama")
+    name = "gpt2" if family == "gpt2" else "moe" if is_mixture(family) else "llama"
+    return run.built(f"models/{name}")
 
 
 def is_mixture(family):
@@ -26,16 +28,24 @@ def is_mixture(family):
 def config(family, folder, sample, **more):
     """Without the routers' own losses."""
     alone = {"router_aux_loss_coef": 0} if is_mixture(family) else {}
-    return {"train_batch_size": 1, "gradient_clipping": 0.0,
+    return {"train_batch_size": 1, "gradient_clipping": families.CLIP,
             "data.path": str(sample), "data.val_fraction": 0,
             "optimizer": {"type": "AdamW", "params": families.ADAM},
+            "scheduler": {"type": "WarmupCosineLR", "params": {
+                "warmup_num_steps": families.WARM, "total_num_steps": families.TOTAL}},
             "model": {"import": str(folder), "seq": families.SEQ, **alone},
             **more}
 
 
-@pytest.mark.parametrize("family", GOLDEN)
+# What the sanitizers run, too.
+FEW = ("gpt2", "phi", "gemma3_text", "stablelm parallel", "mixtral", "glm4_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize("family", [
+    pytest.param(k, marks=[pytest.mark.sanitized] * (k in FEW)) for k in GOLDEN])
 def test_a_family_has_its_losses(family, place):
-    """Before ten steps of AdamW, after each, and exported as it came."""
+    """Before ten steps of AdamW, after each, and exported as it came; with a schedule,
+    clipping and decay."""
     place.use(program_of(family))
     folder = families.write(family, GOLDEN, place.folder / "in")
     sample, out = place.folder / "sample", place.folder / "out"
@@ -45,6 +55,9 @@ def test_a_family_has_its_losses(family, place):
     assert abs(r.losses[0] - want[0]) < 1e-6 * want[0], (r.losses, want)
     for a, b in zip(r.losses, want):
         assert abs(a - b) < 1e-5 * max(1, b), (r.losses, want)
+    for t, (got, norm) in enumerate(zip(r.steps, GOLDEN[family]["norms"])):
+        assert got["grad_norm"] == pytest.approx(norm, rel=1e-4), t
+        assert got["lr"] == pytest.approx(families.learning_rate(t), rel=1e-12), t
     place.good(1, config(family, folder, sample, **{
         "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out)}))
     assert families.hf.read(out) == \
@@ -68,6 +81,32 @@ def test_an_adapter_of_a_family_has_its_loss(family, place):
     name = "adapter_model.safetensors"
     assert families.hf.read_file(out / name) == \
         families.adapter_tensors(family, GOLDEN)
+
+
+@pytest.mark.parametrize("family, ranks, home", [
+    (k, *[(1, (0, "none", "none")), (2, (3, "cpu", "cpu"))][i % 2])
+    for i, k in enumerate(muon.SCALES)])
+def test_losses_are_those_of_pytorchs_muon(family, ranks, home, place):
+    """Each matrix of a stacked weight by itself."""
+    place.use(program_of(family))
+    folder = families.write(family, GOLDEN, place.folder / "in")
+    sample = place.folder / "sample"
+    sample.write_bytes(families.SAMPLE)
+    r = place.good(ranks, {
+        **config(family, folder, sample), "run.steps": muon.STEPS, "train_batch_size": 2,
+        "scheduler": None, **run.offload(*home, None),
+        "optimizer": {"type": "Muon", "params": {
+            **muon.PARAMS, "adjust_lr_fn": muon.SCALES[family]}}})
+    own, exact = json.loads(muon.FILE.read_text())[family]
+    assert own[-1] < 0.95 * own[0] and own != exact
+    assert r.losses == pytest.approx(own, rel=3e-4)  # whose iteration is in bf16
+    assert r.losses == pytest.approx(exact, rel=2e-5)
+
+
+@pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
+def test_pytorchs_muon_has_these_losses():
+    r = run.call(PYTHON, muon.__file__, timeout_s=600)
+    assert r.rc == 0, str(r)
 
 
 def empty(t):

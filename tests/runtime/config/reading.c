@@ -170,3 +170,19 @@ void assert_accepted(const char *body)
         fail_msg("refused: %s\n%s", body, said);
     assert_string_equal(said, "");
 }
+
+void each_case(const char *path,
+               void (*check)(const char *body, const char *words))
+{
+    char *text = contents(path, NULL), *rest = text, *body = NULL;
+    for (char *line; (line = strtok_r(rest, "\n", &rest));) {
+        char *end = line + strlen(line) - 1;
+        if (*line == ' ') {
+            *end = *end == '$' ? '\n' : *end;
+            check(body, line + strspn(line, " "));
+        } else if (*line != '#') {
+            body = line;
+        }
+    }
+    free(text);
+}

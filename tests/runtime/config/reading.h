@@ -49,3 +49,7 @@ void read_refused(const char *text, const char *set, int ranks,
 void assert_refused(const char *body, const char *words);
 void assert_accepted(const char *body);
 int lines_of(const char *s);
+/* Calls check for each case of a file: a line, with each of the indented ones
+ * behind it, in which $ stands for the end of a line.  # begins a comment. */
+void each_case(const char *path,
+               void (*check)(const char *body, const char *words));
