@@ -300,16 +300,15 @@ struct iz_hf {
     const struct iz_hf_lack *lacks; /* ends with what = NULL; may be NULL */
 };
 
-/* For models.  Creates a model with n_units empty units and self_bytes of
- * zeroed `self`; its close is set.  Returns 0 or -ENOMEM (*out is then NULL).
- */
-int iz_model_open(struct iz_model **out, const char *name, int n_units,
-                  size_t self_bytes);
+/* For models.  Creates a model with n_units empty units and a copy of `self`;
+ * its close is set. */
+struct iz_model *iz_model_open(const char *name, int n_units, const void *self,
+                               size_t self_bytes);
 /* Calls the model's close; accepts NULL. */
 void iz_model_close(struct iz_model **model);
-/* Gives u a copy of n parameters, each name after the prefix; 0 or -ENOMEM. */
-int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
-                   const char *prefix);
+/* Gives u a copy of n parameters, each name after the prefix. */
+void iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
+                    const char *prefix);
 
 /* Bytes per sample of what a data set hands over: input and target records,
  * and where documents begin if they are apart. */
