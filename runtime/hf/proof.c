@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/ops/ops.h"

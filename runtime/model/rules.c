@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/take.h"
