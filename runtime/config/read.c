@@ -202,7 +202,7 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
-    if (!theirs || iz_key_same(theirs, v) ||
+    if (!theirs || iz_json_same(theirs, v) ||
         iz_published_free(r->model->hf, name))
         return;
     bool more = json_integer_value(v) > json_integer_value(theirs);
