@@ -216,6 +216,7 @@ struct iz_hf_name {
      * number that the parameter's name has in a second {}, if it has one. */
     const char *tensor;
     const char *param; /* NULL: the tensor is ignored if it is present */
+    const char *types; /* as in struct iz_hf_key */
     enum iz_hf_layout layout;
     /* A second name of a parameter that another unit owns: it may be missing,
      * must be equal if it is present, and is not written. */
@@ -225,8 +226,7 @@ struct iz_hf_name {
     int64_t (*each)(const void *self); /* columns (or rows) for a number */
     /* Of an ignored one: only numbers from this one on. */
     int64_t (*beyond)(const void *self);
-    const char *types; /* as in struct iz_hf_key */
-    bool grows;        /* rows are tokens: a folder may have fewer */
+    bool grows; /* rows are tokens: a folder may have fewer */
 };
 
 /* What these types have in the names of tensors in place of `is`, one after the
