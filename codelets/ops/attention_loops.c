@@ -208,8 +208,8 @@ static void write_rows(float *restrict to, int64_t ld,
     for (int64_t i = 0; i < rows; i++)
 #pragma omp simd
         for (int64_t k = 0; k < d; k++)
-            to[i * ld + k] =
-                add ? to[i * ld + k] + by * from[i * c + k] : by * from[i * c + k];
+            to[i * ld + k] = add ? to[i * ld + k] + by * from[i * c + k]
+                                 : by * from[i * c + k];
 }
 
 /* ---- a tile of scores ---- */
@@ -544,7 +544,8 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
         to_keys(w->dk + at, &t, w->ds, w->q, c);
         to_keys(w->dv + at, &t, w->s, w->dy, c);
     }
-    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h), false);
+    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h),
+               false);
 }
 
 static void head_bwd(const struct iz_head *h)
@@ -560,7 +561,8 @@ static void head_bwd(const struct iz_head *h)
     for (int64_t i0 = 0; i0 < h->rows; i0 += ROWS)
         tile_bwd(h, &w, i0);
     if (h->last) {
-        write_rows(h->dk + at, h->ldk, w.dk, w.c, keys, h->d, scale_of(h), h->adds);
+        write_rows(h->dk + at, h->ldk, w.dk, w.c, keys, h->d, scale_of(h),
+                   h->adds);
         write_rows(h->dv + at, h->ldk, w.dv, w.c, keys, h->d, 1, h->adds);
     }
 }
