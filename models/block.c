@@ -3,9 +3,6 @@
  * H = heads, K = kv_heads, D = head_dim, F = hidden. */
 #include "models/block_parts.h"
 
-#include <math.h>
-#include <stdio.h>
-
 #include "models/parts.h"
 #include "models/passed.h"
 

@@ -113,10 +113,10 @@ struct iz_ends {
 int iz_block_units(const struct iz_block *b);
 /* Makes the units of m, b being borrowed until m is closed; the embedding is
  * that of tokens and of learned positions, if there are some.  Where m has a
- * vocabulary, the head generates.  0 or -ENOMEM. */
-int iz_block_open(struct iz_model *m, const struct iz_block *b,
-                  const struct iz_block_names *names,
-                  const struct iz_ends *ends);
+ * vocabulary, the head generates. */
+void iz_block_open(struct iz_model *m, const struct iz_block *b,
+                   const struct iz_block_names *names,
+                   const struct iz_ends *ends);
 
 /* 0, or -EINVAL with the reason printed: heads must share the width evenly. */
 int iz_block_check(const char *model, int width, int heads);

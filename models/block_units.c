@@ -7,8 +7,8 @@
 #include "models/parts.h"
 #include "models/passed.h"
 
-static int embed_open(struct iz_unit *u, const struct iz_block *b,
-                      const struct iz_ends *ends)
+static void embed_open(struct iz_unit *u, const struct iz_block *b,
+                       const struct iz_ends *ends)
 {
     snprintf(u->name, sizeof(u->name), "embed");
     u->kind = KIND_EMBED;
@@ -16,11 +16,11 @@ static int embed_open(struct iz_unit *u, const struct iz_block *b,
     u->out_elems = (int64_t)b->seq * b->width;
     u->forward = iz_block_tokens_forward;
     u->backward = iz_block_tokens_backward;
-    return iz_unit_params(u, ends->embed, ends->n_embed, "");
+    iz_unit_params(u, ends->embed, ends->n_embed, "");
 }
 
-static int head_open(struct iz_model *m, const struct iz_block *b,
-                     const struct iz_ends *ends)
+static void head_open(struct iz_model *m, const struct iz_block *b,
+                      const struct iz_ends *ends)
 {
     struct iz_unit *u = &m->unit[m->n_units - 1];
     snprintf(u->name, sizeof(u->name), "head");
@@ -31,7 +31,7 @@ static int head_open(struct iz_model *m, const struct iz_block *b,
     u->backward = iz_block_head_backward_all;
     u->evaluate = iz_block_head_evaluate_all;
     u->generate = m->vocab ? iz_block_head_generate : NULL;
-    return iz_unit_params(u, ends->head, ends->n_head, "");
+    iz_unit_params(u, ends->head, ends->n_head, "");
 }
 
 /* A part of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
@@ -70,8 +70,8 @@ static struct iz_param param_of(const struct iz_block *b, const struct part *p,
     return w;
 }
 
-static int add_block(struct iz_unit *u, const struct iz_block *b,
-                     const struct iz_block_names *name, int i)
+static void add_block(struct iz_unit *u, const struct iz_block *b,
+                      const struct iz_block_names *name, int i)
 {
     int64_t w = b->width, f = b->hidden, d = b->head_dim, o = b->heads * d;
     int64_t kv = b->kv_heads * d, qkv = o + 2 * kv;
@@ -134,7 +134,7 @@ static int add_block(struct iz_unit *u, const struct iz_block *b,
     u->out_elems = whole ? b->seq * w : iz_passed_len(b);
     u->forward = whole ? iz_block_forward_all : iz_block_router_forward;
     u->backward = whole ? iz_block_backward_all : iz_block_router_backward;
-    return iz_unit_params(u, param, n, prefix);
+    iz_unit_params(u, param, n, prefix);
 }
 
 int iz_block_units(const struct iz_block *b)
@@ -145,22 +145,22 @@ int iz_block_units(const struct iz_block *b)
     return n;
 }
 
-int iz_block_open(struct iz_model *m, const struct iz_block *b,
-                  const struct iz_block_names *names,
-                  const struct iz_ends *ends)
+void iz_block_open(struct iz_model *m, const struct iz_block *b,
+                   const struct iz_block_names *names,
+                   const struct iz_ends *ends)
 {
     struct iz_unit *u = m->unit;
-    int rc = embed_open(u++, b, ends);
+    embed_open(u++, b, ends);
     m->knows_documents = m->knows_pairs = !b->full;
     m->knows_chunks = !b->full && !b->experts.per_unit;
-    for (int i = 0; rc == 0 && i < b->layers; i++) {
+    for (int i = 0; i < b->layers; i++) {
         bool has = iz_experts_at(&b->experts, i);
         int parts = has ? iz_experts_units(&b->experts) : 0;
-        rc = add_block(u++, b, names, i);
-        for (int k = 0; rc == 0 && k < parts; k++)
-            rc = iz_experts_unit_open(u++, b, names, i, k, KIND_PART);
+        add_block(u++, b, names, i);
+        for (int k = 0; k < parts; k++)
+            iz_experts_unit_open(u++, b, names, i, k, KIND_PART);
     }
-    return rc ? rc : head_open(m, b, ends);
+    head_open(m, b, ends);
 }
 
 int iz_block_check(const char *model, int width, int heads)

@@ -260,7 +260,7 @@ static void dlrm_head_evaluate(struct iz_exec *x, const struct iz_layer *a)
 
 /* ---- units ---- */
 
-static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
+static void table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
 {
     int64_t first = (int64_t)i * c->unit_rows, left = all_rows(c) - first;
     struct iz_param rows =
@@ -276,7 +276,7 @@ static int table_open(struct iz_unit *u, const struct iz_dlrm_config *c, int i)
     u->reads_input = true;
     /* A sample reads one row of each table that has rows in the unit. */
     u->table_reads = (first + rows.rows - 1) / c->rows - first / c->rows + 1;
-    return iz_unit_params(u, &rows, 1, prefix);
+    iz_unit_params(u, &rows, 1, prefix);
 }
 
 /* Appends a layer [in,out] with a bias and returns the next place. */
@@ -291,7 +291,7 @@ static int add_layer(struct iz_param *list, int n, const char *mlp, int layer,
     return n + 2;
 }
 
-static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
+static void head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
 {
     struct iz_param list[4 * IZ_DLRM_LAYERS + 3];
     int64_t in = c->dense;
@@ -307,13 +307,13 @@ static int head_open(struct iz_unit *u, const struct iz_dlrm_config *c)
     u->kind = KIND_HEAD;
     u->backward = dlrm_head_backward;
     u->evaluate = dlrm_head_evaluate;
-    return iz_unit_params(u, list, n, "");
+    iz_unit_params(u, list, n, "");
 }
 
-static int dlrm_open_units(struct iz_model *m)
+static void dlrm_open_units(struct iz_model *m)
 {
     const struct iz_dlrm_config *c = m->self;
-    int n = (int)units(c), rc = 0;
+    int n = (int)units(c);
     m->input_bytes = 4 * ((int64_t)c->tables + c->dense);
     m->target_bytes = 4;
     m->item = "sample";
@@ -325,9 +325,9 @@ static int dlrm_open_units(struct iz_model *m)
         .check = check_record,
         .unpack = unpack,
     };
-    for (int i = 0; rc == 0 && i < n; i++)
-        rc = table_open(&m->unit[i], c, i);
-    return rc ? rc : head_open(&m->unit[n], c);
+    for (int i = 0; i < n; i++)
+        table_open(&m->unit[i], c, i);
+    head_open(&m->unit[n], c);
 }
 
 int iz_dlrm_open(struct iz_model **out, const void *target)
@@ -348,8 +348,9 @@ int iz_dlrm_open(struct iz_model **out, const void *target)
                 c->unit_rows, (long long)units(c), MOST);
         return -EINVAL;
     }
-    return model_open(out, "dlrm", (int)units(c) + 1, c, sizeof(*c),
-                      dlrm_open_units);
+    *out = iz_model_open("dlrm", (int)units(c) + 1, c, sizeof(*c));
+    dlrm_open_units(*out);
+    return 0;
 }
 
 /* ---- the program ---- */

@@ -22,7 +22,7 @@ struct iz_dlrm_config {
 };
 
 /* Creates a model of a struct iz_dlrm_config; close it with iz_model_close.
- * Returns 0, or -EINVAL or -ENOMEM after printing the reason.
+ * Returns 0, or -EINVAL after printing the reason.
  *
  * A record is int32: the label (0 or 1), the numbers, the categories.  With 13
  * and 26 of them these are the binary files that the paper's program makes of

@@ -88,9 +88,9 @@ int iz_experts_units(const struct iz_experts *c)
     return c->per_unit ? (c->n + c->per_unit - 1) / c->per_unit : 0;
 }
 
-int iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
-                         const struct iz_block_names *name, int block, int part,
-                         int kind)
+void iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
+                          const struct iz_block_names *name, int block,
+                          int part, int kind)
 {
     const struct iz_experts *c = &b->experts;
     int first = part * c->per_unit;
@@ -115,5 +115,5 @@ int iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
     u->out_elems = is_last(c, part) ? b->seq * w : iz_passed_len(b);
     u->forward = part_forward;
     u->backward = part_backward;
-    return iz_unit_params(u, list, 2, prefix);
+    iz_unit_params(u, list, 2, prefix);
 }

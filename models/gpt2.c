@@ -43,7 +43,7 @@ static const struct iz_block_names names = {.block = "h",
                                             .mlp_proj = "mlp.c_proj"};
 
 /* The head's matrix is the embedding's. */
-static int gpt2_open_units(struct iz_model *m)
+static void gpt2_open_units(struct iz_model *m)
 {
     const struct self *s = m->self;
     int w = s->block.width, vocab = s->config.vocab;
@@ -56,8 +56,7 @@ static int gpt2_open_units(struct iz_model *m)
         vector("ln_f.bias", w, IZ_INIT_ZERO),
     };
     read_tokens(m, s->config.seq, vocab);
-    return iz_block_open(m, &s->block, &names,
-                         &(struct iz_ends){embed, head, 2, 2});
+    iz_block_open(m, &s->block, &names, &(struct iz_ends){embed, head, 2, 2});
 }
 
 int iz_gpt2_open(struct iz_model **out, const void *target)
@@ -77,8 +76,9 @@ int iz_gpt2_open(struct iz_model **out, const void *target)
                                .seq = c->seq,
                                .norm_eps = 1e-5f,
                                .has = IZ_HAS_GPT2}};
-    return model_open(out, "gpt2", c->layers + 2, &s, sizeof(s),
-                      gpt2_open_units);
+    *out = iz_model_open("gpt2", c->layers + 2, &s, sizeof(s));
+    gpt2_open_units(*out);
+    return 0;
 }
 
 /* ---- published checkpoints ---- */

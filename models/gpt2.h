@@ -11,5 +11,5 @@ struct iz_gpt2_config {
 };
 
 /* Creates a model of a struct iz_gpt2_config; close it with iz_model_close.
- * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+ * Returns 0, or -EINVAL after printing the reason. */
 int iz_gpt2_open(struct iz_model **out, const void *config);

@@ -12,12 +12,6 @@ struct self {
     struct iz_block block;
 };
 
-static int llama_open_units(struct iz_model *m)
-{
-    const struct self *s = m->self;
-    return iz_llama_units(m, &s->config, &s->block);
-}
-
 int iz_llama_open(struct iz_model **out, const void *target)
 {
     struct iz_llama_config c = *(const struct iz_llama_config *)target;
@@ -34,8 +28,10 @@ int iz_llama_open(struct iz_model **out, const void *target)
     if (rc)
         return rc;
     struct self s = {.config = c, .block = iz_llama_block(&c)};
-    return model_open(out, "llama", c.layers + 2, &s, sizeof(s),
-                      llama_open_units);
+    *out = iz_model_open("llama", c.layers + 2, &s, sizeof(s));
+    const struct self *own = (*out)->self;
+    iz_llama_units(*out, &own->config, &own->block);
+    return 0;
 }
 
 /* ---- the program ---- */

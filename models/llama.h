@@ -59,13 +59,13 @@ const char *iz_llama_idle(const void *config, const char *key);
 /* The blocks of a complete one. */
 struct iz_block iz_llama_block(const struct iz_llama_config *c);
 
-/* Gives m its units: embedding, these blocks, head.  0 or -ENOMEM. */
-int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
-                   const struct iz_block *b);
+/* Gives m its units: embedding, these blocks, head. */
+void iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
+                    const struct iz_block *b);
 
 /* Their tensors and keys; its self begins with a struct iz_llama_config. */
 extern const struct iz_hf iz_llama_hf;
 
 /* Creates a model of a struct iz_llama_config; close it with iz_model_close.
- * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+ * Returns 0, or -EINVAL after printing the reason. */
 int iz_llama_open(struct iz_model **out, const void *config);

@@ -3,7 +3,6 @@
  * sizes as presets, what zeros stand for, and what is refused. */
 #include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 
 #include "models/keys.h"
 #include "models/llama.h"

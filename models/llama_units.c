@@ -26,8 +26,8 @@ static const struct iz_block_names gated_names = {
     .expert_fc = "gate_up_proj",
     .expert_proj = "down_proj"};
 
-int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
-                   const struct iz_block *b)
+void iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
+                    const struct iz_block *b)
 {
     struct iz_block_names names = gated_names;
     const struct iz_param embed[] = {
@@ -48,5 +48,5 @@ int iz_llama_units(struct iz_model *m, const struct iz_llama_config *c,
     if (!c->tie_embeddings)
         head[n++] = weight("lm_head.weight", c->vocab, c->width, IZ_BLOCK_STD);
     read_tokens(m, c->seq, c->vocab);
-    return iz_block_open(m, b, &names, &(struct iz_ends){embed, head, 1, n});
+    iz_block_open(m, b, &names, &(struct iz_ends){embed, head, 1, n});
 }

@@ -59,13 +59,6 @@ struct self {
     struct iz_block block;
 };
 
-static int moe_open_units(struct iz_model *m)
-{
-    const struct self *s = m->self;
-    m->experts = true;
-    return iz_llama_units(m, &s->config.llama, &s->block);
-}
-
 /* Whether it is numbers of blocks with commas. */
 static bool lists_blocks(const char *list, int layers)
 {
@@ -219,8 +212,11 @@ int iz_moe_open(struct iz_model **out, const void *target)
         return rc;
     struct self s = {.config = config, .block = iz_llama_block(c)};
     s.block.experts = experts_of(&config);
-    return model_open(out, "moe", iz_block_units(&s.block) + 2, &s, sizeof(s),
-                      moe_open_units);
+    *out = iz_model_open("moe", iz_block_units(&s.block) + 2, &s, sizeof(s));
+    const struct self *own = (*out)->self;
+    (*out)->experts = true;
+    iz_llama_units(*out, &own->config.llama, &own->block);
+    return 0;
 }
 
 /* ---- the program ---- */

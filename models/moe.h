@@ -23,5 +23,5 @@ struct iz_moe_config {
 extern const struct iz_hf iz_moe_hf;
 
 /* Creates a model of a struct iz_moe_config; close it with iz_model_close.
- * Returns 0, or -EINVAL or -ENOMEM after printing the reason. */
+ * Returns 0, or -EINVAL after printing the reason. */
 int iz_moe_open(struct iz_model **out, const void *config);

@@ -94,25 +94,6 @@ static inline int check_keys(const char *model, const struct iz_key *k,
     return 0;
 }
 
-/* Opens a model with a copy of `self`, and its units, by a function that
- * returns 0 or -ENOMEM, as this one does after printing the reason. */
-static inline int model_open(struct iz_model **out, const char *name,
-                             int n_units, const void *self, size_t self_bytes,
-                             int (*open_units)(struct iz_model *m))
-{
-    int rc = iz_model_open(out, name, n_units, self_bytes);
-    if (rc == 0) {
-        memcpy((*out)->self, self, self_bytes);
-        rc = open_units(*out);
-    }
-    if (rc) {
-        fprintf(stderr, "%s: no memory for a model of %d units\n", name,
-                n_units);
-        iz_model_close(out);
-    }
-    return rc;
-}
-
 /* Samples are windows of so many tokens, which are 0..vocab-1. */
 static inline void read_tokens(struct iz_model *m, int seq, int vocab)
 {

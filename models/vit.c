@@ -156,7 +156,7 @@ static const struct iz_block_names names = {.block = "blocks",
                                             .fc = "mlp.fc1",
                                             .mlp_proj = "mlp.fc2"};
 
-static int vit_open_units(struct iz_model *m)
+static void vit_open_units(struct iz_model *m)
 {
     const struct self *s = m->self;
     const struct iz_vit_config *c = &s->config;
@@ -170,8 +170,8 @@ static int vit_open_units(struct iz_model *m)
         vector("norm.bias", c->width, IZ_INIT_ZERO),
         weight("head.weight", c->classes, c->width, IZ_BLOCK_STD),
     };
-    int rc = iz_block_open(m, &s->block, &names,
-                           &(struct iz_ends){embed, head, EMBED_PARAMS, 3});
+    iz_block_open(m, &s->block, &names,
+                  &(struct iz_ends){embed, head, EMBED_PARAMS, 3});
     m->unit[0].self = c;
     m->unit[0].forward = vit_embed_forward;
     m->unit[0].backward = vit_embed_backward;
@@ -183,7 +183,6 @@ static int vit_open_units(struct iz_model *m)
         .check = check_record,
         .unpack = unpack,
     };
-    return rc;
 }
 
 int iz_vit_open(struct iz_model **out, const void *target)
@@ -212,7 +211,9 @@ int iz_vit_open(struct iz_model **out, const void *target)
                                .norm_eps = 1e-5f,
                                .full = true,
                                .has = IZ_HAS_GPT2}};
-    return model_open(out, "vit", c.layers + 2, &s, sizeof(s), vit_open_units);
+    *out = iz_model_open("vit", c.layers + 2, &s, sizeof(s));
+    vit_open_units(*out);
+    return 0;
 }
 
 /* ---- the program ---- */

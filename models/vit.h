@@ -16,7 +16,7 @@ struct iz_vit_config {
 };
 
 /* Creates a model of a struct iz_vit_config; close it with iz_model_close.
- * Returns 0, or -EINVAL or -ENOMEM after printing the reason.
+ * Returns 0, or -EINVAL after printing the reason.
  *
  * A record is a byte with the label, then the image: channels, rows, columns,
  * a byte each.  With 32 pixels and 3 channels these are the binary files of

@@ -13,18 +13,19 @@
 
 #include "codelets/flat/flat.h"
 #include "codelets/flat/update.h"
-#include "codelets/gpu/device.h"
 #include "codelets/ops/blas.h"
 #include "codelets/ops/gemm_rate.h"
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/ops.h"
 #include "codelets/task/task.h"
 #include "runtime/comm/coll.h"
+#include "runtime/machine/measure.h"
 #include "runtime/tier/memory.h"
 #include "runtime/tier/nvme.h"
 
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */
+#define LINK_BYTES (INT64_C(256) << 20)
 
 enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, SQUARES, ADAM, WHATS };
 
@@ -253,73 +254,34 @@ static double disk(const char *folder)
 
 /* ---- GPU ---- */
 
-struct gpu {
+static int calibrate_gpu(struct iz_machine *m)
+{
     struct iz_device_info info;
-    double flops[3], up, down, memory;
-};
-
-enum { LINK_BYTES = 256 << 20 };
-
-/* Bytes copied per second, one copy after the other. */
-static double copies(void *stream, void *dst, const void *src)
-{
-    double begin = calibrate_now_s(), bytes = 0;
-    while (calibrate_now_s() - begin < 1) {
-        iz_device_copy(stream, dst, src, LINK_BYTES);
-        iz_device_wait(stream);
-        bytes += LINK_BYTES;
-    }
-    return bytes / (calibrate_now_s() - begin);
-}
-
-static int measure_gpu(struct gpu *g)
-{
     struct iz_exec x = {.backend = IZ_CUDA};
-    if (iz_device_use(0, &g->info))
+    if (iz_device_use(0, &info))
         return -ENODEV;
     x.stream = iz_device_stream_open();
     if (!x.stream || iz_cuda_open(&x.cuda))
         return -EIO;
     for (int t = IZ_F32; t <= IZ_F16; t++) {
-        if (t == IZ_BF16 && g->info.capability < 80)
+        if (t == IZ_BF16 && info.capability < 80)
             continue;
         x.act = (enum iz_dtype)t;
         x.work = (struct iz_arena){.base = iz_device_take(INT64_C(2) << 30),
                                    .size = INT64_C(2) << 30};
         if (!x.work.base)
             return -ENOMEM;
-        g->flops[t] = iz_gemm_rate_cuda(&x, 8192, 8192, 8192, SECONDS);
+        m->flops_per_s[t] =
+            (int64_t)iz_gemm_rate_cuda(&x, 8192, 8192, 8192, SECONDS);
         iz_device_give(x.work.base);
     }
     iz_cuda_close(&x.cuda);
-    char *device = iz_device_take(LINK_BYTES),
-         *host = calibrate_take(LINK_BYTES);
-    if (!device)
-        return -ENOMEM;
-    const char *why = iz_device_pin(host, LINK_BYTES);
-    if (why) {
-        fprintf(stderr, "calibrate: pinning memory: %s\n", why);
-        return -ENOMEM;
-    }
-    g->up = copies(x.stream, device, host);
-    g->down = copies(x.stream, host, device);
-    char *other = iz_device_take(LINK_BYTES);
-    if (!other)
-        return -ENOMEM;
-    g->memory = 2 * copies(x.stream, other, device); /* read and written */
-    iz_device_give(other);
-    iz_device_unpin(host);
-    iz_device_give(device);
+    int r = iz_machine_measure_link(m, x.stream, LINK_BYTES);
     iz_device_stream_close(x.stream);
-    free(host);
-    return 0;
+    return r;
 }
 
 /* ---- collectives ---- */
-
-struct network {
-    double bytes_per_s, message_s;
-};
 
 /* Seconds of one all-gather (or reduce-scatter of bf16) of such shards. */
 static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
@@ -342,7 +304,7 @@ static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
 
 /* Among the ranks that were started: bytes that each receives, and what starts
  * a message. */
-static struct network network(struct iz_coll *c)
+static void calibrate_network(struct iz_machine *m, struct iz_coll *c)
 {
     enum { SMALL = 64, LARGE = 8 << 20 };
     char *full = calibrate_take((int64_t)LARGE * c->size);
@@ -351,89 +313,43 @@ static struct network network(struct iz_coll *c)
     for (int gathers = 0; gathers <= 1; gathers++)
         large += collective(c, full, LARGE, gathers) / 2;
     free(full);
-    double moving = large > small ? large - small : large;
-    return (struct network){.bytes_per_s = per * LARGE / moving,
-                            .message_s = small / per};
+    m->peer_bytes_per_s =
+        (int64_t)(per * LARGE / (large > small ? large - small : large));
+    m->message_ns = (int64_t)(small / per * 1e9);
 }
 
 /* ---- the file ---- */
 
-/* Everything that is known of this machine. */
-struct machine {
-    char name[64];
-    int cores, gpus, ranks;
-    bool measured, bf16_gains; /* products of bf16 gain something */
-    double per_s[WHATS];       /* of one core */
-    double disk_bytes, disk_per_s;
-    struct gpu gpu;
-    struct network network;
-};
-
-static void write_sources(FILE *f, const struct machine *m)
+static void write_sources(FILE *f, bool measured, int ranks)
 {
-    const char *assumed = !m->measured   ? "all rates"
-                          : m->ranks > 1 ? "launch_ns, kernel_ns, copy_ns"
-                                         : "peer_bytes_per_s, latencies";
+    const char *assumed = !measured   ? "all rates"
+                          : ranks > 1 ? "launch_ns, kernel_ns, copy_ns"
+                                      : "peer_bytes_per_s, latencies";
     fprintf(f, "  \"sources\": {\"%s\": \"assumptions%s\"", assumed,
-            !m->measured || m->ranks > 1
+            !measured || ranks > 1
                 ? ""
                 : ": a quarter of the memory's rate, and plausible times");
-    if (m->measured)
+    if (measured)
         fprintf(f, ", \"all other rates\": \"measured by calibrate\"");
-    if (m->ranks > 1)
+    if (ranks > 1)
         fprintf(f,
                 ", \"peer_bytes_per_s, message_ns\": \"collectives "
                 "of %d ranks\"",
-                m->ranks);
+                ranks);
     fprintf(f, "}\n}\n");
 }
 
-static int write_file(const char *path, const struct machine *m)
+static int write_file(const char *path, const struct iz_machine *m,
+                      bool measured, int ranks)
 {
     FILE *f = fopen(path, "w");
-    const struct gpu *g = &m->gpu;
-    const struct network *n = &m->network;
-    int64_t reserve;
-    const struct {
-        const char *key;
-        double value;
-    } line[] = {
-        {"gpus", m->gpus},
-        {"cores", m->cores},
-        {"host_bytes", (double)iz_memory_available(m->gpus > 0, &reserve)},
-        {"host_bytes_per_s", m->per_s[ADAM] * m->cores},
-        {"core_flops_per_s", m->per_s[PRODUCTS]},
-        {"core_bytes_per_s", m->per_s[OPS]},
-        {"core_fused_flops_per_s", m->per_s[ATTENTION]},
-        {"core_bf16_flops_per_s", m->per_s[PRODUCTS_16]},
-        {"core_squares_per_s", m->per_s[SQUARES]},
-        {"disk_bytes", m->disk_bytes},
-        {"disk_bytes_per_s", m->disk_per_s},
-        {"node_bytes_per_s", 0},
-        {m->gpus ? "gpu_capability" : NULL, g->info.capability},
-        {"gpu_bytes", (double)g->info.free_bytes},
-        {"gpu_bytes_per_s", g->memory},
-        {"fp32_flops_per_s", g->flops[IZ_F32]},
-        {"bf16_flops_per_s", g->flops[IZ_BF16]},
-        {"fp16_flops_per_s", g->flops[IZ_F16]},
-        {"up_bytes_per_s", g->up},
-        {"down_bytes_per_s", g->down},
-        {"peer_bytes_per_s",
-         n->bytes_per_s > 0 ? n->bytes_per_s : m->per_s[ADAM] * m->cores / 4},
-        {"launch_ns", m->gpus ? 20000 : 0},
-        {"kernel_ns", 4000},
-        {"copy_ns", 10000},
-        {"message_ns", n->message_s > 0 ? n->message_s * 1e9 : 20000},
-    };
     if (!f) {
         fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
         return -EIO;
     }
-    fprintf(f, "{\n  \"name\": \"%s\",\n", m->name);
-    for (size_t i = 0; i < sizeof(line) / sizeof(line[0]); i++)
-        if (line[i].key)
-            fprintf(f, "  \"%s\": %.0f,\n", line[i].key, line[i].value);
-    write_sources(f, m);
+    fputs("{\n  ", f);
+    iz_machine_print(m, f);
+    write_sources(f, measured, ranks);
     return fclose(f) ? -EIO : 0;
 }
 
@@ -459,38 +375,57 @@ static int count_cores(void)
     return n < CORES_MAX ? n : CORES_MAX;
 }
 
-/* What can be read without measuring. */
-static int calibrate_describe(struct machine *m, const char *folder)
+/* Rates of the cores: of one, but for the memory of all. */
+static void set_rate(struct iz_machine *m, int what, double per_s)
 {
+    int64_t *rate[WHATS] = {
+        &m->core_flops_per_s,       &m->core_bf16_flops_per_s,
+        &m->core_fused_flops_per_s, &m->core_bytes_per_s,
+        &m->core_squares_per_s,     &m->host_bytes_per_s};
+    *rate[what] = (int64_t)(what == ADAM ? per_s * m->cores : per_s);
+}
+
+/* What can be read without measuring, and what is assumed. */
+static int calibrate_describe(struct iz_machine *m, const char *folder,
+                              bool bf16_gains)
+{
+    struct iz_device_info info = {0};
     struct statvfs f;
+    int64_t reserve;
     snprintf(m->name, sizeof(m->name), "this-machine");
     gethostname(m->name, sizeof(m->name) - 1);
     m->cores = count_cores();
     m->gpus = iz_device_count();
+    m->host_bytes = iz_memory_available(m->gpus > 0, &reserve);
     if (folder && !statvfs(folder, &f))
-        m->disk_bytes = (double)f.f_bavail * (double)f.f_frsize;
-    m->disk_per_s = m->disk_bytes > 0 ? 1e9 : 0;
-    m->bf16_gains = iz_rate_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
+        m->disk_bytes = (int64_t)(f.f_bavail * f.f_frsize);
+    m->disk_bytes_per_s = m->disk_bytes > 0 ? 1000000000 : 0;
     for (int w = 0; w < WHATS; w++)
-        if (w != PRODUCTS_16 || m->bf16_gains)
-            m->per_s[w] = plausible[w];
-    return m->gpus ? iz_device_use(0, &m->gpu.info) : 0;
+        if (w != PRODUCTS_16 || bf16_gains)
+            set_rate(m, w, plausible[w]);
+    int r = m->gpus ? iz_device_use(0, &info) : 0;
+    m->gpu_capability = info.capability;
+    m->gpu_bytes = info.free_bytes;
+    return r;
 }
 
-static int calibrate_measure(struct machine *m, const char *folder)
+static int calibrate_measure(struct iz_machine *m, const char *folder,
+                             bool bf16_gains)
 {
-    m->measured = true;
     for (int w = 0; w < WHATS; w++)
-        if (w != PRODUCTS_16 || m->bf16_gains)
-            m->per_s[w] = on_all((enum what)w, m->cores);
-    m->disk_per_s = disk(folder);
-    int r = m->gpus ? measure_gpu(&m->gpu) : 0;
+        if (w != PRODUCTS_16 || bf16_gains)
+            set_rate(m, w, on_all((enum what)w, m->cores));
+    m->disk_bytes_per_s = (int64_t)disk(folder);
+    int r = m->gpus ? calibrate_gpu(m) : 0;
     printf("%d cores: %.1f GFLOP/s a core in products, %.1f in those of bf16, "
            "%.1f in attention, %.1f GB/s a core in other ops, %.1f G squares/s "
            "a core, %.1f GB/s of memory in Adam\n",
-           m->cores, m->per_s[PRODUCTS] * 1e-9, m->per_s[PRODUCTS_16] * 1e-9,
-           m->per_s[ATTENTION] * 1e-9, m->per_s[OPS] * 1e-9,
-           m->per_s[SQUARES] * 1e-9, m->per_s[ADAM] * m->cores * 1e-9);
+           m->cores, (double)m->core_flops_per_s * 1e-9,
+           (double)m->core_bf16_flops_per_s * 1e-9,
+           (double)m->core_fused_flops_per_s * 1e-9,
+           (double)m->core_bytes_per_s * 1e-9,
+           (double)m->core_squares_per_s * 1e-9,
+           (double)m->host_bytes_per_s * 1e-9);
     return r;
 }
 
@@ -498,19 +433,24 @@ static int calibrate_measure(struct machine *m, const char *folder)
 static int calibrate(struct iz_coll *c, const char *path, const char *folder,
                      bool rates)
 {
-    struct machine m = {.ranks = c->size};
+    struct iz_machine m = {
+        .kernel_ns = 4000, .copy_ns = 10000, .message_ns = 20000};
     int r = 0;
     iz_blas_open();
     iz_blas_take_best(M, K, FF);
+    bool gains =
+        c->rank == 0 && iz_rate_gemm16_gain(M, FF, K) >= IZ_GEMM16_LEAST_GAIN;
     if (c->rank == 0)
-        r = calibrate_describe(&m, folder);
+        r = calibrate_describe(&m, folder, gains);
     if (c->rank == 0 && !r && rates)
-        r = calibrate_measure(&m, folder);
+        r = calibrate_measure(&m, folder, gains);
     if (!iz_coll_all_ok(c, r == 0))
         return r ? r : -ECANCELED;
+    m.launch_ns = m.gpus ? 20000 : 0;
+    m.peer_bytes_per_s = m.host_bytes_per_s / 4;
     if (c->size > 1 && rates)
-        m.network = network(c);
-    return c->rank == 0 ? write_file(path, &m) : 0;
+        calibrate_network(&m, c);
+    return c->rank == 0 ? write_file(path, &m, rates, c->size) : 0;
 }
 
 int main(int argc, char **argv)

@@ -27,9 +27,14 @@ void *iz_take_more(void *p, int64_t n, int *room, int64_t size,
     if (n < *room)
         return p;
     *room = *room ? 2 * *room : 256;
-    p = realloc(p, (size_t)*room * (size_t)size);
+    return iz_take_longer(p, *room, size, what);
+}
+
+void *iz_take_longer(void *p, int64_t n, int64_t size, const char *what)
+{
+    p = realloc(p, (size_t)n * (size_t)size);
     if (!p)
-        iz_die("no memory for %d %s", *room, what);
+        iz_die("no memory for %lld %s", (long long)n, what);
     return p;
 }
 

@@ -17,5 +17,8 @@ void *iz_take(int64_t n, int64_t size, const char *what, ...) IZ_PRINTF(3, 4);
 void *iz_take_more(void *p, int64_t n, int *room, int64_t size,
                    const char *what);
 
+/* The list p, or a longer copy in its place, with room for n elements. */
+void *iz_take_longer(void *p, int64_t n, int64_t size, const char *what);
+
 /* A copy of the first n bytes of a text, and '\0'. */
 char *iz_take_text(const char *text, int64_t n);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How fast matrix products are on this GPU: the yardstick of a run.  Outside of
  * steps, so it takes memory of its own. */
-#include <stdlib.h>
 
 #include <cuda_runtime_api.h>
 

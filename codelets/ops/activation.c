@@ -7,38 +7,32 @@
 #include "codelets/ops/activation_loops.h"
 #include "codelets/ops/gpu_ops.h"
 
-/* A loop of its own for each kind. */
-IZ_SIMD static void fwd_cpu(struct iz_view y, struct iz_view a,
-                            enum iz_activation act)
+/* Backward where there is a da. */
+IZ_INLINE void one_kind(struct iz_view da, struct iz_view y, struct iz_view dy,
+                        struct iz_view a, enum iz_activation act)
 {
-    bool gated = a.cols > y.cols;
-    if (act == IZ_SILU)
-        forward(y.p, a.p, y.rows, y.cols, gated, IZ_SILU);
-    else if (act == IZ_GELU_ERF)
-        forward(y.p, a.p, y.rows, y.cols, gated, IZ_GELU_ERF);
-    else if (act == IZ_RELU)
-        forward(y.p, a.p, y.rows, y.cols, gated, IZ_RELU);
-    else if (act == IZ_SWISH_7)
-        forward(y.p, a.p, y.rows, y.cols, true, IZ_SWISH_7);
+    bool gated = act == IZ_SWISH_7 || a.cols > y.cols;
+    if (da.p)
+        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, act);
     else
-        forward(y.p, a.p, y.rows, y.cols, gated, IZ_RELU2);
+        forward(y.p, a.p, y.rows, y.cols, gated, act);
 }
 
-IZ_SIMD static void bwd_cpu(struct iz_view da, struct iz_view y,
-                            struct iz_view dy, struct iz_view a,
-                            enum iz_activation act)
+/* A loop of its own for each kind. */
+IZ_SIMD static void activation_on_cpu(struct iz_view da, struct iz_view y,
+                                      struct iz_view dy, struct iz_view a,
+                                      enum iz_activation act)
 {
-    bool gated = a.cols > y.cols;
     if (act == IZ_SILU)
-        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_SILU);
+        one_kind(da, y, dy, a, IZ_SILU);
     else if (act == IZ_GELU_ERF)
-        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_GELU_ERF);
+        one_kind(da, y, dy, a, IZ_GELU_ERF);
     else if (act == IZ_RELU)
-        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_RELU);
+        one_kind(da, y, dy, a, IZ_RELU);
     else if (act == IZ_SWISH_7)
-        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, true, IZ_SWISH_7);
+        one_kind(da, y, dy, a, IZ_SWISH_7);
     else
-        backward(da.p, y.p, dy.p, a.p, y.rows, y.cols, gated, IZ_RELU2);
+        one_kind(da, y, dy, a, IZ_RELU2);
 }
 
 void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
@@ -49,7 +43,7 @@ void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
     if (iz_exec_runs(x, IZ_CPU) && act == IZ_GELU_TANH)
         iz_gelu_fwd_cpu(y, a);
     else if (iz_exec_runs(x, IZ_CPU))
-        fwd_cpu(y, a, act);
+        activation_on_cpu(IZ_NONE, y, IZ_NONE, a, act);
     if (iz_exec_runs(x, IZ_CUDA))
         iz_activation_fwd_cuda(x, y, a, act);
 }
@@ -66,7 +60,7 @@ void iz_activation_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
     if (iz_exec_runs(x, IZ_CPU) && act == IZ_GELU_TANH)
         iz_gelu_bwd_cpu(da, y, dy, a);
     else if (iz_exec_runs(x, IZ_CPU))
-        bwd_cpu(da, y, dy, a, act);
+        activation_on_cpu(da, y, dy, a, act);
     if (iz_exec_runs(x, IZ_CUDA))
         iz_activation_bwd_cuda(x, da, y, dy, a, act);
 }

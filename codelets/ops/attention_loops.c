@@ -200,26 +200,16 @@ static void pack_tile(float *restrict to, float *restrict turned, int64_t c,
             turn_square(turned + k * ROWS + i, ROWS, to + i * c + k, c);
 }
 
-/* to[rows,d] = by from[rows,c]. */
+/* to[rows,d] = (add ? to : 0) + by from[rows,c]. */
 static void write_rows(float *restrict to, int64_t ld,
                        const float *restrict from, int64_t c, int64_t rows,
-                       int64_t d, float by)
+                       int64_t d, float by, bool add)
 {
     for (int64_t i = 0; i < rows; i++)
 #pragma omp simd
         for (int64_t k = 0; k < d; k++)
-            to[i * ld + k] = by * from[i * c + k];
-}
-
-/* to[rows,d] += by from[rows,c]. */
-static void accumulate_rows(float *restrict to, int64_t ld,
-                            const float *restrict from, int64_t c, int64_t rows,
-                            int64_t d, float by)
-{
-    for (int64_t i = 0; i < rows; i++)
-#pragma omp simd
-        for (int64_t k = 0; k < d; k++)
-            to[i * ld + k] += by * from[i * c + k];
+            to[i * ld + k] = add ? to[i * ld + k] + by * from[i * c + k]
+                                 : by * from[i * c + k];
 }
 
 /* ---- a tile of scores ---- */
@@ -441,7 +431,7 @@ static void tile_fwd(const struct iz_head *h, const struct work *w, int64_t i0)
     for (int64_t q = 0; q < rows; q++) {
         h->lse[i0 + q] = unit_of(h) * most[q] + logf(total[q]);
         write_rows(h->out + (i0 + q) * h->ldo, h->ldo, w->sum + q * w->c, w->c,
-                   1, h->d, 1 / total[q]);
+                   1, h->d, 1 / total[q], false);
     }
 }
 
@@ -554,7 +544,8 @@ static void tile_bwd(const struct iz_head *h, const struct work *w, int64_t i0)
         to_keys(w->dk + at, &t, w->ds, w->q, c);
         to_keys(w->dv + at, &t, w->s, w->dy, c);
     }
-    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h));
+    write_rows(h->dq + i0 * h->ld, h->ld, w->sum, c, rows, h->d, scale_of(h),
+               false);
 }
 
 static void head_bwd(const struct iz_head *h)
@@ -562,9 +553,6 @@ static void head_bwd(const struct iz_head *h)
     struct work w = work_of(h, true);
     int64_t keys = h->keys - w.k0, at = w.k0 * h->ldk;
     int64_t all = iz_attention_head_keys(keys) * w.c;
-    void (*put)(float *restrict, int64_t, const float *restrict, int64_t,
-                int64_t, int64_t, float) =
-        h->adds ? accumulate_rows : write_rows;
     pack_keys(h, &w);
     if (h->first) {
         memset(w.dk, 0, (size_t)all * sizeof(*w.dk));
@@ -573,8 +561,9 @@ static void head_bwd(const struct iz_head *h)
     for (int64_t i0 = 0; i0 < h->rows; i0 += ROWS)
         tile_bwd(h, &w, i0);
     if (h->last) {
-        put(h->dk + at, h->ldk, w.dk, w.c, keys, h->d, scale_of(h));
-        put(h->dv + at, h->ldk, w.dv, w.c, keys, h->d, 1);
+        write_rows(h->dk + at, h->ldk, w.dk, w.c, keys, h->d, scale_of(h),
+                   h->adds);
+        write_rows(h->dv + at, h->ldk, w.dv, w.c, keys, h->d, 1, h->adds);
     }
 }
 

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/clock.h"
 #include "codelets/ops/gemm.h"

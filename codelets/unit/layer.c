@@ -3,45 +3,40 @@
 #include "codelets/unit/layer.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 
 static void close_model(struct iz_model *m)
 {
-    for (int u = 0; m->unit && u < m->n_units; u++)
+    for (int u = 0; u < m->n_units; u++)
         free(m->unit[u].param);
     free(m->unit);
     free(m->self);
     free(m);
 }
 
-int iz_model_open(struct iz_model **out, const char *name, int n_units,
-                  size_t self_bytes)
+struct iz_model *iz_model_open(const char *name, int n_units, const void *self,
+                               size_t self_bytes)
 {
-    struct iz_model *m = calloc(1, sizeof(*m));
-    *out = m;
-    if (!m)
-        return -ENOMEM;
+    struct iz_model *m = iz_take(1, sizeof(*m), "a model");
     m->name = name;
     m->close = close_model;
     m->item = "token";
     m->tokens = 1;
     m->n_units = n_units;
-    m->unit = calloc((size_t)n_units, sizeof(*m->unit));
-    m->self = calloc(1, self_bytes);
-    if (!m->unit || !m->self) {
-        iz_model_close(out);
-        return -ENOMEM;
-    }
+    m->unit =
+        iz_take(n_units, sizeof(*m->unit), "a model of %d units", n_units);
+    m->self = iz_take(1, (int64_t)self_bytes, "a model");
+    memcpy(m->self, self, self_bytes);
     for (int u = 0; u < n_units; u++) {
         m->unit[u].tied_unit = -1;
         m->unit[u].self = m->self;
     }
-    return 0;
+    return m;
 }
 
 void iz_model_close(struct iz_model **model)
@@ -51,12 +46,10 @@ void iz_model_close(struct iz_model **model)
     *model = NULL;
 }
 
-int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
-                   const char *prefix)
+void iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
+                    const char *prefix)
 {
-    u->param = calloc((size_t)n, sizeof(*u->param));
-    if (!u->param)
-        return -ENOMEM;
+    u->param = iz_take(n, sizeof(*u->param), "parameters");
     u->n_params = n;
     for (int i = 0; i < n; i++) {
         size_t size = sizeof(u->param[i].name);
@@ -66,7 +59,6 @@ int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
         assert(len > 0 && (size_t)len < size);
         (void)len;
     }
-    return 0;
 }
 
 int64_t iz_unit_elems(const struct iz_unit *u, enum iz_unit_part part)

@@ -217,6 +217,7 @@ struct iz_hf_name {
      * number that the parameter's name has in a second {}, if it has one. */
     const char *tensor;
     const char *param; /* NULL: the tensor is ignored if it is present */
+    const char *types; /* as in struct iz_hf_key */
     enum iz_hf_layout layout;
     /* A second name of a parameter that another unit owns: it may be missing,
      * must be equal if it is present, and is not written. */
@@ -226,8 +227,7 @@ struct iz_hf_name {
     int64_t (*each)(const void *self); /* columns (or rows) for a number */
     /* Of an ignored one: only numbers from this one on. */
     int64_t (*beyond)(const void *self);
-    const char *types; /* as in struct iz_hf_key */
-    bool grows;        /* rows are tokens: a folder may have fewer */
+    bool grows; /* rows are tokens: a folder may have fewer */
 };
 
 /* What these types have in the names of tensors in place of `is`, one after the
@@ -301,16 +301,15 @@ struct iz_hf {
     const struct iz_hf_lack *lacks; /* ends with what = NULL; may be NULL */
 };
 
-/* For models.  Creates a model with n_units empty units and self_bytes of
- * zeroed `self`; its close is set.  Returns 0 or -ENOMEM (*out is then NULL).
- */
-int iz_model_open(struct iz_model **out, const char *name, int n_units,
-                  size_t self_bytes);
+/* For models.  Creates a model with n_units empty units and a copy of `self`;
+ * its close is set. */
+struct iz_model *iz_model_open(const char *name, int n_units, const void *self,
+                               size_t self_bytes);
 /* Calls the model's close; accepts NULL. */
 void iz_model_close(struct iz_model **model);
-/* Gives u a copy of n parameters, each name after the prefix; 0 or -ENOMEM. */
-int iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
-                   const char *prefix);
+/* Gives u a copy of n parameters, each name after the prefix. */
+void iz_unit_params(struct iz_unit *u, const struct iz_param *list, int n,
+                    const char *prefix);
 
 /* Bytes per sample of what a data set hands over: input and target records,
  * and where documents begin if they are apart. */

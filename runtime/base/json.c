@@ -56,11 +56,9 @@ void iz_json_put(FILE *out, const char *text)
 static json_t *load_odd(const char *text)
 {
     struct iz_text t;
-    FILE *out = iz_text_open(&t);
-    if (out)
-        print_odd(out, text, true);
+    print_odd(iz_text_open(&t), text, true);
     char *plain = iz_text_close(&t);
-    json_t *v = plain ? json_loads(plain, HOW, NULL) : NULL;
+    json_t *v = json_loads(plain, HOW, NULL);
     free(plain);
     return v;
 }

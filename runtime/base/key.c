@@ -43,20 +43,13 @@ void iz_key_describe(char *out, size_t size, const json_t *v)
     free(text);
 }
 
-bool iz_key_same(const json_t *a, const json_t *b)
-{
-    return json_is_number(a) && json_is_number(b)
-               ? json_number_value(a) == json_number_value(b)
-               : json_equal(a, b);
-}
-
 bool iz_key_among(const json_t *v, const char *values)
 {
     char word[IZ_KEY_NAME_MAX];
     bool same = false;
     for (int i = 0; !same && iz_text_word(word, sizeof(word), values, i); i++) {
         json_t *w = json_loads(word, JSON_DECODE_ANY, NULL);
-        same = iz_key_same(w, v);
+        same = iz_json_same(w, v);
         json_decref(w);
     }
     return same;

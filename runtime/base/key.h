@@ -86,8 +86,6 @@ static inline bool iz_key_ranged(const struct iz_key *k)
 
 /* `5e8 (a number)`, `"x" (a string)`, `an object`. */
 void iz_key_describe(char *out, size_t size, const struct json_t *v);
-/* Numbers compare as numbers. */
-bool iz_key_same(const struct json_t *a, const struct json_t *b);
 /* Whether v is one of the JSON values of "a|b". */
 bool iz_key_among(const struct json_t *v, const char *values);
 /* Whether `word` is one of "a|b", or with "!a|b" none of them; NULL: it is. */

@@ -16,7 +16,6 @@
 #include <errno.h>
 #include <nccl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -5,7 +5,6 @@
 #include "runtime/formats/peft.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 /* DeepSpeed's rule: any two give the third; one alone means one micro-batch. */

@@ -202,7 +202,7 @@ static void check_imported(struct reader *r, const char *full, const char *name,
 {
     const json_t *theirs = json_object_get(r->imported, name);
     char a[IZ_WHY_MAX / 2], b[IZ_WHY_MAX / 2];
-    if (!theirs || iz_key_same(theirs, v) ||
+    if (!theirs || iz_json_same(theirs, v) ||
         iz_published_free(r->model->hf, name))
         return;
     bool more = json_integer_value(v) > json_integer_value(theirs);
@@ -575,11 +575,8 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
     json_t *root = path ? config_read_load(&r, path, &rc) : json_object();
     if (!root)
-        return rc != 0 ? rc : -ENOMEM;
-    if (!iz_text_open(&r.ignored)) {
-        json_decref(root);
-        return -ENOMEM;
-    }
+        return rc;
+    iz_text_open(&r.ignored);
     memset(&file, 0, sizeof(file));
     iz_key_store_defaults(&file, iz_config_keys);
     if (model)
@@ -592,7 +589,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     char *ignored = iz_text_close(&r.ignored);
     if (notes && r.faults.count == 0)
         print_notes(notes, &file, json_object_get(root, "optimizer") != NULL,
-                    ignored ? ignored : "");
+                    ignored);
     free(ignored);
     json_decref(root);
     if (r.faults.count > 0)

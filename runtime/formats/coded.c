@@ -3,7 +3,6 @@
 #include "runtime/formats/coded.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/int64.h"

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/text.h"
 
 /* Maps one more file; room is for it. */
@@ -15,11 +16,7 @@ static int add_file(struct iz_hf_folder *f, const char *name)
 {
     struct iz_st *file = &f->file[f->n_files++];
     size_t n = strlen(f->path) + strlen(name) + 2;
-    char *path = malloc(n);
-    if (!path) {
-        f->n_files--;
-        return -ENOMEM;
-    }
+    char *path = iz_take((int64_t)n, 1, "a path");
     snprintf(path, n, "%s/%s", f->path, name);
     int err = iz_st_open(file, "", path, f->err);
     free(path);
@@ -42,9 +39,7 @@ static int map_files(struct iz_hf_folder *f, const char *path,
 {
     const char *name = NULL;
     int why = 0;
-    f->file = calloc((size_t)iz_json_count(map) + 1, sizeof(*f->file));
-    if (!f->file)
-        return -ENOMEM;
+    f->file = iz_take(iz_json_count(map), sizeof(*f->file), "files");
     while (!why && (name = iz_json_key(map, name))) {
         const char *file = json_string_value(json_object_get(map, name));
         int i = file ? find_file(f, file) : -1;
@@ -78,8 +73,8 @@ static int open_index(struct iz_hf_folder *f, const char *path)
 
 static int open_single(struct iz_hf_folder *f, const char *name)
 {
-    f->file = calloc(1, sizeof(*f->file));
-    return f->file ? add_file(f, name) : -ENOMEM;
+    f->file = iz_take(1, sizeof(*f->file), "a file");
+    return add_file(f, name);
 }
 
 /* No name may be in two files. */

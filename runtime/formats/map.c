@@ -3,11 +3,11 @@
  * arrays into rectangles of tensors. */
 #include "runtime/formats/map.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/key.h"
 #include "runtime/base/text.h"
 
@@ -100,12 +100,9 @@ static bool spell(char name[IZ_HF_NAME], const struct iz_hf *hf,
 
 static struct iz_hf_tensor *hf_map_add(struct iz_hf_map *m)
 {
-    struct iz_hf_tensor *t =
-        realloc(m->tensor, ((size_t)m->n + 1) * sizeof(*t));
-    if (!t)
-        return NULL;
-    m->tensor = t;
-    return &t[m->n++];
+    m->tensor =
+        iz_take_more(m->tensor, m->n, &m->room, sizeof(*m->tensor), "tensors");
+    return &m->tensor[m->n++];
 }
 
 static int hf_map_refuse(const struct iz_param *p, const char *why)
@@ -163,8 +160,6 @@ static int add_tensors(struct iz_hf_map *m, const struct iz_model *model,
     for (int k = 0; at < total; at += cut[k++ % n]) {
         struct iz_hf_tensor *t = hf_map_add(m);
         int i = k % n;
-        if (!t)
-            return -ENOMEM;
         *t = *like;
         iz_text_word(word, sizeof(word), row->tensor, i);
         if (!hf_map_fill(t->name, word, number, first + k / n) ||
@@ -242,16 +237,13 @@ static int by_bare(const void *a, const void *b)
     return strcmp(x->bare, y->bare);
 }
 
-static int sort_names(struct iz_hf_map *m)
+static void sort_names(struct iz_hf_map *m)
 {
-    m->by_name = calloc((size_t)m->n + 1, sizeof(*m->by_name));
-    if (!m->by_name)
-        return -ENOMEM;
+    m->by_name = iz_take(m->n, sizeof(*m->by_name), "names of tensors");
     for (int i = 0; i < m->n; i++)
         m->by_name[i] = (struct iz_hf_named){iz_hf_bare(m, m->tensor[i].name),
                                              &m->tensor[i]};
     qsort(m->by_name, (size_t)m->n, sizeof(*m->by_name), by_bare);
-    return 0;
 }
 
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
@@ -262,8 +254,8 @@ int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
     if (!err)
         err = add_params(m, model, true);
     if (!err)
-        err = sort_names(m);
-    if (err)
+        sort_names(m);
+    else
         iz_hf_map_close(m);
     return err;
 }

@@ -38,11 +38,11 @@ struct iz_hf_map {
     const struct iz_hf *hf;
     const struct iz_model *model;
     struct iz_hf_tensor *tensor; /* in the order of units and parameters */
-    int n;
+    int n, room;
     struct iz_hf_named *by_name; /* NULL: not sorted */
 };
 
-/* The tensors of a model.  -ENOMEM, or -EINVAL with the reason printed. */
+/* The tensors of a model.  -EINVAL with the reason printed. */
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model);
 void iz_hf_map_close(struct iz_hf_map *m);

@@ -366,8 +366,6 @@ static char *read_keys(struct reader *r, const struct iz_hf *hf)
     struct iz_text text;
     r->type = type ? type : hf->types;
     r->out = iz_text_open(&text);
-    if (!r->out)
-        return NULL;
     fputc('{', r->out);
     read_rows(r, hf);
     tell_unread(r, hf);
@@ -513,21 +511,18 @@ char *iz_published_text(const struct iz_section *model, const void *self,
         [IZ_F32] = "float32", [IZ_BF16] = "bfloat16", [IZ_F16] = "float16"};
     const struct iz_hf_type *type = iz_published_type(model->hf, self);
     struct iz_text text;
-    FILE *out = type ? iz_text_open(&text) : NULL;
-    if (!out) {
-        fprintf(stderr, "izar: export: %s\n",
-                type ? "no memory for " IZ_PUBLISHED_CONFIG
-                     : "no published type of model has this shape");
+    if (!type) {
+        iz_text_refuse(stderr,
+                       "export: no published type of model has this shape");
         return NULL;
     }
+    FILE *out = iz_text_open(&text);
     fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
             type->architecture, type->name);
     put_rows(out, model, type, self);
     int err = like && *like ? put_rest(out, model->hf, type, like) : 0;
     fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
     char *config = iz_text_close(&text);
-    if (!config)
-        fprintf(stderr, "izar: no memory for " IZ_PUBLISHED_CONFIG "\n");
     if (!err)
         return config;
     free(config);
@@ -539,14 +534,13 @@ static json_t *own_keys(const struct iz_section *model, const void *self)
 {
     struct iz_text text;
     FILE *out = iz_text_open(&text);
-    for (const struct iz_key *k = model->keys; out && k->name; k++) {
+    for (const struct iz_key *k = model->keys; k->name; k++) {
         fprintf(out, "%s\"%s\": ", k == model->keys ? "{" : ", ", k->name);
         print_value(out, k, self);
     }
-    if (out)
-        fputc('}', out);
+    fputc('}', out);
     char *all = iz_text_close(&text);
-    json_t *keys = all ? iz_json_open(all, (int64_t)strlen(all)) : NULL;
+    json_t *keys = iz_json_open(all, (int64_t)strlen(all));
     free(all);
     return keys;
 }

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
@@ -58,8 +59,6 @@ char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
 {
     struct iz_text header;
     FILE *f = iz_text_open(&header);
-    if (!f)
-        return NULL;
     fwrite("\0\0\0\0\0\0\0", 1, PREFIX, f);
     fprintf(f, "{\"__metadata__\":%s", metadata);
     for (int i = 0; i < n; i++)
@@ -69,8 +68,7 @@ char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
         fputc(' ', f);
     char *text = iz_text_close(&header);
     uint64_t length = header.bytes - PREFIX;
-    if (text)
-        memcpy(text, &length, PREFIX);
+    memcpy(text, &length, PREFIX);
     *bytes = (int64_t)header.bytes;
     return text;
 }
@@ -172,10 +170,8 @@ static int by_offset(const void *a, const void *b)
 static int check_tiling(const struct iz_st *s)
 {
     const struct iz_st_tensor **sorted =
-        malloc((size_t)(s->n + 1) * sizeof(*sorted));
+        iz_take(s->n, sizeof(*sorted), "tensors");
     int64_t end = 0;
-    if (!sorted)
-        return fault_of_system(s, ENOMEM);
     for (int i = 0; i < s->n; i++)
         sorted[i] = &s->tensor[i];
     qsort(sorted, (size_t)s->n, sizeof(*sorted), by_offset);
@@ -207,11 +203,9 @@ static int parse_tensors(struct iz_st *s)
     const char *name = NULL;
     int err = 0;
     s->metadata = json_object_get(s->header, "__metadata__");
-    size_t n = (size_t)iz_json_count(s->header) + 1;
-    s->tensor = calloc(n, sizeof(*s->tensor));
-    s->by_name = calloc(n, sizeof(*s->by_name));
-    if (!s->tensor || !s->by_name)
-        return fault_of_system(s, ENOMEM);
+    int64_t n = iz_json_count(s->header);
+    s->tensor = iz_take(n, sizeof(*s->tensor), "tensors");
+    s->by_name = iz_take(n, sizeof(*s->by_name), "names of tensors");
     while (!err && (name = iz_json_key(s->header, name))) {
         const json_t *v = json_object_get(s->header, name);
         if (strcmp(name, "__metadata__") == 0)
@@ -250,8 +244,8 @@ static int read_header(struct iz_st *s)
                            ": not safetensors, or truncated",
                            length, s->bytes);
     s->data = PREFIX + (int64_t)length;
-    char *text = malloc((size_t)s->data);
-    err = text ? read_at(s, text, s->data, 0) : fault_of_system(s, ENOMEM);
+    char *text = iz_take(s->data, 1, "the header of %s", s->path);
+    err = read_at(s, text, s->data, 0);
     if (!err) {
         s->header_hash = iz_hash(text, s->data);
         s->header = iz_json_open(text + PREFIX, (int64_t)length);
@@ -265,9 +259,8 @@ static int read_header(struct iz_st *s)
 int iz_st_open(struct iz_st *s, const char *who, const char *path, FILE *err)
 {
     struct stat st;
-    *s = (struct iz_st){.who = who, .path = strdup(path), .err = err, .fd = -1};
-    if (!s->path)
-        return -ENOMEM;
+    *s = (struct iz_st){.who = who, .err = err, .fd = -1};
+    s->path = iz_take_text(path, (int64_t)strlen(path));
     s->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (s->fd < 0 || fstat(s->fd, &st))
         return fault_of_system(s, errno);

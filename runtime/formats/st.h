@@ -57,7 +57,7 @@ int iz_st_read(const struct iz_st *s, void *out, int64_t bytes, int64_t at);
 int iz_st_map(struct iz_st *s);
 
 /* The bytes before the data of a file, 64-aligned and malloc'ed.  metadata: a
- * JSON object.  Names go into it as they are.  NULL: no memory. */
+ * JSON object.  Names go into it as they are. */
 char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
                    int64_t *bytes);
 

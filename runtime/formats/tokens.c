@@ -2,7 +2,6 @@
 /* Where files of a tokenizer have tokens and their ids; see tokens.h. */
 #include "runtime/formats/tokens.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 

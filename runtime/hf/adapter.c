@@ -172,9 +172,8 @@ static int layout_open(struct layout *l, const struct iz_hf *hf,
                        const struct iz_model *m, bool import)
 {
     int err = iz_hf_map_open(&l->model, hf, m);
-    if (!err && !(l->out.tensor = calloc(4 * (size_t)l->model.n + 3,
-                                         sizeof(*l->out.tensor))))
-        err = -ENOMEM;
+    l->out.tensor =
+        iz_take(4 * l->model.n + 3, sizeof(*l->out.tensor), "adapters");
     l->step = iz_model_adapter(m);
     for (int u = 0; u < m->n_units && !err; u++)
         err = add_unit(l, m, u);
@@ -235,8 +234,6 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
-    if (!f)
-        return NULL;
     fprintf(f,
             "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": %s,\n"
             "  \"base_model_name_or_path\": ",
@@ -302,8 +299,8 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
     *config = NULL;
     if (!err)
         err = check_modules(&l, m);
-    if (!err && !(*config = config_text(&l, m, c)))
-        err = -ENOMEM;
+    if (!err)
+        *config = config_text(&l, m, c);
     for (int i = 0; i < l.out.n; i++)
         l.out.tensor[i].tied = false; /* PEFT wants both names */
     iz_hf_map_close(&l.model);
@@ -402,11 +399,9 @@ static bool is_imported(const struct iz_unit *u, bool frozen)
 
 int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
 {
-    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
+    float *buf = iz_hf_take_piece();
     struct iz_hf_reader *r;
     int err = iz_adapter_read_open(&r, e->config, hf, e->model, NULL, stderr);
-    if (!err && !buf)
-        err = iz_text_refuse(stderr, "lora.import: no memory");
     for (int u = 0; u < e->plan.n_units; u++)
         for (int frozen = 0; frozen < 2 && !err; frozen++)
             if (is_imported(&e->model->unit[u], frozen))
@@ -432,10 +427,8 @@ static void values_of(struct iz_engine *e, int u, struct iz_part p,
 static int64_t *squares_of(struct iz_engine *e, int u, const float *adapters)
 {
     int64_t n = 2 * iz_lora_outputs(e->model, u);
-    int64_t *sums = calloc((size_t)n + 1, sizeof(*sums));
-    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
-    if (!sums || !buf)
-        iz_die("no memory for the norms of %s", e->model->unit[u].name);
+    int64_t *sums = iz_take(n, sizeof(*sums), "norms of weights");
+    float *buf = iz_hf_take_piece();
     for (int part = 0; part < IZ_PARTS; part++) {
         struct iz_part p = iz_part_of(e, u, (enum iz_unit_part)part);
         for (int64_t i = p.begin, k; i < p.end; i += k) {

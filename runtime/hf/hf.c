@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
@@ -77,8 +76,8 @@ static int import_quant(struct iz_engine *e, struct iz_hf_reader *r)
 
 static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
 {
-    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
-    int err = buf ? 0 : -ENOMEM;
+    float *buf = iz_hf_take_piece();
+    int err = 0;
     struct iz_progress progress;
     int64_t owned = 0;
     for (int u = 0; u < e->plan.n_units; u++)
@@ -92,15 +91,6 @@ static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
     return err;
 }
 
-/* Every other fault has been told where it was found. */
-static int agree(const struct iz_engine *e, int err)
-{
-    if (err == -ENOMEM)
-        fprintf(stderr, "izar: rank %d: no memory for model.import: %s\n",
-                e->coll->rank, e->config->import);
-    return iz_agree(e->coll, err);
-}
-
 int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
 {
     struct iz_hf_reader *r = NULL;
@@ -110,14 +100,14 @@ int iz_hf_import(struct iz_engine *e, const struct iz_section *section)
     /* What all ranks would find alike is told by the first one. */
     if (first)
         err = iz_hf_read_open(&r, section->hf, e->model, IMPORT, path, stderr);
-    err = agree(e, err);
+    err = iz_agree(e->coll, err);
     if (!err && !first)
         err = iz_hf_read_open(&r, section->hf, e->model, IMPORT, path, stderr);
-    err = agree(e, err);
+    err = iz_agree(e->coll, err);
     if (!err)
-        err = agree(e, import_units(e, r));
+        err = iz_agree(e->coll, import_units(e, r));
     if (!err)
-        err = agree(e, import_quant(e, r));
+        err = iz_agree(e->coll, import_quant(e, r));
     iz_hf_read_close(&r);
     return err ? err : iz_train_init_adapters(e);
 }
@@ -236,14 +226,14 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
 
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 {
-    float *buf = malloc(IZ_HF_PIECE * sizeof(*buf));
+    float *buf = iz_hf_take_piece();
     struct iz_hf_map map = {0};
     struct iz_hf_order o;
     struct iz_hf_writer *w;
     char *text = NULL, like[IZ_PATH_MAX + 32];
     struct iz_hf_proof proof = {.e = e, .section = section};
     iz_graph_wait(e->graph);
-    int err = buf ? open_order(&o, &map, &text, like, e, section) : -ENOMEM;
+    int err = open_order(&o, &map, &text, like, e, section);
     o.check = iz_hf_prove;
     o.arg = &proof;
     err = iz_agree(e->coll, err);

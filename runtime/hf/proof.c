@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/ops/ops.h"
@@ -128,16 +127,10 @@ static double probe(struct iz_engine *e, bool merged)
     return v.loss;
 }
 
-static int again_open(struct again *a, const struct iz_hf_proof *p,
-                      const char *folder)
+static int again_open(struct again *a, const char *folder)
 {
-    const struct iz_engine *e = p->e;
-    const struct iz_hf *hf = p->section->hf;
-    a->p = p;
-    a->want = malloc(IZ_HF_PIECE * sizeof(*a->want));
-    a->found = malloc(IZ_HF_PIECE * sizeof(*a->found));
-    if (!a->want || !a->found)
-        return -ENOMEM;
+    const struct iz_engine *e = a->p->e;
+    const struct iz_hf *hf = a->p->section->hf;
     if (is_alone(e))
         return iz_adapter_read_open(&a->r, e->config, hf, e->model, folder,
                                     stderr);
@@ -157,7 +150,7 @@ int iz_hf_prove(void *arg, const char *folder)
     const struct iz_hf_proof *p = arg;
     struct iz_engine *e = p->e;
     struct iz_counts counts = e->counts; /* those of the run are told */
-    struct again a = {0};
+    struct again a = {p, NULL, iz_hf_take_piece(), iz_hf_take_piece()};
     struct iz_quant_source source = {.read = quant_values, .arg = &a};
     bool merged = has_adapters(e->model) && !is_alone(e);
     enum iz_dtype own = e->plan.param_type;
@@ -165,7 +158,7 @@ int iz_hf_prove(void *arg, const char *folder)
     iz_graph_wait(e->graph);
     int err = iz_agree(e->coll, check_config(p, folder));
     if (!err)
-        err = iz_agree(e->coll, again_open(&a, p, folder));
+        err = iz_agree(e->coll, again_open(&a, folder));
     if (!err)
         err = iz_agree(e->coll, take_units(&a));
     e->quant_from = is_alone(e) ? NULL : &source;

@@ -216,10 +216,8 @@ static void read_block(struct iz_hf_reader *r)
 static int compare(struct iz_hf_reader *r)
 {
     int faults = 0;
-    r->entry = calloc((size_t)r->map.n + 1, sizeof(*r->entry));
-    r->mean = calloc((size_t)r->map.n + 1, sizeof(*r->mean));
-    if (!r->entry || !r->mean)
-        return -ENOMEM;
+    r->entry = iz_take(r->map.n, sizeof(*r->entry), "tensors");
+    r->mean = iz_take(r->map.n, sizeof(*r->mean), "means of rows");
     read_block(r);
     for (int i = 0; i < r->folder.n_files; i++)
         for (int k = 0; k < r->folder.file[i].n; k++)
@@ -259,12 +257,7 @@ static int64_t published_rows(const struct iz_hf *hf, const char *path,
 int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
                         const struct iz_hf_source *from, FILE *err)
 {
-    struct iz_hf_reader *r = calloc(1, sizeof(*r));
-    *out = r;
-    if (!r) {
-        iz_hf_map_close(map);
-        return -ENOMEM;
-    }
+    struct iz_hf_reader *r = *out = iz_take(1, sizeof(*r), "a reader");
     r->err = err;
     r->key = from->key;
     r->rows = from->rows;
@@ -386,45 +379,39 @@ static void hf_read_take(const struct iz_hf_tensor *t, const struct iz_coded *e,
     }
 }
 
-/* The mean of the rows of entry i, which those that it lacks have; NULL: no
- * memory. */
+/* The mean of the rows of entry i, which those that it lacks have. */
 static const float *mean_row(const struct iz_hf_reader *r, int i)
 {
     const struct iz_coded *e = &r->entry[i];
     const int64_t *shape = e->part[IZ_CODED_CODES]->shape;
     int64_t rows = shape[0], cols = shape[1];
-    double *sum = calloc((size_t)cols, sizeof(*sum));
-    float *row = malloc((size_t)cols * sizeof(*row));
-    for (int64_t k = 0; sum && row && k < rows; k++) {
+    double *sum = iz_take(cols, sizeof(*sum), "a mean row");
+    float *row = iz_take(cols, sizeof(*row), "a mean row");
+    for (int64_t k = 0; k < rows; k++) {
         iz_coded_load(e, k * cols, row, cols);
         for (int64_t j = 0; j < cols; j++)
             sum[j] += row[j];
     }
-    for (int64_t j = 0; sum && row && j < cols; j++)
+    for (int64_t j = 0; j < cols; j++)
         row[j] = (float)(sum[j] / (double)rows);
     free(sum);
-    if (!sum) {
-        free(row);
-        row = NULL;
-    }
     return r->mean[i] = row;
 }
 
 /* What the rectangle has behind the rows of entry i; cut off there. */
-static int take_more(const struct iz_hf_reader *r, int i,
-                     struct iz_hf_rect *rect, float *out)
+static void take_more(const struct iz_hf_reader *r, int i,
+                      struct iz_hf_rect *rect, float *out)
 {
     const struct iz_hf_tensor *t = &r->map.tensor[i];
     const struct iz_st_tensor *e = r->entry[i].part[IZ_CODED_CODES];
     int64_t own = max64(0, min64(rect->rows, e->shape[0] - rect->row));
     if (!t->grows || r->entry[i].kind || own == rect->rows)
-        return 0;
+        return;
     const float *mean = r->mean[i] ? r->mean[i] : mean_row(r, i);
-    for (int64_t k = own; mean && k < rect->rows; k++)
+    for (int64_t k = own; k < rect->rows; k++)
         memcpy(out + k * t->width, mean + rect->col,
                (size_t)rect->cols * sizeof(*out));
     rect->rows = own;
-    return mean ? 0 : -ENOMEM;
 }
 
 /* A file that is damaged, or of a training that failed. */
@@ -453,9 +440,7 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
         int64_t at = iz_hf_flat(t, &rect[k]) - from;
         float *to = (t->tied ? second : out) + at;
         struct iz_hf_rect own = rect[k];
-        err = take_more(r, i, &own, to);
-        if (err)
-            break;
+        take_more(r, i, &own, to);
         hf_read_take(t, &r->entry[i], &own, to);
         err = check_finite(r, t, &rect[k], to);
         if (t->tied && !err)
@@ -479,11 +464,10 @@ static bool has_second_names(const struct iz_hf_reader *r, int unit)
 int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
                float *out)
 {
-    float *second = NULL;
     int err = 0;
-    if (has_second_names(r, unit) &&
-        !(second = malloc((size_t)n * sizeof(*second) + 1)))
-        return -ENOMEM;
+    float *second = has_second_names(r, unit)
+                        ? iz_take(n, sizeof(*second), "a piece of parameters")
+                        : NULL;
     /* Tied tensors come last in the map: what they are compared with is there.
      */
     for (int i = 0; i < r->map.n && !err; i++)

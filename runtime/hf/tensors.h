@@ -2,6 +2,7 @@
 /* The elements of tensors in the layout of Hugging Face, read and written. */
 #pragma once
 
+#include "codelets/base/take.h"
 #include "runtime/comm/coll.h"
 #include "runtime/formats/coded.h"
 #include "runtime/formats/folder.h"
@@ -85,8 +86,12 @@ bool iz_hf_is_empty(const char *folder); /* and a folder */
 int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
                      struct iz_coll *c);
 
-/* Most elements of one call. */
+/* Most elements of one call; room for them. */
 #define IZ_HF_PIECE ((int64_t)1 << 22)
+static inline float *iz_hf_take_piece(void)
+{
+    return iz_take(IZ_HF_PIECE, sizeof(float), "a piece of parameters");
+}
 
 /* Elements [from, from + n) of a unit's flat array; n <= IZ_HF_PIECE.  What is
  * padding is left out.  Errors wait for the end. */

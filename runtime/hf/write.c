@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "codelets/base/die.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/config/config.h"
@@ -158,7 +157,7 @@ static void place_tensors(struct iz_hf_writer *w)
     w->n_files = (int)(f - w->file) + 1;
 }
 
-static int make_file(struct iz_hf_writer *w, int i)
+static void make_file(struct iz_hf_writer *w, int i)
 {
     struct file *f = &w->file[i];
     f->fd = -1;
@@ -169,26 +168,19 @@ static int make_file(struct iz_hf_writer *w, int i)
                  i + 1, w->n_files);
     f->header = iz_st_header("{\"format\":\"pt\"}", w->tensor + f->first, f->n,
                              &f->header_bytes);
-    return f->header ? 0 : -ENOMEM;
 }
 
-static int lay_out(struct iz_hf_writer *w)
+static void lay_out(struct iz_hf_writer *w)
 {
-    size_t piece = (size_t)IZ_HF_PIECE * sizeof(float);
-    size_t n = (size_t)w->o.map->n + 1;
-    int err = 0;
-    w->tensor = calloc(n, sizeof(*w->tensor));
-    w->file = calloc(n, sizeof(*w->file));
-    w->turned = malloc(piece);
-    w->cast = malloc(piece);
-    if (!w->tensor || !w->file || !w->turned || !w->cast)
-        return iz_durable_refuse(WHO, w->path, "cannot be laid out", ENOMEM);
+    int n = w->o.map->n;
+    w->tensor = iz_take(n, sizeof(*w->tensor), "tensors");
+    w->file = iz_take(n, sizeof(*w->file), "files");
+    w->turned = iz_hf_take_piece();
+    w->cast = iz_hf_take_piece();
     describe_tensors(w);
     place_tensors(w);
     for (int f = 0; f < w->n_files; f++)
-        err = make_file(w, f) ? -ENOMEM : err;
-    return err ? iz_durable_refuse(WHO, w->path, "cannot be laid out", ENOMEM)
-               : 0;
+        make_file(w, f);
 }
 
 /* ---- making the files ---- */
@@ -220,8 +212,6 @@ static char *index_text(const struct iz_hf_writer *w)
     struct iz_text text;
     int64_t bytes = 0;
     FILE *out = iz_text_open(&text);
-    if (!out)
-        return NULL;
     for (int f = 0; f < w->n_files; f++)
         bytes += w->file[f].bytes;
     fprintf(out,
@@ -281,8 +271,6 @@ static int make_folder(struct iz_hf_writer *w)
     if (err || w->n_files == 1)
         return err;
     char *text = index_text(w);
-    if (!text)
-        return iz_durable_refuse(WHO, w->tmp, "cannot index", ENOMEM);
     err = put_text(w, IZ_HF_INDEX, text);
     free(text);
     return err;
@@ -307,18 +295,14 @@ static void discard(struct iz_hf_writer **out)
 int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
                      struct iz_coll *c)
 {
-    struct iz_hf_writer *w = calloc(1, sizeof(*w));
+    struct iz_hf_writer *w = *out = iz_take(1, sizeof(*w), "an export");
     bool first = c->rank == 0;
-    if (!w)
-        iz_die("export: no memory");
-    *out = w;
     w->o = *o;
     w->c = c;
     int err = plain(w->path, o->folder);
     snprintf(w->tmp, sizeof(w->tmp), "%s.tmp", w->path);
-    err = iz_agree(c, err ? err : lay_out(w));
-    if (!err)
-        err = iz_agree(c, first ? make_folder(w) : 0);
+    lay_out(w);
+    err = iz_agree(c, err ? err : first ? make_folder(w) : 0);
     if (!err)
         err = iz_agree(c, first ? open_files(w) : 0);
     if (!err)

@@ -2,6 +2,7 @@
 #include "runtime/machine/machine_file.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -155,6 +156,19 @@ int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
                 : iz_text_refuse(err, "%s: is not a JSON object", path);
     json_decref(j);
     return r;
+}
+
+void iz_machine_print(const struct iz_machine *m, FILE *out)
+{
+    fputs("\"name\": ", out);
+    iz_json_print(out, m->name);
+    for (const struct field *f = fields; f < fields + FIELDS; f++) {
+        const char *at = (const char *)m + f->offset;
+        int64_t n = f->how & COUNT ? *(const int *)at : *(const int64_t *)at;
+        if (n || !(f->how & OPTIONAL))
+            fprintf(out, ",\n  \"%s\": %" PRId64, f->name, n);
+    }
+    fputs(",\n", out);
 }
 
 int iz_machine_ranks(const struct iz_machine *m, int ranks)

@@ -46,6 +46,9 @@ struct iz_machine {
 
 /* Negative errno with the reason printed on `err`. */
 int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
+/* The members of such a file, with a comma after each: the name, and all rates
+ * but those that are left open. */
+void iz_machine_print(const struct iz_machine *m, FILE *out);
 
 /* Ranks of one node: one per GPU, or one on a machine without; all of them on a
  * machine that has no network. */

@@ -140,7 +140,7 @@ static double copies(void *stream, void *dst, const void *src, int64_t bytes)
     return (double)bytes / least;
 }
 
-static int time_link(struct iz_machine *m, void *stream, int64_t bytes)
+int iz_machine_measure_link(struct iz_machine *m, void *stream, int64_t bytes)
 {
     char *a = iz_device_take(bytes), *b = iz_device_take(bytes);
     char *host = aligned_alloc(4096, (size_t)bytes);
@@ -178,8 +178,8 @@ static int time_gpu(struct iz_machine *m, const struct iz_plan *p, int device,
         rate = iz_gemm_rate_cuda(&x, n, n, n, PRODUCT_S);
     m->flops_per_s[p->target.act] = (int64_t)(SUSTAINED * rate);
     if (!r)
-        r = time_link(m, x.stream,
-                      min64(LINK_BYTES, info.free_bytes / 8 / 4096 * 4096));
+        r = iz_machine_measure_link(
+            m, x.stream, min64(LINK_BYTES, info.free_bytes / 8 / 4096 * 4096));
     iz_cuda_close(&x.cuda);
     iz_device_stream_close(x.stream);
     return r || rate > 0 ? r : -ENOMEM;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/unit/unit.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
@@ -351,15 +352,10 @@ static int add_adapters(struct iz_model *m, int unit, struct wish *w)
     int n = u->n_params, most = n, err = 0;
     for (int i = 0; i < w->map.n; i++)
         most += w->map.tensor[i].unit == unit;
-    struct iz_adapter *probe = calloc((size_t)n + 1, sizeof(*probe));
-    struct iz_param *list =
-        realloc(u->param, ((size_t)n + 3 * (size_t)most + 1) * sizeof(*list));
-    if (list)
-        u->param = list;
-    if (probe && list)
-        iz_unit_probe(m, unit, probe);
-    else
-        err = -ENOMEM;
+    struct iz_adapter *probe = iz_take(n, sizeof(*probe), "adapters");
+    u->param = iz_take_longer(u->param, n + 3 * most + 1, sizeof(*u->param),
+                              "parameters");
+    iz_unit_probe(m, unit, probe);
     for (int i = 0; i < n && !err; i++)
         if (probe[i].seen)
             err = add_to_weight(w, m, unit, i, &probe[i]);
@@ -451,11 +447,11 @@ static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)
     w->err = err;
     for (int u = 0; u < m->n_units && !status; u++) {
         status = add_adapters(m, u, w);
-        if (status && status != -EINVAL) /* which has been told */
-            iz_text_refuse(err, "lora.targets: adapters of %s: %s",
-                           m->unit[u].name,
-                           status == -ENAMETOOLONG ? "a name becomes too long"
-                                                   : strerror(-status));
+        if (status == -ENAMETOOLONG)
+            iz_text_refuse(err,
+                           "lora.targets: adapters of %s: a name becomes too "
+                           "long",
+                           m->unit[u].name);
     }
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < iz_unit_base(&m->unit[u]) && !status; i++)

@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 
 struct merge {
     const struct iz_param *w, *a, *b;
@@ -88,9 +88,7 @@ static void walk(const struct iz_model *m, int unit, enum iz_unit_part part,
 {
     const struct iz_unit *u = &m->unit[unit];
     int64_t start = iz_lora_first(u);
-    int64_t *offset = calloc((size_t)u->n_params + 1, sizeof(*offset));
-    if (!offset)
-        iz_die("merging adapters: out of memory");
+    int64_t *offset = iz_take(u->n_params, sizeof(*offset), "offsets");
     iz_unit_offsets(u, (int64_t[IZ_PARTS]){0}, offset);
     for (int i = iz_unit_base(u); i < iz_unit_own(u);
          i += iz_model_adapter(m)) {

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/take.h"
@@ -187,10 +186,8 @@ static int add_copies(struct iz_unit *u)
 {
     static const char tail[] = ".reference";
     int n = u->n_params;
-    struct iz_param *list = realloc(u->param, 2 * (size_t)n * sizeof(*list));
-    if (!list)
-        return -ENOMEM;
-    u->param = list;
+    struct iz_param *list = u->param =
+        iz_take_longer(u->param, 2 * n, sizeof(*list), "copies");
     for (int i = 0; i < iz_unit_base(u); i++) {
         struct iz_param *p = &list[u->n_params];
         if (list[i].frozen)
@@ -215,9 +212,8 @@ int iz_rules_add_reference(struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units && !status; u++)
         status = add_copies(&m->unit[u]);
     if (status)
-        iz_text_refuse(err, "loss.type: copies for the reference: %s",
-                       status == -ENAMETOOLONG ? "a name becomes too long"
-                                               : strerror(-status));
+        iz_text_refuse(err, "loss.type: copies for the reference: a name "
+                            "becomes too long");
     return status;
 }
 

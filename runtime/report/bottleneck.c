@@ -78,154 +78,127 @@ static bool waves(const struct iz_bottleneck_setting *s)
     return s->repeats && s->breadth_first && s->micro_batches > 1;
 }
 
-/* What advice may depend on. */
-enum fact {
-    ALWAYS,
-    REPEATS_AS_ASKED,
-    KEEPS_WAVES,
-    KEEPS_SAMPLES, /* keeping those of fewer would fit */
-    FP32_ON_GPU,
-    FP32,
-    NO_OVERLAP,
-    DIVISIBLE, /* the optimizer, between host and GPU */
-    DIVISIBLE_AT_ONCE,
-    AS_MANY_SLICES, /* as workers */
-    FEW_SLICES,
-    ONE_IN_FLIGHT,
-    PARAM_ON_DISK,
-    FROZEN_ON_DISK,
-    STATE_ON_DISK,
-    BOUNDARY_ON_DISK,
-    NETWORK_ALONE, /* nothing runs beside it */
-    NO_RINGS,
-    FETCHES_EACH, /* micro-batch anew */
-    FACTS
-};
-
-static void find_facts(bool is[FACTS], enum iz_use link,
-                       const struct iz_bottleneck_setting *s)
-{
-    bool several = s->micro_batches > 1;
-    is[ALWAYS] = true;
-    is[REPEATS_AS_ASKED] = s->repeats && s->repeats_asked;
-    is[KEEPS_WAVES] = waves(s);
-    is[KEEPS_SAMPLES] = s->repeats && s->samples > 1;
-    is[FP32_ON_GPU] = s->gpu && !s->half;
-    is[FP32] = !s->half;
-    is[NO_OVERLAP] = !s->overlap;
-    is[DIVISIBLE] = s->divisible;
-    is[DIVISIBLE_AT_ONCE] = s->divisible && s->micro_batches == 1;
-    is[AS_MANY_SLICES] = s->slices >= s->workers;
-    is[FEW_SLICES] = s->few_slices;
-    is[ONE_IN_FLIGHT] = s->in_flight == 1;
-    is[PARAM_ON_DISK] = s->param_on_disk;
-    is[FROZEN_ON_DISK] = s->frozen_on_disk;
-    is[STATE_ON_DISK] = s->state_on_disk;
-    is[BOUNDARY_ON_DISK] = s->boundary_on_disk;
-    is[NETWORK_ALONE] = !s->overlap_comm && link == IZ_USE_NETWORK;
-    is[NO_RINGS] = !s->rings;
-    is[FETCHES_EACH] = s->rings && several && !s->breadth_first;
-}
-
 #define LARGER_PART                                                            \
     "a smaller offload_optimizer.ratio would give the GPU a larger part, if "  \
     "its states fit there and the links have time"
-#define LINKS IZ_BOTTLENECK_UNKNOWN /* all limits without rows of their own */
 
-/* Of a limit the first row that holds counts.  Of traffic first what moves more
- * than it must, then what makes a step move less. */
-static const struct {
+/* Of a limit the first row that holds counts. */
+struct advice {
     enum iz_bottleneck limit;
-    enum fact fact;
-    const char *advice; /* NULL: twice the ring */
-} table[] = {
-    {IZ_BOTTLENECK_COMPUTE, REPEATS_AS_ASKED,
-     "run.recompute=auto would repeat only the forwards that memory has no "
-     "room to keep"},
-    {IZ_BOTTLENECK_COMPUTE, KEEPS_WAVES,
-     "run.schedule=depth_first would leave room to keep more activations"},
-    {IZ_BOTTLENECK_COMPUTE, KEEPS_SAMPLES,
-     "fewer samples a micro-batch (train_micro_batch_size_per_gpu) would leave "
-     "room to keep more activations"},
-    {IZ_BOTTLENECK_COMPUTE, FP32_ON_GPU,
-     "bf16.enabled=true would use the tensor cores"},
-    {IZ_BOTTLENECK_COMPUTE, ALWAYS,
-     "only more ranks or faster processors would move it"},
-    {IZ_BOTTLENECK_OPTIMIZER, NO_OVERLAP,
-     "run.overlap=true would run it under the next step's forward"},
-    {IZ_BOTTLENECK_OPTIMIZER, DIVISIBLE, LARGER_PART},
-    {IZ_BOTTLENECK_OPTIMIZER, ALWAYS,
-     "more samples a step (train_batch_size) would spread it"},
-    {IZ_BOTTLENECK_WORKERS, ALWAYS,
-     "more workers (run.workers, or cores for the rank) would move it"},
-    {IZ_BOTTLENECK_SUBMISSION, ALWAYS,
-     "larger tasks (train_micro_batch_size_per_gpu, sub_group_size) would need "
-     "fewer"},
-    {IZ_BOTTLENECK_SUMS, DIVISIBLE_AT_ONCE, LARGER_PART},
-    {IZ_BOTTLENECK_SUMS, ALWAYS,
-     "more samples a micro-batch (train_micro_batch_size_per_gpu) would need "
-     "fewer"},
-    {IZ_BOTTLENECK_TASKS, AS_MANY_SLICES,
-     "more micro-batches side by side (run.parallel_micro_batches) would "
-     "occupy them"},
-    {IZ_BOTTLENECK_TASKS, FEW_SLICES,
-     "a larger run.slices would cut each micro-batch for all workers"},
-    {IZ_BOTTLENECK_TASKS, ALWAYS,
-     "more samples a micro-batch (train_micro_batch_size_per_gpu) could be cut "
-     "for all workers"},
-    {IZ_BOTTLENECK_GAPS, NO_OVERLAP,
-     "run.overlap=true would take the barriers away"},
-    {IZ_BOTTLENECK_GAPS, ONE_IN_FLIGHT,
-     "run.in_flight=2 would have the next step ready"},
-    {IZ_BOTTLENECK_GAPS, ALWAYS,
-     "larger tasks (train_micro_batch_size_per_gpu) would have fewer gaps"},
-    {IZ_BOTTLENECK_DISK, PARAM_ON_DISK,
-     "offload_param.device=cpu would take parameters off the disk"},
-    {IZ_BOTTLENECK_DISK, FROZEN_ON_DISK,
-     "offload_param.frozen_device=cpu would take frozen parameters off the "
-     "disk"},
-    {IZ_BOTTLENECK_DISK, STATE_ON_DISK,
-     "offload_optimizer.device=cpu, or more samples a step, would relieve it"},
-    {IZ_BOTTLENECK_DISK, BOUNDARY_ON_DISK,
-     "boundaries in memory (no activation_checkpointing.nvme_path) would "
-     "relieve it"},
-    {IZ_BOTTLENECK_DISK, ALWAYS,
-     "a larger run.save_interval would save less often"},
-    {IZ_BOTTLENECK_LATE, NETWORK_ALONE,
-     "zero_optimization.overlap_comm=true would run it beside compute"},
-    {IZ_BOTTLENECK_LATE, NO_OVERLAP,
-     "run.overlap=true would take the barriers away"},
-    {IZ_BOTTLENECK_LATE, NO_RINGS,
-     "more micro-batches a step (gradient_accumulation_steps) would wait for "
-     "it less often"},
-    {IZ_BOTTLENECK_LATE, ALWAYS, NULL},
-    {LINKS, FETCHES_EACH,
-     "run.schedule=breadth_first would fetch each unit once a step and "
-     "direction"},
-    {LINKS, FP32, "bf16.enabled=true would halve the bytes"},
-    {LINKS, ALWAYS,
-     "more samples a micro-batch (train_micro_batch_size_per_gpu) would use "
-     "what was moved for longer"},
+    bool holds;
+    const char *text;
 };
+
+static const char *first_advice(const struct advice *a,
+                                enum iz_bottleneck limit)
+{
+    while (a->text && (a->limit != limit || !a->holds))
+        a++;
+    return a->text;
+}
+
+/* Of what computes and waits; NULL: it is traffic. */
+static const char *advice_of_tasks(enum iz_bottleneck limit,
+                                   const struct iz_bottleneck_setting *s)
+{
+    const struct advice table[] = {
+        {IZ_BOTTLENECK_COMPUTE, s->repeats && s->repeats_asked,
+         "run.recompute=auto would repeat only the forwards that memory has no "
+         "room to keep"},
+        {IZ_BOTTLENECK_COMPUTE, waves(s),
+         "run.schedule=depth_first would leave room to keep more activations"},
+        {IZ_BOTTLENECK_COMPUTE, s->repeats && s->samples > 1,
+         "fewer samples a micro-batch (train_micro_batch_size_per_gpu) would "
+         "leave room to keep more activations"},
+        {IZ_BOTTLENECK_COMPUTE, s->gpu && !s->half,
+         "bf16.enabled=true would use the tensor cores"},
+        {IZ_BOTTLENECK_COMPUTE, true,
+         "only more ranks or faster processors would move it"},
+        {IZ_BOTTLENECK_OPTIMIZER, !s->overlap,
+         "run.overlap=true would run it under the next step's forward"},
+        {IZ_BOTTLENECK_OPTIMIZER, s->divisible, LARGER_PART},
+        {IZ_BOTTLENECK_OPTIMIZER, true,
+         "more samples a step (train_batch_size) would spread it"},
+        {IZ_BOTTLENECK_WORKERS, true,
+         "more workers (run.workers, or cores for the rank) would move it"},
+        {IZ_BOTTLENECK_SUBMISSION, true,
+         "larger tasks (train_micro_batch_size_per_gpu, sub_group_size) would "
+         "need fewer"},
+        {IZ_BOTTLENECK_SUMS, s->divisible && s->micro_batches == 1,
+         LARGER_PART},
+        {IZ_BOTTLENECK_SUMS, true,
+         "more samples a micro-batch (train_micro_batch_size_per_gpu) would "
+         "need fewer"},
+        {IZ_BOTTLENECK_TASKS, s->slices >= s->workers,
+         "more micro-batches side by side (run.parallel_micro_batches) would "
+         "occupy them"},
+        {IZ_BOTTLENECK_TASKS, s->few_slices,
+         "a larger run.slices would cut each micro-batch for all workers"},
+        {IZ_BOTTLENECK_TASKS, true,
+         "more samples a micro-batch (train_micro_batch_size_per_gpu) could be "
+         "cut for all workers"},
+        {IZ_BOTTLENECK_GAPS, !s->overlap,
+         "run.overlap=true would take the barriers away"},
+        {IZ_BOTTLENECK_GAPS, s->in_flight == 1,
+         "run.in_flight=2 would have the next step ready"},
+        {IZ_BOTTLENECK_GAPS, true,
+         "larger tasks (train_micro_batch_size_per_gpu) would have fewer gaps"},
+        {0}};
+    return first_advice(table, limit);
+}
+
+/* First what moves more than it must, then what makes a step move less.
+ * UNKNOWN: all limits without rows of their own. */
+static const char *advice_of_traffic(enum iz_bottleneck limit, enum iz_use link,
+                                     const struct iz_bottleneck_setting *s,
+                                     const char *ring)
+{
+    const struct advice table[] = {
+        {IZ_BOTTLENECK_DISK, s->param_on_disk,
+         "offload_param.device=cpu would take parameters off the disk"},
+        {IZ_BOTTLENECK_DISK, s->frozen_on_disk,
+         "offload_param.frozen_device=cpu would take frozen parameters off the "
+         "disk"},
+        {IZ_BOTTLENECK_DISK, s->state_on_disk,
+         "offload_optimizer.device=cpu, or more samples a step, would relieve "
+         "it"},
+        {IZ_BOTTLENECK_DISK, s->boundary_on_disk,
+         "boundaries in memory (no activation_checkpointing.nvme_path) would "
+         "relieve it"},
+        {IZ_BOTTLENECK_DISK, true,
+         "a larger run.save_interval would save less often"},
+        {IZ_BOTTLENECK_LATE, !s->overlap_comm && link == IZ_USE_NETWORK,
+         "zero_optimization.overlap_comm=true would run it beside compute"},
+        {IZ_BOTTLENECK_LATE, !s->overlap,
+         "run.overlap=true would take the barriers away"},
+        {IZ_BOTTLENECK_LATE, !s->rings,
+         "more micro-batches a step (gradient_accumulation_steps) would wait "
+         "for it less often"},
+        {IZ_BOTTLENECK_LATE, true, ring},
+        {IZ_BOTTLENECK_UNKNOWN,
+         s->rings && s->micro_batches > 1 && !s->breadth_first,
+         "run.schedule=breadth_first would fetch each unit once a step and "
+         "direction"},
+        {IZ_BOTTLENECK_UNKNOWN, !s->half,
+         "bf16.enabled=true would halve the bytes"},
+        {IZ_BOTTLENECK_UNKNOWN, true,
+         "more samples a micro-batch (train_micro_batch_size_per_gpu) would "
+         "use what was moved for longer"},
+        {0}};
+    const char *own = first_advice(table, limit);
+    return own ? own : first_advice(table, IZ_BOTTLENECK_UNKNOWN);
+}
 
 /* `ring` is room for a sentence. */
 static const char *advice(enum iz_bottleneck limit, enum iz_use link,
                           const struct iz_bottleneck_setting *s, char *ring,
                           size_t size)
 {
-    bool is[FACTS], own = false;
-    int i = 0;
-    find_facts(is, link, s);
-    for (int k = 0; k < (int)(sizeof(table) / sizeof(table[0])); k++)
-        own |= table[k].limit == limit;
-    while (table[i].limit != (own ? limit : LINKS) || !is[table[i].fact])
-        i++;
-    if (table[i].advice)
-        return table[i].advice;
+    const char *text = advice_of_tasks(limit, s);
     snprintf(ring, size,
              "run.ring=%d in place of %d would begin the fetches earlier",
              s->ring * 2, s->ring);
-    return ring;
+    return text ? text : advice_of_traffic(limit, link, s, ring);
 }
 
 /* ---- the sentence ---- */

@@ -7,8 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
+
+/* Those that have a value. */
+enum option { SET, STEPS, RANKS, MACHINE, REPLAY, FLAG };
+static const char *const options[FLAG] = {"--set", "--steps", "--ranks",
+                                          "--machine", "--replay"};
 
 static int wrong(const char *what, const char *arg)
 {
@@ -25,100 +31,88 @@ static long long positive(const char *s)
     return errno || *end || end == s || v < 1 ? 0 : v;
 }
 
-static int read_value(struct iz_options *o, const char *name, char *value)
+/* "A:B", the steps of a replay. */
+static bool read_steps(struct iz_options *o, const char *value)
 {
+    o->replay = true;
+    o->from = iz_text_decimal(&value);
+    value += *value == ':';
+    o->to = iz_text_decimal(&value);
+    return !*value && o->from >= 0 && o->to >= o->from && o->to > 0;
+}
+
+/* Of an option that has one. */
+static int read_value(struct iz_options *o, enum option is, const char *name,
+                      char *value)
+{
+    long long n = value ? positive(value) : 0;
     if (!value)
         return wrong("missing value after", name);
-    if (!strcmp(name, "--set")) {
-        if (!strchr(value, '='))
-            return wrong("--set needs key=value, not", value);
-        o->set[o->n_set++] = value;
-        return 0;
-    }
-    if (!strcmp(name, "--machine")) {
-        o->machine = value;
-        return 0;
-    }
-    if (!strcmp(name, "--replay")) {
-        const char *at = value;
-        o->replay = true;
-        o->from = iz_text_decimal(&at);
-        at += *at == ':';
-        o->to = iz_text_decimal(&at);
-        if (*at || o->from < 0 || o->to < o->from || o->to == 0)
-            return wrong("--replay needs steps A:B, not", value);
-        return 0;
-    }
-    long long n = positive(value);
-    if (!n || n > 1000000000)
+    if (is == SET && !strchr(value, '='))
+        return wrong("--set needs key=value, not", value);
+    if (is == REPLAY && !read_steps(o, value))
+        return wrong("--replay needs steps A:B, not", value);
+    if ((is == RANKS || is == STEPS) && (!n || n > 1000000000))
         return wrong("not a positive number:", value);
-    if (!strcmp(name, "--ranks"))
+    if (is == SET)
+        o->set[o->n_set++] = value;
+    else if (is == MACHINE)
+        o->machine = value;
+    else if (is == RANKS)
         o->ranks = (int)n;
-    else
+    else if (is == STEPS)
         snprintf(o->steps, sizeof(o->steps), "run.steps=%lld", n);
     return 0;
 }
 
-static bool takes_value(const char *a)
-{
-    return !strcmp(a, "--set") || !strcmp(a, "--steps") ||
-           !strcmp(a, "--ranks") || !strcmp(a, "--machine") ||
-           !strcmp(a, "--replay");
-}
-
+/* What is no option with a value. */
 static int read_flag(struct iz_options *o, char *a)
 {
-    if (!strcmp(a, "--resume"))
-        o->resume = true;
-    else if (!strcmp(a, "--plan"))
-        o->plan = true;
-    else if (!strcmp(a, "--parameters"))
-        o->parameters = true;
-    else if (!strcmp(a, "--help") || !strcmp(a, "-h"))
-        o->help = true;
-    else if (!strcmp(a, "--help-markdown"))
-        o->help_markdown = true;
-    else if (!strcmp(a, "--version"))
-        o->version = true;
-    else if (a[0] == '-')
+    const struct {
+        const char *name;
+        bool *is;
+    } flags[] = {{"--resume", &o->resume},
+                 {"--plan", &o->plan},
+                 {"--parameters", &o->parameters},
+                 {"--help", &o->help},
+                 {"-h", &o->help},
+                 {"--help-markdown", &o->help_markdown},
+                 {"--version", &o->version}};
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
+        if (!strcmp(a, flags[i].name))
+            return !(*flags[i].is = true);
+    if (a[0] == '-')
         return wrong("unknown option", a);
-    else if (o->path)
+    if (o->path)
         return wrong("one config only; what is", a);
-    else
-        o->path = a;
+    o->path = a;
     return 0;
 }
 
 /* A replay has the run's config, and its output, wherever that is now. */
-static int take_output(struct iz_options *o)
+static void take_output(struct iz_options *o)
 {
     struct iz_text path, set;
-    FILE *f = iz_text_open(&path), *g = iz_text_open(&set);
-    if (f)
-        fprintf(f, "%s/config.json", o->path);
-    if (g) {
-        fputs("run.output=", g);
-        iz_json_print(g, o->path);
-    }
+    fprintf(iz_text_open(&path), "%s/config.json", o->path);
+    fputs("run.output=", iz_text_open(&set));
+    iz_json_print(set.out, o->path);
     o->path = o->own[0] = iz_text_close(&path);
     o->set[o->n_set++] = o->own[1] = iz_text_close(&set);
     o->resume = true;
-    return o->own[0] && o->own[1] ? 0 : -ENOMEM;
 }
 
 int iz_options_read(struct iz_options *o, int argc, char **argv)
 {
     int r = 0;
-    *o = (struct iz_options){.set = calloc((size_t)argc + 3, sizeof(*o->set))};
-    if (!o->set)
-        return -ENOMEM;
+    *o = (struct iz_options){
+        .set = iz_take(argc + 3, sizeof(*o->set), "the command line")};
     for (int i = 1; i < argc && !r; i++) {
-        if (takes_value(argv[i])) {
-            r = read_value(o, argv[i], argv[i + 1]);
-            i++;
-        } else {
-            r = read_flag(o, argv[i]);
-        }
+        int is = 0;
+        while (is < FLAG && strcmp(argv[i], options[is]))
+            is++;
+        r = is == FLAG ? read_flag(o, argv[i])
+                       : read_value(o, (enum option)is, argv[i], argv[i + 1]);
+        i += is < FLAG;
     }
     if (o->steps[0])
         o->set[o->n_set++] = o->steps;
@@ -130,7 +124,7 @@ int iz_options_read(struct iz_options *o, int argc, char **argv)
         r = -EINVAL;
     }
     if (!r && o->replay && o->path)
-        r = take_output(o);
+        take_output(o);
     return r;
 }
 

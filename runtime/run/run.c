@@ -2,7 +2,6 @@
 #include "runtime/run/run.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -37,4 +37,4 @@ def test_memory_that_one_rank_lacks_in_an_import(victim, place):
     place.good(1, {**SCARCE, "run.export": str(folder)})
     c = {"model.import": str(folder)}
     assert WEIGHTS in scarce(place, c, victim, 1 << 20)
-    assert str(folder) in scarce(place, c, victim, 16 << 20)
+    assert "a piece of parameters" in scarce(place, c, victim, 16 << 20)
