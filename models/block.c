@@ -310,11 +310,19 @@ static void attention_forward(struct iz_exec *x, const struct iz_layer *a,
     iz_exec_release(x, mark);
 }
 
-void iz_block_keys(struct iz_exec *x, const struct iz_layer *a)
+void iz_block_keys(struct iz_exec *x, const struct iz_layer *a, bool kept)
 {
     const struct iz_block *c = a->self;
     struct kept b = block_saves(x, a);
-    project_forward(x, a, &b, tokens(a->x, c->width));
+    if (kept)
+        put_keys(x, c->chunk, b.attn.qkv);
+    else
+        project_forward(x, a, &b, tokens(a->x, c->width));
+}
+
+void iz_block_count_saves(struct iz_exec *x, const struct iz_layer *a)
+{
+    block_saves(x, a);
 }
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)

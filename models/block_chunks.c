@@ -3,8 +3,9 @@
  * that only the keys and values of a sample are whole; and the last unit.  A
  * row needs those of the rows before it: forward goes from the first chunk to
  * the last.  Backward goes the other way: when a chunk's turn comes, all that
- * its keys and values gave to later rows has come back.  It repeats the chunk's
- * forward, so a block keeps nothing.
+ * its keys and values gave to later rows has come back.  What chunks keep
+ * lies one after the other; where they keep nothing, backward repeats the
+ * forward of each.
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
@@ -121,6 +122,8 @@ struct part {
     /* What the unit before gave, this one gives, and the gradients of these,
      * which a block has in one place. */
     struct iz_staged x, y, d;
+    int64_t saved; /* bytes that a chunk keeps, if it has all its rows */
+    int64_t saved_sample;
 };
 
 /* Chunks of a sample, or of all rows. */
@@ -187,6 +190,35 @@ static struct cut sample_of(const struct iz_exec *x, const struct iz_block *c,
 
 /* ---- a block ---- */
 
+/* What a chunk of n rows keeps. */
+static int64_t saved_of(const struct iz_exec *x, struct part *p, int64_t n)
+{
+    struct iz_exec dry = iz_exec_dry(x->backend, x->act);
+    dry.numerics = x->numerics;
+    dry.widens = x->widens;
+    p->block.seq = (int)n;
+    iz_block_count_saves(&dry, &p->layer);
+    return dry.save.used;
+}
+
+static void saves_open(struct part *p, const struct iz_exec *x,
+                       const struct iz_block *c)
+{
+    const struct cut cut = sample_of(x, c, 0);
+    p->saved = saved_of(x, p, cut.each);
+    p->saved_sample = last_of(&cut) / cut.each * p->saved +
+                      saved_of(x, p, rows_at(&cut, last_of(&cut)));
+}
+
+/* What is kept next is of the chunk that begins there. */
+static void seek(struct iz_exec *x, const struct part *p, const struct cut *cut,
+                 int64_t at)
+{
+    if (!x->keeps_nothing)
+        x->save.used = cut->first / cut->rows * p->saved_sample +
+                       (at - cut->first) / cut->each * p->saved;
+}
+
 static void keys_open(struct part *p, struct iz_exec *x,
                       const struct iz_block *c, bool back)
 {
@@ -205,11 +237,13 @@ static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
     int64_t mark = iz_exec_mark(x), n;
     for (int64_t at = cut.first; (n = rows_at(&cut, at)); at += cut.each) {
         set_rows(p, a, sample, &cut, at);
+        seek(x, p, &cut, at);
         if (!again)
             p->layer.y = iz_staged_room(x, &p->y, at, n);
-        p->layer.x = load(x, &p->x, &cut, at, cut.each);
+        if (!again || x->keeps_nothing)
+            p->layer.x = load(x, &p->x, &cut, at, cut.each);
         if (again)
-            iz_block_keys(x, &p->layer);
+            iz_block_keys(x, &p->layer, !x->keeps_nothing);
         else
             iz_block_forward(x, &p->layer);
         if (!again)
@@ -227,28 +261,25 @@ void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
         return;
     }
     int64_t mark = iz_exec_mark(x);
-    x->keeps_nothing = true;
     part_open(&p, x, a);
+    saves_open(&p, x, c);
     p.y = iz_staged_open(x, tokens(a->y, c->width), x->numerics.chunk_rows);
     keys_open(&p, x, c, false);
     for (int64_t sample = 0; sample < a->samples; sample++)
         forward_sample(x, a, &p, sample, false);
     iz_staged_close(x, &p.x);
     iz_staged_close(x, &p.y);
-    x->keeps_nothing = false;
     iz_exec_release(x, mark);
 }
 
-/* Its flops are no work of the model, and not counted, but its time is. */
 static void repeat_chunk(struct iz_exec *x, struct part *p)
 {
-    double flops = x->flops;
+    p->layer.y = iz_exec_work(x, x->act, p->block.seq, p->block.width);
     int64_t mark = iz_exec_mark(x);
     p->layer.again = true;
     iz_block_forward(x, &p->layer);
     p->layer.again = false;
     iz_exec_release(x, mark); /* what it keeps stays until the backward */
-    x->flops = flops;
 }
 
 static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
@@ -258,21 +289,20 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
     const struct iz_block *c = a->self;
     const struct cut cut = sample_of(x, c, sample);
     int64_t mark = iz_exec_mark(x), n;
-    double flops = x->flops;
     forward_sample(x, a, p, sample, true);
-    x->flops = flops;
     iz_op_clear(x, p->chunk.dkv);
     for (int64_t at = last_of(&cut); (n = rows_at(&cut, at)); at -= cut.each) {
         bool first = sample == a->samples - 1 && at == last_of(&cut);
         set_rows(p, a, sample, &cut, at);
+        seek(x, p, &cut, at);
         p->layer.w = s->w;
         p->layer.dw = s->own;
         p->chunk.adds = !first;
         p->layer.x = load(x, &p->x, &cut, at, -cut.each);
         p->layer.dx = p->layer.dy = load(x, &p->d, &cut, at, -cut.each);
-        p->layer.y = iz_exec_work(x, x->act, n, c->width);
         clear_vectors(x, s);
-        repeat_chunk(x, p);
+        if (x->keeps_nothing)
+            repeat_chunk(x, p);
         iz_block_backward(x, &p->layer);
         iz_staged_store(x, &p->d, at, n);
         add_vectors(x, s, first);
@@ -289,12 +319,10 @@ void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
         iz_block_backward(x, a);
         return;
     }
-    bool widens = x->widens;
     int64_t mark = iz_exec_mark(x);
-    x->keeps_nothing = true;
-    x->widens = false;
     sums_open(&s, x, a);
     part_open(&p, x, a);
+    saves_open(&p, x, c);
     p.d = iz_staged_open(x, tokens(a->dy, c->width), x->numerics.chunk_rows);
     keys_open(&p, x, c, true);
     for (int64_t sample = a->samples - 1; sample >= 0; sample--)
@@ -302,8 +330,6 @@ void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
     sums_close(&s, x, a);
     iz_staged_close(x, &p.x);
     iz_staged_close(x, &p.d);
-    x->keeps_nothing = false;
-    x->widens = widens;
     iz_exec_release(x, mark);
 }
 

@@ -156,8 +156,10 @@ void iz_block_shared_bwd(struct iz_exec *x, const struct iz_layer *a,
 
 void iz_block_forward(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward(struct iz_exec *x, const struct iz_layer *a);
-/* Of a chunk: its keys and values alone. */
-void iz_block_keys(struct iz_exec *x, const struct iz_layer *a);
+/* Of a chunk: its keys and values alone, which may be kept. */
+void iz_block_keys(struct iz_exec *x, const struct iz_layer *a, bool kept);
+/* Takes what a forward keeps, of an exec that only counts. */
+void iz_block_count_saves(struct iz_exec *x, const struct iz_layer *a);
 /* The same of all rows, some at a time where that is asked for. */
 void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a);
 void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a);

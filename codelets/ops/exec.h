@@ -105,7 +105,7 @@ struct iz_exec {
     struct iz_arena save; /* what forward keeps for backward */
     bool
         widens; /* widened activations are not kept: see iz_exec_save_widened */
-    bool keeps_nothing;  /* what is saved is scratch, too */
+    bool keeps_nothing;  /* in chunks of rows: what is saved is scratch, too */
     double flops, bytes; /* counted by every op; bytes = compulsory traffic */
     bool attends;        /* attention was among the ops */
     const char *why_own; /* ... which cuDNN cannot compute; NULL: it may */

@@ -216,7 +216,8 @@ static void attach_save(struct iz_exec *x, const struct iz_unit_arg *a,
                         void **buf)
 {
     void *p = unit_at(buf, a->at_save);
-    if (!p && a->save_bytes)
+    x->keeps_nothing = x->numerics.chunk_rows && !p;
+    if (!p && a->save_bytes && !x->keeps_nothing)
         p = iz_exec_work(x, IZ_U8, 1, a->save_bytes).p;
     x->save = (struct iz_arena){.base = p, .size = a->save_bytes};
 }
@@ -297,7 +298,8 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     set_scale(&f.layer, a, buf);
     x->widens = a->repeat == IZ_REPEAT_WIDENED;
     attach_save(x, a, buf);
-    if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL)
+    if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL &&
+        !x->keeps_nothing)
         recompute(x, u, f.layer);
     call_layer(x, u, &f.layer, a->call);
     clear_gradients(x, a, buf);
@@ -340,6 +342,22 @@ static struct iz_exec dry_like(const struct iz_exec *like)
     return x;
 }
 
+/* Of one whose chunks keep nothing, and repeat what they are about to need. */
+static void cost_of_chunks(struct iz_unit_cost *c, const struct iz_model *m,
+                           int unit, int samples, enum iz_dtype param_type,
+                           struct iz_exec *x)
+{
+    x->keeps_nothing = true;
+    dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, NULL);
+    c->repeat_flops[IZ_REPEAT_FULL] = x->flops - c->backward_flops;
+    c->repeat_bytes[IZ_REPEAT_FULL] = x->bytes - c->backward_bytes;
+    c->repeat_s[IZ_REPEAT_FULL] = iz_exec_seconds(x) - c->backward_s;
+    c->repeat_bus_bytes[IZ_REPEAT_FULL] =
+        x->bus_bytes[0] - c->backward_bus_bytes[0];
+    dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);
+    c->work_bytes = max64(c->work_bytes, x->work.peak);
+}
+
 /* The part of a unit with a forward.  c has that of its backward. */
 static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
                          int unit, int samples, int64_t rows,
@@ -365,12 +383,17 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     most = max64(most, x.work.peak);
     c->save_bytes[IZ_REPEAT_WIDENED] = x.save.peak;
-    c->work_bytes = max64(c->work_bytes,
-                          most - (c->save_bytes[IZ_REPEAT_NONE] - x.save.peak));
+    if (!x.numerics.chunk_rows) /* scratch has room for all that is kept */
+        most -= c->save_bytes[IZ_REPEAT_NONE] - x.save.peak;
+    c->work_bytes = max64(c->work_bytes, most);
     c->repeat_flops[IZ_REPEAT_WIDENED] = x.flops - c->backward_flops;
     c->repeat_bytes[IZ_REPEAT_WIDENED] = x.bytes - c->backward_bytes;
     c->repeat_s[IZ_REPEAT_WIDENED] = iz_exec_seconds(&x) - c->backward_s;
     x = dry_like(like);
+    if (like->numerics.chunk_rows) {
+        cost_of_chunks(c, m, unit, samples, param_type, &x);
+        return;
+    }
     /* It also writes its output into scratch. */
     iz_exec_work(&x, x.act, samples, m->unit[unit].out_elems);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, NULL);

@@ -77,11 +77,12 @@ struct iz_unit_cost {
     double forward_flops, backward_flops; /* backward without what it repeats */
     double forward_bytes, backward_bytes;
     double forward_s, backward_s; /* at the given rates; 0 without */
-    double forward_bus_bytes[2], backward_bus_bytes[2]; /* as in struct iz_exec
-                                                         */
+    /* Copied between host and GPU meanwhile, as in struct iz_exec. */
+    double forward_bus_bytes[2], backward_bus_bytes[2];
     double repeat_flops[IZ_REPEATS], repeat_bytes[IZ_REPEATS];
     double repeat_s[IZ_REPEATS];
-    bool attends;        /* attention is among its ops */
+    double repeat_bus_bytes[IZ_REPEATS]; /* more from the host */
+    bool attends;                        /* attention is among its ops */
     const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
 };
 /* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:

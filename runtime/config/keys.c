@@ -452,10 +452,10 @@ const struct iz_key iz_config_keys[] = {
            "256 MiB. Another number adds in another order."),
     {KEY("run.sequence_chunk", TOLD, COUNT, c.run.sequence_chunk, "\"off\"",
          "Rows of a sample that a block handles at a time, so that only the "
-         "keys and values of a sample are whole and a block keeps nothing for "
-         "its backward, which repeats all. off: all rows. auto: off if that "
-         "fits, else what makes the shortest step. Another number adds the "
-         "gradients of weights in another order."),
+         "keys and values of a sample are whole, with what run.recompute "
+         "keeps for the backward. off: all rows. auto: off if that fits, else "
+         "what makes the shortest step. Another number adds the gradients of "
+         "weights in another order."),
      .words = "auto|off", .min = 1, .max = COUNT_MAX},
     BOOL("run.tf32", TOLD, c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "

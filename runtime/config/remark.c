@@ -149,8 +149,6 @@ static void remark_steps(struct remark *r)
          "one backward makes a gradient", "data_types.grad_accum_dtype"},
         {c->grad_accum == 1, "one micro-batch a step",
          "run.schedule|run.parallel_micro_batches|run.sum_order"},
-        {run->chunks, "blocks of some rows at a time repeat all",
-         "run.recompute"},
         {!run->chunks && c->run.sequence_chunk > 0, "no sample is longer",
          "run.sequence_chunk"},
         {c->run.schedule == IZ_BREADTH_FIRST, "all micro-batches go together",

@@ -282,7 +282,9 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
         int64_t *save = p->cost[u].save_bytes;
         for (int r = 0; r < IZ_REPEATS; r++)
             save[r] = round_up(save[r], 64);
-        p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
+        if (!p->target.numerics
+                 .chunk_rows) /* else: in the scratch of a chunk */
+            p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         bool trained = u >= p->first_trained;
@@ -493,7 +495,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         fprintf(out, " (%.2fM trained)", (double)n / 1e6);
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            !iz_plan_repeats(p) && !p->target.numerics.chunk_rows ? "kept"
+            !iz_plan_repeats(p)                        ? "kept"
             : p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_SAVED] ? "kept in part"
                                                        : "recomputed",
             boundaries[p->act.boundary_home]);

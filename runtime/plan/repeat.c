@@ -96,9 +96,7 @@ void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
     int64_t rows = p->target.numerics.chunk_rows;
     int n[IZ_REPEATS];
     if (rows)
-        fprintf(out,
-                "      blocks handle %lld row%s of a sample at a time, keep "
-                "nothing and repeat all\n",
+        fprintf(out, "      blocks handle %lld row%s of a sample at a time\n",
                 (long long)rows, rows > 1 ? "s" : "");
     for (int r = 0; r < IZ_REPEATS; r++)
         n[r] = iz_plan_repeating(p, m, (enum iz_repeat)r);

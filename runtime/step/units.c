@@ -150,6 +150,9 @@ static void count_copies(struct iz_engine *e, const struct iz_call *c)
     if (c->call == IZ_CALL_GENERATE)
         return; /* of one row */
     e->counts.up_bytes += (int64_t)n[0];
+    if (c->call == IZ_CALL_BACKWARD)
+        e->counts.up_bytes +=
+            (int64_t)k->repeat_bus_bytes[e->plan.unit[c->unit].repeat];
     if (forward || c->call == IZ_CALL_BACKWARD)
         e->counts.down_bytes += (int64_t)n[1];
 }

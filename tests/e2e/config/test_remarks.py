@@ -45,7 +45,7 @@ CASES = [
       "run.parallel_micro_batches": 1, "fp16.consecutive_hysteresis": True},
      {"optimizer.params.muon_lr": 0.01, "optimizer.params.adam_lr": 0.01,
       "fp16.loss_scale_window": 500}),
-    (1, {"run.sequence_chunk": 5}, {"run.recompute": "none"}, {"run.sequence_chunk": 7}),
+    (1, {"run.sequence_chunk": 5}, {}, {"run.sequence_chunk": 7, "run.recompute": "none"}),
     (1, {}, {"run.sequence_chunk": 99}, {"run.recompute": "full"})]
 
 

@@ -191,8 +191,8 @@ def test_other_models_have_the_same_bits(row, same):
         {"ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"},
         {"ranks": 2, "dtype": "fp32", "stage": 2, "optimizer": "cpu", "boundaries": "disk"},
         {"ranks": 1, "dtype": "fp16", "stage": 0, "boundaries": "disk",
-         "schedule": "breadth_first"},
-        {"ranks": 2, "dtype": "bf16", **FAR, "boundaries": "host"}))]))
+         "schedule": "breadth_first", "recompute": "widened"},
+        {"ranks": 2, "dtype": "bf16", **FAR, "boundaries": "host", "recompute": "none"}))]))
 def test_rows_in_chunks_have_the_same_bits(row, same):
     r = same({"batch": 12, "micro": 2, **row},
              {"run.sequence_chunk": 5, "run.slices": 1, "run.eval_batches": 1})

@@ -50,6 +50,18 @@ def test_the_losses_are_those_of_all_rows_at_once(name, place):
         assert r.validation[-1] == pytest.approx(whole.validation[-1], rel=3e-6)
 
 
+@pytest.mark.parametrize("name, kept", (("gpt2", "none"), ("cohere2", "widened"),
+                                        ("documents", "widened"), ("moe", "none"),
+                                        ("moe", "widened"), ("nf4", "widened")))
+def test_chunks_keep_what_backward_would_repeat(name, kept, place):
+    program, shape, more = MODELS[name]
+    place.use(run.built(f"models/{program}"), shape)
+    more = {**STEPS, **more, KEY: 37}
+    r = place.good(1, {**more, "run.recompute": kept})
+    assert r.bytes_of("activations") > 0
+    assert r.numbers == place.good(1, more).numbers
+
+
 @pytest.mark.parametrize("dtype, beside", (("bf16", "llama"), ("fp16", "llama"),
                                            ("bf16", "nf4"), ("bf16", "adapters")))
 def test_sums_over_chunks_are_of_fp32(dtype, beside, place):
