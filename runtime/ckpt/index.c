@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -130,6 +131,18 @@ int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
 
 /* ---- reading ---- */
 
+/* -EINVAL. */
+static int IZ_PRINTF(2, 3)
+    index_fault(const struct iz_ckpt_index *x, const char *fmt, ...)
+{
+    char why[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof(why), fmt, args);
+    va_end(args);
+    return iz_text_refuse(x->err, "checkpoint: %s: %s", x->path, why);
+}
+
 static bool sealed(const char *text, int64_t bytes)
 {
     char seal[SEAL_BYTES + 1];
@@ -160,23 +173,17 @@ static int files_parse(struct iz_ckpt_index *x)
 static int index_parse(struct iz_ckpt_index *x, const char *text, int64_t bytes)
 {
     if (!sealed(text, bytes))
-        return iz_text_refuse(
-            x->err,
-            "checkpoint: %s: damaged or truncated: the text does "
-            "not have its hash",
-            x->path);
+        return index_fault(x, "damaged or truncated: the text does "
+                              "not have its hash");
     x->root = iz_json_open(text, bytes);
     int64_t format = iz_json_count_of(x->root, "izar");
     if (format != FORMAT)
-        return iz_text_refuse(x->err,
-                              "checkpoint: %s: version %" PRId64
-                              ", this program reads %d",
-                              x->path, format, FORMAT);
+        return index_fault(x, "version %" PRId64 ", this program reads %d",
+                           format, FORMAT);
     x->step = iz_json_count_of(x->root, "step");
     x->ranks = (int)iz_json_number(json_object_get(x->root, "ranks"), INT_MAX);
     if (x->step < 0 || files_parse(x))
-        return iz_text_refuse(
-            x->err, "checkpoint: %s: has no step, ranks or files", x->path);
+        return index_fault(x, "has no step, ranks or files");
     return 0;
 }
 
@@ -186,7 +193,7 @@ static int index_read(struct iz_ckpt_index *x)
     char *text = iz_durable_read(x->path, &bytes);
     if (!text) {
         int why = errno;
-        iz_text_refuse(x->err, "checkpoint: %s: %s", x->path, strerror(why));
+        index_fault(x, "%s", strerror(why));
         return -why;
     }
     int err = index_parse(x, text, bytes);
@@ -266,11 +273,9 @@ static int model_differs(const struct iz_ckpt_index *x, const char *key,
 {
     char *a = saved ? iz_json_dump(saved) : NULL;
     char *b = run ? iz_json_dump(run) : NULL;
-    iz_text_refuse(
-        stderr,
-        "checkpoint: %s: model%s%s differs: the checkpoint has %.200s, "
-        "the run %.200s",
-        x->path, *key ? "." : "", key, a ? a : "nothing", b ? b : "nothing");
+    index_fault(x,
+                "model%s%s differs: the checkpoint has %.200s, the run %.200s",
+                *key ? "." : "", key, a ? a : "nothing", b ? b : "nothing");
     free(a);
     free(b);
     return -EINVAL;
@@ -310,11 +315,10 @@ static int optimizer_check(const struct iz_ckpt_index *x,
     const char *saved = iz_json_text_of(x->root, "optimizer");
     if (!*saved || strcmp(saved, k->optimizer) == 0)
         return 0;
-    return iz_text_refuse(
-        x->err,
-        "checkpoint: %s: has the states of optimizer %s, in this "
-        "run optimizer.type has those of %s",
-        x->path, saved, k->optimizer);
+    return index_fault(x,
+                       "has the states of optimizer %s, in this "
+                       "run optimizer.type has those of %s",
+                       saved, k->optimizer);
 }
 
 /* States that were rounded in another way are numbers to go on with, but not to
@@ -326,13 +330,12 @@ static int rounding_check(const struct iz_ckpt_index *x,
     if (!strcmp(k->rounding, IZ_CKPT_EXACT) || !strcmp(saved, IZ_CKPT_EXACT) ||
         !strcmp(saved, k->rounding))
         return 0;
-    return iz_text_refuse(
-        x->err,
-        "checkpoint: %s: its states were rounded by %s, this "
-        "program rounds those of run.state_dtype by %s: the run "
-        "would not end with the same bits; run.state_dtype fp32 "
-        "takes them as they are",
-        x->path, *saved ? saved : "an older program", k->rounding);
+    return index_fault(x,
+                       "its states were rounded by %s, this "
+                       "program rounds those of run.state_dtype by %s: the run "
+                       "would not end with the same bits; run.state_dtype fp32 "
+                       "takes them as they are",
+                       *saved ? saved : "an older program", k->rounding);
 }
 
 static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
@@ -347,11 +350,10 @@ static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
 static int same_count(const struct iz_ckpt_index *x, const char *what,
                       int64_t saved, int64_t run)
 {
-    return saved == run ? 0
-                        : iz_text_refuse(x->err,
-                                         "checkpoint: %s: %" PRId64
-                                         " %s, this run has %" PRId64,
-                                         x->path, saved, what, run);
+    return saved == run
+               ? 0
+               : index_fault(x, "%" PRId64 " %s, this run has %" PRId64, saved,
+                             what, run);
 }
 
 static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
@@ -363,14 +365,11 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
         const struct iz_ckpt_part *p = part_find(k, name);
         int64_t total = iz_json_count_of(v, "total");
         if (!p)
-            return iz_text_refuse(
-                x->err, "checkpoint: %s: array %s is not part of this run",
-                x->path, name);
+            return index_fault(x, "array %s is not part of this run", name);
         if (p->total != total)
-            return iz_text_refuse(x->err,
-                                  "checkpoint: %s: array %s has %" PRId64
-                                  " elements, in this run %" PRId64,
-                                  x->path, name, total, p->total);
+            return index_fault(
+                x, "array %s has %" PRId64 " elements, in this run %" PRId64,
+                name, total, p->total);
     }
     /* All saved ones are in the run: if the numbers agree, so do the sets. */
     return same_count(x, "arrays", iz_json_count(arrays), k->n_parts);
@@ -397,11 +396,10 @@ static int places_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
                    *name = k->names[i].name;
         if (strcmp(iz_json_text_of(v, "name"), name) == 0 &&
             strcmp(array, k->names[i].array) != 0)
-            return iz_text_refuse(
-                x->err,
-                "checkpoint: %s: %s is part of %s, in this run of "
-                "%s: other tensors are frozen",
-                x->path, name, array, k->names[i].array);
+            return index_fault(x,
+                               "%s is part of %s, in this run of "
+                               "%s: other tensors are frozen",
+                               name, array, k->names[i].array);
     }
     return 0;
 }
@@ -411,12 +409,11 @@ static int names_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     const json_t *names = json_object_get(x->root, "parameters");
     for (int i = 0; i < k->n_names; i++)
         if (!name_equal(json_array_get(names, (size_t)i), &k->names[i]))
-            return iz_text_refuse(
-                x->err,
-                "checkpoint: %s: parameter %d (%s, [%" PRId64 ", %" PRId64
-                "] in %s) has another name, shape or place",
-                x->path, i, k->names[i].name, k->names[i].rows,
-                k->names[i].cols, k->names[i].array);
+            return index_fault(x,
+                               "parameter %d (%s, [%" PRId64 ", %" PRId64
+                               "] in %s) has another name, shape or place",
+                               i, k->names[i].name, k->names[i].rows,
+                               k->names[i].cols, k->names[i].array);
     return same_count(x, "parameters", iz_json_count(names), k->n_names);
 }
 
@@ -437,9 +434,7 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     double v;
     for (int i = 0; i < k->n_scalars; i++)
         if (!scalar_get(x, k->scalar[i].name, &v))
-            return iz_text_refuse(x->err,
-                                  "checkpoint: %s: scalar %s is missing",
-                                  x->path, k->scalar[i].name);
+            return index_fault(x, "scalar %s is missing", k->scalar[i].name);
     return same_count(x, "scalars", n, k->n_scalars);
 }
 
@@ -448,10 +443,8 @@ static int removed_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     (void)k;
     return json_object_get(x->root, "cold_experts")
-               ? iz_text_refuse(x->err,
-                                "checkpoint: %s: of a run with "
-                                "run.cold_experts, which was removed",
-                                x->path)
+               ? index_fault(x, "of a run with "
+                                "run.cold_experts, which was removed")
                : 0;
 }
 

@@ -9,22 +9,29 @@
 
 /* ---- arrays of handles, for the places to come ---- */
 
-static void *take(int n, size_t size)
+void *iz_engine_own(struct iz_engine *e, void *p)
 {
-    return iz_take(n, (int64_t)size, "what was planned");
+    struct iz_taken *t = &e->taken;
+    t->list = iz_take_more(t->list, t->n, &t->room, sizeof(*t->list), "arrays");
+    return t->list[t->n++] = p;
+}
+
+void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size)
+{
+    return iz_engine_own(e, iz_take(n, (int64_t)size, "what was planned"));
 }
 
 static starpu_data_handle_t *open_tokens(struct iz_engine *e, int n, int x)
 {
-    starpu_data_handle_t *h = take(n, sizeof(*h));
+    starpu_data_handle_t *h = iz_engine_take(e, n, sizeof(*h));
     for (int i = 0; i < n; i++)
         h[i] = iz_handle_token(e, IZ_DATUM_MATRIX_PART, x);
     return h;
 }
 
-static struct iz_slot *open_slots(int n)
+static struct iz_slot *open_slots(struct iz_engine *e, int n)
 {
-    struct iz_slot *s = take(n, sizeof(*s));
+    struct iz_slot *s = iz_engine_take(e, n, sizeof(*s));
     for (int i = 0; i < n; i++)
         s[i].unit = -1;
     return s;
@@ -36,29 +43,31 @@ static void open_arrays(struct iz_engine *e)
     int units = p->n_units;
     for (int k = 0; k < IZ_STAGINGS; k++)
         e->staging[k].buffer =
-            take(p->staging[k].n, sizeof(*e->staging[k].buffer));
-    e->matrices.buffer = take(p->matrices.buffers, sizeof(*e->matrices.buffer));
+            iz_engine_take(e, p->staging[k].n, sizeof(*e->staging[k].buffer));
+    e->matrices.buffer =
+        iz_engine_take(e, p->matrices.buffers, sizeof(*e->matrices.buffer));
     for (int i = 0; i < p->matrices.buffers; i++) {
         e->matrices.buffer[i].chunk = open_tokens(e, p->matrices.chunks, i);
         e->matrices.buffer[i].matrix = open_tokens(e, p->matrices.most, i);
     }
-    e->ring = take(p->n_rings, sizeof(*e->ring));
+    e->ring = iz_engine_take(e, p->n_rings, sizeof(*e->ring));
     for (int i = 0; i < p->n_rings; i++)
-        e->ring[i] = (struct iz_ring){.param = open_slots(p->ring[i].params),
-                                      .grad = open_slots(p->ring[i].grads),
-                                      .sum = open_slots(p->ring[i].sums)};
-    e->boundaries.slot = open_slots(p->act.boundary_slots);
-    e->track = take(p->tracks, sizeof(*e->track));
+        e->ring[i] = (struct iz_ring){.param = open_slots(e, p->ring[i].params),
+                                      .grad = open_slots(e, p->ring[i].grads),
+                                      .sum = open_slots(e, p->ring[i].sums)};
+    e->boundaries.slot = open_slots(e, p->act.boundary_slots);
+    e->track = iz_engine_take(e, p->tracks, sizeof(*e->track));
     for (struct iz_track *t = e->track; t < e->track + p->tracks; t++) {
-        t->boundary_handle = take(units, sizeof(*t->boundary_handle));
-        t->boundary_at = take(units, sizeof(*t->boundary_at));
-        t->saved_handle = take(units, sizeof(*t->saved_handle));
+        t->boundary_handle =
+            iz_engine_take(e, units, sizeof(*t->boundary_handle));
+        t->boundary_at = iz_engine_take(e, units, sizeof(*t->boundary_at));
+        t->saved_handle = iz_engine_take(e, units, sizeof(*t->saved_handle));
     }
-    e->scratch =
-        take(p->tasks_at_once + p->target.workers, sizeof(*e->scratch));
-    e->scalar.gathered =
-        take(p->ranks, sizeof(*e->scalar.gathered) *
-                           ((size_t)units + 4 + IZ_BALLOT + IZ_AUX));
+    e->scratch = iz_engine_take(e, p->tasks_at_once + p->target.workers,
+                                sizeof(*e->scratch));
+    e->scalar.gathered = iz_engine_take(
+        e, p->ranks,
+        sizeof(*e->scalar.gathered) * ((size_t)units + 4 + IZ_BALLOT + IZ_AUX));
 }
 
 /* ---- scalars, parts of one place ---- */
@@ -118,40 +127,15 @@ int iz_alloc_open(struct iz_engine *e)
     return iz_memory_lock(e->memory);
 }
 
-static void close_matrices(struct iz_engine *e)
-{
-    struct iz_matrix_buffer *b = e->matrices.buffer;
-    for (int i = 0; b && i < e->plan.matrices.buffers; i++) {
-        free(b[i].chunk);
-        free(b[i].matrix);
-    }
-    free(b);
-}
-
 void iz_alloc_close(struct iz_engine *e)
 {
     iz_unit_memory_close(e);
     iz_handles_close(e);
-    for (int i = 0; e->ring && i < e->plan.n_rings; i++) {
-        free(e->ring[i].param);
-        free(e->ring[i].grad);
-        free(e->ring[i].sum);
-    }
-    free(e->ring);
-    free(e->boundaries.slot);
-    for (int b = 0; e->track && b < e->plan.tracks; b++) {
-        free(e->track[b].boundary_handle);
-        free(e->track[b].boundary_at);
-        free(e->track[b].saved_handle);
-    }
-    free(e->track);
-    free(e->scratch);
-    for (int k = 0; k < IZ_STAGINGS; k++)
-        free(e->staging[k].buffer);
-    close_matrices(e);
     iz_coll_gpu_close(e->coll);
-    free(e->scalar.gathered);
     iz_device_stream_close(e->bounce.stream);
+    while (e->taken.n > 0)
+        free(e->taken.list[--e->taken.n]);
+    free(e->taken.list);
 }
 
 /* ---- the next one ---- */

@@ -9,6 +9,9 @@
  * failed. */
 int iz_alloc_open(struct iz_engine *e);
 void iz_alloc_close(struct iz_engine *e);
+/* n zeroed elements, or what was malloc'ed elsewhere, until iz_alloc_close. */
+void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size);
+void *iz_engine_own(struct iz_engine *e, void *p);
 
 /* The next staging buffer of a kind, which take turns. */
 struct iz_staging *iz_engine_next_staging(struct iz_engine *e,

@@ -284,6 +284,12 @@ struct iz_handles {
     int n, room;
 };
 
+/* Arrays that are freed with the engine. */
+struct iz_taken {
+    void **list;
+    int n, room;
+};
+
 struct iz_engine {
     const struct iz_config *config;
     const struct iz_model *model;
@@ -293,6 +299,7 @@ struct iz_engine {
     struct iz_memory *memory;
     struct iz_graph *graph;
     struct iz_handles handles;
+    struct iz_taken taken;
     struct iz_bounce bounce;
     struct iz_files file;
     struct iz_unit_memory *unit;

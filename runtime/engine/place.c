@@ -2,27 +2,48 @@
 /* Takes the plan's places, one after the other, and hands each to its owner;
  * see alloc.h. */
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "runtime/engine/alloc.h"
 
 /* ---- owners ---- */
 
-/* Where the handle of a place is kept that is registered as it is. */
-static starpu_data_handle_t *handle_of(struct iz_engine *e,
-                                       const struct iz_place *a)
+/* Where the handle of a place is kept that is registered as it is; NULL: it has
+ * none.  Where somebody keeps its address, *address is that pointer's, of
+ * whichever type; *at: where its offset in a file is kept. */
+static starpu_data_handle_t *owner_of(struct iz_engine *e,
+                                      const struct iz_place *a, void **address,
+                                      int64_t **at)
 {
     int of = a->of, i = a->index;
+    struct iz_unit_memory *g;
+    struct iz_chunk *k;
     switch (a->what) {
+    case IZ_DATUM_SCRATCH:
+        *address = &e->scratch[i];
+        return NULL;
+    case IZ_DATUM_BOUNCE:
+        *address = &e->bounce.buffer;
+        return NULL;
+    case IZ_DATUM_SQUARES:
+        *address = &e->scalar.sums;
+        return NULL;
     case IZ_DATUM_LOGITS:
         return &e->scalar.logits_handle;
     case IZ_DATUM_QUANT:
-        return &e->unit[of].quant_handle;
+        g = &e->unit[of];
+        *address = &g->quant;
+        *at = &g->quant_at;
+        return &g->quant_handle;
     case IZ_DATUM_SECONDARY:
         return &e->unit[of].secondary_handle;
     case IZ_DATUM_STATE:
     case IZ_DATUM_SPLIT_STATE:
-        return &e->unit[of].chunk[i].state_handle;
+        k = &e->unit[of].chunk[i];
+        *address = &k->state;
+        *at = &k->state_at;
+        return &k->state_handle;
     case IZ_DATUM_SPLIT_GRAD:
         return &e->unit[of].grad_apart_handle[i];
     case IZ_DATUM_OWN_SUM:
@@ -30,6 +51,7 @@ static starpu_data_handle_t *handle_of(struct iz_engine *e,
     case IZ_DATUM_STAGING:
     case IZ_DATUM_SPLIT_STAGING:
     case IZ_DATUM_QUANT_STAGING:
+        *address = &e->staging[of].buffer[i].p;
         return &e->staging[of].buffer[i].handle;
     case IZ_DATUM_MATRIX:
         return &e->matrices.buffer[i].handle[IZ_SIDE_HOST];
@@ -48,55 +70,19 @@ static starpu_data_handle_t *handle_of(struct iz_engine *e,
     case IZ_DATUM_BOUNDARY_SLOT:
         return &e->boundaries.slot[i].handle;
     case IZ_DATUM_BATCH:
+        *address = &e->track[i].batch;
         return &e->track[i].batch_handle;
     case IZ_DATUM_DY:
         return &e->track[i].d_handle;
     case IZ_DATUM_REFERENCE:
         return &e->track[of].reference_handle[i];
     case IZ_DATUM_BOUNDARY:
+        *at = &e->track[i].boundary_at[of];
         return &e->track[i].boundary_handle[of];
     case IZ_DATUM_SAVED:
         return &e->track[i].saved_handle[of];
     default:
         return NULL;
-    }
-}
-
-/* Of those whose address or offset somebody wants, too. */
-static void tell_address(struct iz_engine *e, const struct iz_place *a, void *p)
-{
-    switch (a->what) {
-    case IZ_DATUM_SCRATCH:
-        e->scratch[a->index] = p;
-        break;
-    case IZ_DATUM_BOUNCE:
-        e->bounce.buffer = p;
-        break;
-    case IZ_DATUM_SQUARES:
-        e->scalar.sums = p;
-        break;
-    case IZ_DATUM_QUANT:
-        e->unit[a->of].quant = p;
-        e->unit[a->of].quant_at = a->at;
-        break;
-    case IZ_DATUM_STATE:
-    case IZ_DATUM_SPLIT_STATE:
-        e->unit[a->of].chunk[a->index].state = p;
-        e->unit[a->of].chunk[a->index].state_at = a->at;
-        break;
-    case IZ_DATUM_STAGING:
-    case IZ_DATUM_SPLIT_STAGING:
-    case IZ_DATUM_QUANT_STAGING:
-        e->staging[a->of].buffer[a->index].p = p;
-        break;
-    case IZ_DATUM_BATCH:
-        e->track[a->index].batch = p;
-        break;
-    case IZ_DATUM_BOUNDARY:
-        e->track[a->index].boundary_at[a->of] = a->at;
-        break;
-    default:
-        break;
     }
 }
 
@@ -122,8 +108,13 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
     default:
         break;
     }
-    starpu_data_handle_t *h = handle_of(e, a);
-    tell_address(e, a, p);
+    void *address = NULL;
+    int64_t *at = NULL;
+    starpu_data_handle_t *h = owner_of(e, a, &address, &at);
+    if (address)
+        memcpy(address, &p, sizeof(p));
+    if (at)
+        *at = a->at;
     if (h)
         *h = p ? iz_handle_open(e, p, a->bytes, a->what, x)
                : iz_handle_token(e, a->what, x);

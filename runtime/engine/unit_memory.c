@@ -4,9 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 
-#include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/unit_sizes.h"
@@ -40,7 +38,7 @@ static void register_pieces(struct iz_engine *e, struct iz_unit_memory *g,
         g->chunk[0].param_handle = g->param_handle;
         return;
     }
-    g->piece = iz_take(n, sizeof(*g->piece), "pieces");
+    g->piece = iz_engine_take(e, n, sizeof(*g->piece));
     struct starpu_data_filter f = {.filter_func = piece_filter,
                                    .nchildren = (unsigned)n,
                                    .filter_arg_ptr = g->chunk};
@@ -105,10 +103,11 @@ void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
 
 /* Chunks of so many elements over the owned ones, the first of which is `own`
  * in the unit's parameters. */
-static struct iz_chunk *open_chunks(int64_t chunk, int64_t owned, int64_t own)
+static struct iz_chunk *open_chunks(struct iz_engine *e, int64_t chunk,
+                                    int64_t owned, int64_t own)
 {
     int64_t n = (owned + chunk - 1) / chunk;
-    struct iz_chunk *c = iz_take(n, sizeof(*c), "chunks");
+    struct iz_chunk *c = iz_engine_take(e, n, sizeof(*c));
     for (int64_t i = 0; i < n; i++) {
         int64_t first = i * chunk, left = owned - first;
         c[i].first = first;
@@ -127,14 +126,14 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     const struct iz_plan_unit *p = g->plan = &e->plan.unit[u];
     const struct iz_plan_zero *z = &e->plan.zero;
     int rank = z->param.whole && !z->state.whole ? e->plan.rank : 0;
-    g->offset = iz_take(unit->n_params, sizeof(*g->offset), "offsets");
-    g->chunk = open_chunks(p->chunk, p->owned, p->shard * rank);
+    g->offset = iz_engine_take(e, unit->n_params, sizeof(*g->offset));
+    g->chunk = open_chunks(e, p->chunk, p->owned, p->shard * rank);
     g->frozen =
-        open_chunks(p->frozen.chunk, p->frozen.owned,
+        open_chunks(e, p->frozen.chunk, p->frozen.owned,
                     p->frozen.shard * rank + (iz_plan_frozen_apart(&e->plan) ? 0
                                               : z->param.whole ? p->padded
                                                                : p->shard));
-    g->segment = iz_rules_segments(unit);
+    g->segment = iz_engine_own(e, iz_rules_segments(unit));
     for (int i = 0; i < p->chunks; i++) {
         g->chunk[i].home = i < p->host_chunks ? z->state.home : IZ_HOME_NONE;
         g->chunk[i].param_home = z->param.home;
@@ -158,31 +157,22 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     }
 }
 
-static void close_unit(struct iz_unit_memory *g)
-{
-    if (g->piece)
-        starpu_data_partition_clean(g->param_handle, (unsigned)g->plan->chunks,
-                                    g->piece);
-    free(g->piece);
-    free(g->chunk);
-    free(g->frozen);
-    free(g->segment);
-    free(g->offset);
-}
-
 void iz_unit_memory_open(struct iz_engine *e)
 {
-    e->unit = iz_take(e->plan.n_units, sizeof(*e->unit), "units");
+    e->unit = iz_engine_take(e, e->plan.n_units, sizeof(*e->unit));
     for (int u = 0; u < e->plan.n_units; u++)
         open_layout(e, &e->unit[u], u);
 }
 
 void iz_unit_memory_close(struct iz_engine *e)
 {
-    for (int u = 0; e->unit && u < e->plan.n_units; u++)
-        close_unit(&e->unit[u]);
+    for (int u = 0; e->unit && u < e->plan.n_units; u++) {
+        struct iz_unit_memory *g = &e->unit[u];
+        if (g->piece)
+            starpu_data_partition_clean(g->param_handle,
+                                        (unsigned)g->plan->chunks, g->piece);
+    }
     iz_nvme_close(&e->file.state);
     iz_nvme_close(&e->file.param);
     iz_nvme_close(&e->file.boundary);
-    free(e->unit);
 }

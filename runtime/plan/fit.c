@@ -172,6 +172,14 @@ static bool apply(enum change i, struct iz_config *c, bool gpu)
     }
 }
 
+/* A plan that is to fit, and what it was made of. */
+struct fitting {
+    const struct iz_plan *p;
+    const struct iz_config *c;
+    const struct iz_model *m;
+    const struct iz_limits *limit;
+};
+
 /* With the sums of a single rank on the GPU, else with them on the host. */
 static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
                             const struct iz_model *m,
@@ -183,12 +191,28 @@ static bool fits_either_way(struct iz_plan *p, const struct iz_config *c,
     return iz_plan_within(p, limit);
 }
 
-static bool make(const struct iz_plan *p, const struct iz_config *c,
-                 const struct iz_model *m, struct iz_plan *q)
+/* Of another config. */
+static bool make(const struct fitting *f, const struct iz_config *c,
+                 struct iz_plan *q)
 {
-    struct iz_target t = p->target;
+    struct iz_target t = f->p->target;
     t.numerics.bf16_products &= c->run.cpu_products != IZ_PRODUCTS_F32;
-    return !iz_plan_make(q, c, m, p->ranks, p->rank, &t);
+    return !iz_plan_make(q, c, f->m, f->p->ranks, f->p->rank, &t);
+}
+
+/* Whether that fits; then it is in q, in place of the one before. */
+static bool replace(const struct fitting *f, const struct iz_config *c,
+                    struct iz_plan *q)
+{
+    struct iz_plan r;
+    bool fit = false;
+    if (!make(f, c, &r))
+        return false;
+    fit = fits_either_way(&r, c, f->m, f->limit);
+    iz_plan_clear(fit ? q : &r);
+    if (fit)
+        *q = r;
+    return fit;
 }
 
 bool iz_plan_may_split(const struct iz_config *c)
@@ -199,99 +223,77 @@ bool iz_plan_may_split(const struct iz_config *c)
 
 /* q is the plan with the whole optimizer on the host and does not fit: the one
  * with the largest part there that does, or q still. */
-static void least_split(const struct iz_plan *p, struct iz_config *c,
-                        const struct iz_model *m, const struct iz_limits *limit,
+static void least_split(const struct fitting *f, struct iz_config *c,
                         struct iz_plan *q)
 {
     for (int i = IZ_RATIO_STEPS - 1; i >= 0 && iz_plan_may_split(c); i--) {
-        struct iz_plan r;
         c->zero.optimizer.ratio = (double)i / IZ_RATIO_STEPS;
-        if (!make(p, c, m, &r))
-            continue;
-        if (fits_either_way(&r, c, m, limit)) {
-            iz_plan_clear(q);
-            *q = r;
+        if (replace(f, c, q))
             return;
-        }
-        iz_plan_clear(&r);
     }
     c->zero.optimizer.ratio = 1;
 }
 
 /* q is the plan with the smallest chunks: the one with the largest that fit, or
  * q still. */
-static void most_rows(const struct iz_plan *p, struct iz_config *c,
-                      const struct iz_model *m, const struct iz_limits *limit,
+static void most_rows(const struct fitting *f, struct iz_config *c,
                       struct iz_plan *q)
 {
     int64_t n = c->run.sequence_chunk;
-    struct iz_plan r;
-    while (2 * n < m->tokens) {
+    for (bool fit = true; fit && 2 * n < f->m->tokens; n *= fit ? 2 : 1) {
         c->run.sequence_chunk = 2 * n;
-        if (!make(p, c, m, &r))
-            break;
-        if (!fits_either_way(&r, c, m, limit)) {
-            iz_plan_clear(&r);
-            break;
-        }
-        iz_plan_clear(q);
-        *q = r;
-        n *= 2;
+        fit = replace(f, c, q);
     }
     c->run.sequence_chunk = n;
 }
 
 /* Applies the changes of the set `used`, as far as each changes anything; those
  * that do remain in the set.  q is the plan with them; false: there is none. */
-static bool plan_with(const struct iz_plan *p, struct iz_config *c,
-                      const struct iz_model *m, const struct iz_limits *limit,
+static bool plan_with(const struct fitting *f, struct iz_config *c,
                       unsigned *used, struct iz_plan *q)
 {
+    const struct iz_model *m = f->m;
+    bool gpu = f->p->target.gpu;
     double before = c->zero.optimizer.ratio;
     int split = -1;
     for (int i = 0; i < CHANGES; i++) {
         if (!(*used & 1U << i))
             continue;
-        if ((changes[i].gpu && !p->target.gpu) ||
+        if ((changes[i].gpu && !gpu) ||
             (i == CHUNKS && !(m->knows_chunks && IZ_CHUNK_LEAST < m->tokens)) ||
-            !apply(i, c, p->target.gpu))
+            !apply(i, c, gpu))
             *used &= ~(1U << i);
         else if (splits(i))
             split = i;
     }
-    if (!make(p, c, m, q))
+    if (!make(f, c, q))
         return false;
-    if (!fits_either_way(q, c, m, limit) && split >= 0)
-        least_split(p, c, m, limit, q);
-    if (*used & 1U << CHUNKS && fits_either_way(q, c, m, limit))
-        most_rows(p, c, m, limit, q);
+    if (!fits_either_way(q, c, m, f->limit) && split >= 0)
+        least_split(f, c, q);
+    if (*used & 1U << CHUNKS && fits_either_way(q, c, m, f->limit))
+        most_rows(f, c, q);
     if (split >= 0 && c->zero.optimizer.ratio == before)
         *used &= ~(1U << split);
     return true;
 }
 
-static bool fits(const struct iz_plan *p, const struct iz_config *c,
-                 const struct iz_model *m, const struct iz_limits *limit,
-                 unsigned *used)
+static bool fits(const struct fitting *f, unsigned *used)
 {
-    struct iz_config d = *c;
+    struct iz_config d = *f->c;
     struct iz_plan q;
-    if (!plan_with(p, &d, m, limit, used, &q))
+    if (!plan_with(f, &d, used, &q))
         return false;
-    bool fit = iz_plan_within(&q, limit) && *used;
+    bool fit = iz_plan_within(&q, f->limit) && *used;
     iz_plan_clear(&q);
     return fit;
 }
 
-static void print_changes(const struct iz_plan *p, const struct iz_config *c,
-                          const struct iz_model *m,
-                          const struct iz_limits *limit, unsigned used,
-                          FILE *err)
+static void print_changes(const struct fitting *f, unsigned used, FILE *err)
 {
-    struct iz_config d = *c;
+    struct iz_config d = *f->c;
     struct iz_plan q;
     const char *glue = "izar: it fits with ";
-    if (!plan_with(p, &d, m, limit, &used, &q))
+    if (!plan_with(f, &d, &used, &q))
         return;
     for (int i = 0; i < CHANGES; i++) {
         if (!(used & 1U << i))
@@ -305,32 +307,30 @@ static void print_changes(const struct iz_plan *p, const struct iz_config *c,
             fprintf(err, "%.15g", d.zero.optimizer.ratio);
         glue = " and ";
     }
-    fprintf(err, " (%.1f MiB", iz_units_mib(iz_plan_host_need(&q, limit)));
-    if (p->target.gpu)
+    fprintf(err, " (%.1f MiB", iz_units_mib(iz_plan_host_need(&q, f->limit)));
+    if (q.target.gpu)
         fprintf(err, " of the host, %.1f MiB of the GPU",
-                iz_units_mib(iz_plan_device_need(&q, limit)));
+                iz_units_mib(iz_plan_device_need(&q, f->limit)));
     fprintf(err, ")\n");
     iz_plan_clear(&q);
 }
 
 /* The first single change that is enough; else all of them, less those that are
  * not needed, dearest kept last. */
-static void suggest(const struct iz_plan *p, const struct iz_config *c,
-                    const struct iz_model *m, const struct iz_limits *limit,
-                    FILE *err)
+static void suggest(const struct fitting *f, FILE *err)
 {
     unsigned used = 0;
     for (int i = 0; i < CHANGES; i++) {
         used = 1U << i;
-        if (fits(p, c, m, limit, &used)) {
-            print_changes(p, c, m, limit, used, err);
+        if (fits(f, &used)) {
+            print_changes(f, used, err);
             return;
         }
     }
     used = ((1U << CHANGES) - 1) & ~(1U << CHUNKS); /* whose sums take memory */
-    if (!fits(p, c, m, limit, &used))
+    if (!fits(f, &used))
         used = (1U << CHANGES) - 1;
-    if (!fits(p, c, m, limit, &used)) {
+    if (!fits(f, &used)) {
         fprintf(err, "izar: recomputing, a smaller ring or micro-batch, stage "
                      "3 and nvme are not enough: it needs more ranks or a "
                      "smaller model\n");
@@ -338,10 +338,10 @@ static void suggest(const struct iz_plan *p, const struct iz_config *c,
     }
     for (int i = CHANGES - 1; i >= 0; i--) {
         unsigned less = used & ~(1U << i);
-        if (less != used && fits(p, c, m, limit, &less))
+        if (less != used && fits(f, &less))
             used = less;
     }
-    print_changes(p, c, m, limit, used, err);
+    print_changes(f, used, err);
 }
 
 /* Activations come before sums near: what the host adds may be hidden. */
@@ -355,20 +355,44 @@ static void keep_most(struct iz_plan *p, const struct iz_config *c,
 }
 
 /* How much more of the GPU's memory cuDNN's backward takes than ours. */
-static void print_backward(const struct iz_plan *p, const struct iz_config *c,
-                           const struct iz_model *m, FILE *err)
+static void print_backward(const struct fitting *f, FILE *err)
 {
-    struct iz_config own = *c;
+    struct iz_config own = *f->c;
     struct iz_plan q;
-    if (!apply(OWN_BACKWARD, &own, true) || !make(p, &own, m, &q))
+    if (!apply(OWN_BACKWARD, &own, true) || !make(f, &own, &q))
         return;
-    int64_t more = p->act.scratch_bytes - q.act.scratch_bytes;
+    int64_t more = f->p->act.scratch_bytes - q.act.scratch_bytes;
     if (more > 0)
         fprintf(err,
                 "izar: run.gpu_attention_backward: cudnn takes %lld bytes more "
                 "than own: a matrix of the scores of each head\n",
                 (long long)more);
     iz_plan_clear(&q);
+}
+
+static void print_need(int64_t need, int64_t limit, const char *what, FILE *err)
+{
+    if (need > limit)
+        fprintf(err,
+                "izar: this run needs %.1f MiB of %s, there are %.1f MiB:\n",
+                iz_units_mib(need), what, iz_units_mib(limit));
+}
+
+/* Says what is lacking, and what would help. */
+static void refuse(const struct fitting *f, FILE *err)
+{
+    const struct iz_plan *p = f->p;
+    int64_t host = iz_plan_host_need(p, f->limit);
+    int64_t device = iz_plan_device_need(p, f->limit);
+    print_need(host, f->limit->host, "memory per rank", err);
+    print_need(device, f->limit->device, "the GPU's memory", err);
+    iz_plan_print(p, f->m, err);
+    if (p->target.numerics.cudnn_bwd && device > f->limit->device)
+        print_backward(f, err);
+    iz_plan_matrices_refuse(
+        p, f->m,
+        f->limit->host - host + p->act.scratch_bytes * p->tasks_at_once, err);
+    suggest(f, err);
 }
 
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
@@ -386,29 +410,8 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
         iz_places_list(p, m);
         return 0;
     }
-    if (!err)
-        return -ENOMEM;
-    if (iz_plan_host_need(p, limit) > limit->host)
-        fprintf(err,
-                "izar: this run needs %.1f MiB of memory per rank, there are "
-                "%.1f MiB:\n",
-                iz_units_mib(iz_plan_host_need(p, limit)),
-                iz_units_mib(limit->host));
-    if (iz_plan_device_need(p, limit) > limit->device)
-        fprintf(err,
-                "izar: this run needs %.1f MiB of the GPU's memory, there are "
-                "%.1f MiB:\n",
-                iz_units_mib(iz_plan_device_need(p, limit)),
-                iz_units_mib(limit->device));
-    iz_plan_print(p, m, err);
-    if (p->target.numerics.cudnn_bwd &&
-        iz_plan_device_need(p, limit) > limit->device)
-        print_backward(p, c, m, err);
-    iz_plan_matrices_refuse(p, m,
-                            limit->host - iz_plan_host_need(p, limit) +
-                                p->act.scratch_bytes * p->tasks_at_once,
-                            err);
-    suggest(p, c, m, limit, err);
+    if (err)
+        refuse(&(struct fitting){p, c, m, limit}, err);
     return -ENOMEM;
 }
 
@@ -452,17 +455,17 @@ static void with_blocks(const struct iz_model *m, struct blocks b, int n,
 }
 
 /* Whether n blocks fit, and how many parameters that is. */
-static bool fits_blocks(const struct iz_plan *p, const struct iz_config *c,
-                        const struct iz_model *m, struct blocks b, int n,
-                        const struct iz_limits *limit, double *params)
+static bool fits_blocks(const struct fitting *f, struct blocks b, int n,
+                        double *params)
 {
     struct iz_model grown;
     struct iz_plan q;
     bool fit = false;
     *params = 0;
-    with_blocks(m, b, n, &grown);
-    if (!iz_plan_make(&q, c, &grown, p->ranks, p->rank, &p->target)) {
-        fit = fits_either_way(&q, c, &grown, limit);
+    with_blocks(f->m, b, n, &grown);
+    if (!iz_plan_make(&q, f->c, &grown, f->p->ranks, f->p->rank,
+                      &f->p->target)) {
+        fit = fits_either_way(&q, f->c, &grown, f->limit);
         for (int u = 0; u < q.n_units; u++)
             *params +=
                 (double)(q.unit[u].n + q.unit[u].frozen.n + q.unit[u].quant.n);
@@ -476,22 +479,23 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                     const struct iz_model *m, const struct iz_limits *limit,
                     double *params)
 {
+    struct fitting f = {p, c, m, limit};
     struct blocks b = find_blocks(m);
     int low = 0, high = 1;
     double n = 0;
     *params = 0;
-    while (high < MOST_BLOCKS && fits_blocks(p, c, m, b, high, limit, &n)) {
+    while (high < MOST_BLOCKS && fits_blocks(&f, b, high, &n)) {
         low = high;
         high *= 2;
     }
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
-        if (fits_blocks(p, c, m, b, middle, limit, &n))
+        if (fits_blocks(&f, b, middle, &n))
             low = middle;
         else
             high = middle;
     }
     if (low > 0)
-        fits_blocks(p, c, m, b, low, limit, params);
+        fits_blocks(&f, b, low, params);
     return low;
 }

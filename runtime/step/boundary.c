@@ -10,10 +10,10 @@
 #include <limits.h>
 
 #include "codelets/base/die.h"
-#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/disk.h"
+#include "runtime/step/move.h"
 #include "runtime/step/order.h"
 #include "runtime/step/submit.h"
 
@@ -37,24 +37,18 @@ static int next_use(const struct iz_engine *e, int content, int from)
     return trained && backward >= from ? backward : NEVER;
 }
 
-/* buf: to, from. */
-static void boundary_run_copy(struct iz_exec *x, void **buf, const void *arg)
-{
-    iz_buffer_copy(x, buf[0], buf[1], *(const int64_t *)arg);
-}
-
 /* Between a slot of the GPU and a buffer of the host. */
 static void boundary_copy(struct iz_engine *e, bool back, int unit,
                           starpu_data_handle_t slot, starpu_data_handle_t host)
 {
-    int64_t bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit);
-    struct iz_task t =
-        iz_task_of(e, back ? IZ_FETCH : IZ_OFFLOAD,
-                   back ? IZ_ON_H2D : IZ_ON_D2H, boundary_run_copy, unit);
-    iz_task_add(&t, back ? slot : host, STARPU_W);
-    iz_task_add(&t, back ? host : slot, STARPU_R);
-    t.bytes = (double)bytes;
-    iz_step_submit(e, &t, &bytes, sizeof(bytes));
+    struct iz_stretch all = {
+        .bytes = iz_plan_boundary_bytes(&e->plan, e->model, unit)};
+    struct iz_move m = {.n = 1, .list = &all};
+    struct iz_task t = iz_task_of(e, back ? IZ_FETCH : IZ_OFFLOAD,
+                                  back ? IZ_ON_H2D : IZ_ON_D2H, NULL, unit);
+    m.to = iz_task_add(&t, back ? slot : host, STARPU_W);
+    m.from = iz_task_add(&t, back ? host : slot, STARPU_R);
+    iz_move(e, &t, m);
 }
 
 /* Between a buffer of the host and the file; the token is the content's region

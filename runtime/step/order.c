@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/step/order.h"
 
-#include <stdlib.h>
-
-#include "codelets/base/take.h"
+#include "runtime/engine/alloc.h"
 
 int iz_order_unit(const struct iz_engine *e, int i)
 {
@@ -17,11 +15,10 @@ int iz_order_position(const struct iz_engine *e, int i)
 }
 
 /* A pass has fewer than 2U steps, and a step at most two uses. */
-static void list_uses(const struct iz_engine *e, bool training,
-                      struct iz_uses *uses)
+static void list_uses(struct iz_engine *e, bool training, struct iz_uses *uses)
 {
     int units = e->model->n_units;
-    int *p = iz_take(units * 16, sizeof(*p), "the order of a pass");
+    int *p = iz_engine_take(e, units * 16, sizeof(*p));
     *uses = (struct iz_uses){.unit = p,
                              .step = p + 4 * units,
                              .after = p + 8 * units,
@@ -52,10 +49,4 @@ void iz_order_open(struct iz_engine *e)
 {
     list_uses(e, true, &e->uses.training);
     list_uses(e, false, &e->uses.forward);
-}
-
-void iz_order_close(struct iz_engine *e)
-{
-    free(e->uses.training.unit);
-    free(e->uses.forward.unit);
 }

@@ -4,9 +4,8 @@
 
 #include "runtime/engine/engine.h"
 
-/* -ENOMEM, nothing printed; close also after an open that failed. */
+/* After iz_alloc_open. */
 void iz_order_open(struct iz_engine *e);
-void iz_order_close(struct iz_engine *e);
 /* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
 int iz_order_unit(const struct iz_engine *e, int i);
 /* Where step i of a pass is in the graph: forward of unit u is u, backward is

@@ -363,7 +363,6 @@ void iz_train_close(struct iz_engine **out)
     iz_graph_close(&e->graph);
     iz_memory_close(&e->memory);
     iz_plan_clear(&e->plan);
-    iz_order_close(e);
     sem_destroy(&e->events.ready);
     free(e);
     *out = NULL;
