@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in for the CUDA runtime in one process: order of streams and
- * events, memory, copies, scratch of ops, and the mistakes that it must find,
- * each of which is made in a child process that this program starts with the
- * mistake's name. */
+/* The stand-in for the CUDA runtime in one process: what would make it find
+ * less without any other test that notices.  That streams run side by side,
+ * that memory is poisoned and ends; and the mistakes that it must find, each of
+ * which is made in a child process that this program starts with the mistake's
+ * name. */
 #define _GNU_SOURCE
 #include <semaphore.h>
 #include <signal.h>
@@ -19,7 +20,7 @@
 #include "tests/codelets/base/dies.h"
 #include "tests/fake/standin/standin.h"
 
-enum { STEPS = 100, BYTES = 4096, MEM_MB = 4 };
+enum { BYTES = 4096, MEM_MB = 4 };
 
 static void *device_take(size_t n)
 {
@@ -58,39 +59,6 @@ static bool all_are(const char *p, size_t n, char value)
 }
 
 /* ---- streams and events ------------------------------------------------- */
-
-struct trail {
-    int n;
-    int order[STEPS];
-};
-
-struct step {
-    struct trail *trail;
-    int number;
-};
-
-static void leave_mark(void *arg)
-{
-    struct step *s = arg;
-    s->trail->order[s->trail->n++] = s->number;
-}
-
-static void test_stream_keeps_order(void **state)
-{
-    struct trail t = {0};
-    struct step steps[STEPS];
-    cudaStream_t s = stream_take();
-    for (int i = 0; i < STEPS; i++) {
-        steps[i] = (struct step){&t, i};
-        assert_int_equal(cudaLaunchHostFunc(s, leave_mark, &steps[i]), 0);
-    }
-    assert_int_equal(cudaStreamSynchronize(s), cudaSuccess);
-    assert_int_equal(cudaStreamQuery(s), cudaSuccess);
-    assert_int_equal(t.n, STEPS);
-    for (int i = 0; i < STEPS; i++)
-        assert_int_equal(t.order[i], i);
-    assert_int_equal(cudaStreamDestroy(s), cudaSuccess);
-}
 
 static void wait_for(void *sem)
 {
@@ -137,15 +105,6 @@ static void test_an_event_is_its_last_recording(void **state)
     assert_int_equal(cudaEventQuery(e), cudaSuccess);
     assert_int_equal(cudaEventDestroy(e), cudaSuccess);
     cudaStreamDestroy(b);
-}
-
-static void test_unknown_stream_is_refused(void **state)
-{
-    cudaStream_t s = stream_take();
-    cudaStreamDestroy(s);
-    assert_int_equal(cudaStreamQuery(s), cudaErrorInvalidResourceHandle);
-    assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
 }
 
 static void wrong_launch(const void *arg)
@@ -195,55 +154,7 @@ static void test_memory_ends(void **state)
     cudaFree(device_take(all));
 }
 
-static void test_pinned_ranges(void **state)
-{
-    static char own[BYTES];
-    assert_false(iz_standin_pinned(own, 1));
-    assert_int_equal(cudaHostRegister(own, BYTES / 2, 0), cudaSuccess);
-    assert_true(iz_standin_pinned(own + 1, BYTES / 2 - 1));
-    assert_false(iz_standin_pinned(own + 1, BYTES / 2));
-    assert_int_equal(cudaHostRegister(own + 8, 8, 0),
-                     cudaErrorHostMemoryAlreadyRegistered);
-    assert_int_equal(cudaHostUnregister(own), cudaSuccess);
-    assert_int_equal(cudaHostUnregister(own), cudaErrorHostMemoryNotRegistered);
-    assert_false(iz_standin_pinned(own, 1));
-}
-
-static void test_addresses(void **state)
-{
-    char *p = device_take(BYTES), *host = pinned_take(BYTES);
-    assert_ptr_not_equal(iz_standin_host(p), p);
-    assert_ptr_equal((char *)iz_standin_host(p) + 5, iz_standin_host(p + 5));
-    assert_ptr_equal(iz_standin_host(host), host);
-    assert_ptr_equal(iz_standin_kernel(p, BYTES), iz_standin_host(p));
-    cudaFree(p);
-    pinned_free(host);
-}
-
 /* ---- copies ------------------------------------------------------------- */
-
-static void test_copy_there_and_back(void **state)
-{
-    char *from = pinned_take(BYTES), *to = pinned_take(BYTES);
-    char *a = device_take(BYTES), *b = device_take(BYTES);
-    int64_t before = iz_standin_count[IZ_STANDIN_D2D];
-    cudaStream_t s = stream_take();
-    for (int i = 0; i < BYTES; i++)
-        from[i] = (char)(i * 7);
-    cudaMemcpyAsync(a, from, BYTES, cudaMemcpyHostToDevice, s);
-    cudaMemcpyAsync(b, a, BYTES, cudaMemcpyDefault, s);
-    cudaMemcpyAsync(to, b, BYTES, cudaMemcpyDeviceToHost, s);
-    cudaStreamSynchronize(s);
-    assert_memory_equal(from, to, BYTES);
-    assert_int_equal(iz_standin_count[IZ_STANDIN_D2D], before + BYTES);
-    assert_int_equal(cudaMemcpyAsync(a, from, 8, cudaMemcpyDeviceToHost, s),
-                     cudaErrorInvalidValue);
-    cudaStreamDestroy(s);
-    cudaFree(a);
-    cudaFree(b);
-    pinned_free(from);
-    pinned_free(to);
-}
 
 /* The copy is over when the call returns, although it was to be asynchronous.
  */
@@ -256,6 +167,8 @@ static void test_pageable_copy_is_counted(void **state)
     cudaMemcpyAsync(own, p, 64, cudaMemcpyDeviceToHost, s);
     assert_true(all_are(own, 64, 9));
     assert_int_equal(iz_standin_count[IZ_STANDIN_PAGEABLE], before + 1);
+    assert_int_equal(cudaMemcpyAsync(p, own, 8, cudaMemcpyDeviceToHost, s),
+                     cudaErrorInvalidValue);
     cudaStreamDestroy(s);
     cudaFree(p);
 }
@@ -287,18 +200,6 @@ static void test_scratch_is_overwritten(void **state)
     pinned_free(norm2);
     pinned_free(found);
     cudaStreamDestroy(x.stream);
-}
-
-static void test_handles_and_rate(void **state)
-{
-    struct iz_exec x = {.backend = IZ_CUDA, .act = IZ_F32};
-    struct iz_cuda *c = NULL;
-    assert_int_equal(iz_cuda_open(&c), 0);
-    assert_non_null(c);
-    iz_cuda_close(&c);
-    assert_null(c);
-    assert_int_equal(iz_cuda_act(IZ_BF16), IZ_F32);
-    assert_true(iz_gemm_rate_cuda(&x, 32, 32, 32, 0.1) > 0);
 }
 
 /* ---- mistakes ----------------------------------------------------------- */
@@ -425,19 +326,13 @@ static void test_statistics_are_written(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stream_keeps_order),
         cmocka_unit_test(test_streams_run_side_by_side),
         cmocka_unit_test(test_an_event_is_its_last_recording),
-        cmocka_unit_test(test_unknown_stream_is_refused),
         cmocka_unit_test(test_a_launch_is_not_blamed_for_others),
         cmocka_unit_test(test_memory_is_poisoned),
         cmocka_unit_test(test_memory_ends),
-        cmocka_unit_test(test_pinned_ranges),
-        cmocka_unit_test(test_addresses),
-        cmocka_unit_test(test_copy_there_and_back),
         cmocka_unit_test(test_pageable_copy_is_counted),
         cmocka_unit_test(test_scratch_is_overwritten),
-        cmocka_unit_test(test_handles_and_rate),
         cmocka_unit_test(test_mistakes_end_the_program),
         cmocka_unit_test(test_statistics_are_written),
     };
