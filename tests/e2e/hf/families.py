@@ -276,10 +276,10 @@ def main():
                           write(name, golden, path / "seeded"))
             peft = adapted(name, golden, path / "seeded", write_adapter(
                 name, golden, path / "adapter")) if not given else None
-        for key, values in now.items():
-            was = golden[name].setdefault(key, values)
-            assert all(abs(a - b) < 1e-5 * max(1, a) for a, b in zip(was, values)), (
-                name, key, was, values)
+        for key, bound in (("losses", 1e-5), ("norms", 1e-3)):
+            was = golden[name].setdefault(key, now[key])
+            assert all(abs(a - b) < bound * max(1, a) for a, b in zip(was, now[key])), (
+                name, key, was, now)
         was = golden[name].setdefault("adapted", peft)
         assert given or abs(was - peft) < 1e-5 * was, (name, was, peft)
         print(name, now["losses"][0], now["losses"][-1], flush=True)

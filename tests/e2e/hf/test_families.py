@@ -56,7 +56,7 @@ def test_a_family_has_its_losses(family, place):
     for a, b in zip(r.losses, want):
         assert abs(a - b) < 1e-5 * max(1, b), (r.losses, want)
     for t, (got, norm) in enumerate(zip(r.steps, GOLDEN[family]["norms"])):
-        assert got["grad_norm"] == pytest.approx(norm, rel=1e-4), t
+        assert got["grad_norm"] == pytest.approx(norm, rel=1e-3), t
         assert got["lr"] == pytest.approx(families.learning_rate(t), rel=1e-12), t
     place.good(1, config(family, folder, sample, **{
         "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out)}))
@@ -206,12 +206,13 @@ def test_peft_has_the_loss_of_our_adapters(place):
         place.use(program_of(family))
         folder = families.write(family, GOLDEN, place.folder / "in" / family)
         out = place.folder / "out" / family
+        some, other = ("c_fc", "c_attn") if family == "gpt2" else ("down_proj", "o_proj")
         c = config(family, folder, sample, **{"optimizer.params.lr": 1e-2, "lora": {
             "rank": 3, "alpha": 7.0,
             "targets": "*self_attn*" if is_mixture(family) else "*",
             "use_rslora": i % 2 == 1,
             "use_dora": i % 3 == 2,
-            "rank_pattern": {"*.1.*": 2, "down_proj": 5}, "alpha_pattern": {"o_proj": 2},
+            "rank_pattern": {"*.1.*": 2, some: 5}, "alpha_pattern": {other: 2},
             "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}})
         place.good(1, {**c, "lora.export": "adapter", "run.steps": 3,
                        "run.export": str(out)})

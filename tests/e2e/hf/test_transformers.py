@@ -90,11 +90,11 @@ def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
     assert abs(ours - plain) > BOUND
 
 
-# A tokenizer of all bytes and one merge, and how a model is to be sampled.
+# A tokenizer of nearly all bytes and one merge, and how a model is to be sampled.
 MAKE = """
 import sys, tokenizers, transformers
 alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-vocab = {c: i for i, c in enumerate(alphabet + ["he"])}
+vocab = {c: i for i, c in enumerate(alphabet[:-1] + ["he"])}
 t = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("h", "e")]))
 t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
 t.decoder = tokenizers.decoders.ByteLevel()
@@ -127,7 +127,7 @@ def test_the_tokenizer_goes_with_the_weights(kind, place):
     folder, out = written(place, kind), place.folder / "out"
     python(MAKE, folder)
     want = python(USE, folder)
-    assert json.loads(want)[0] >= 257 and json.loads(want)[4] == "hello \u20ac"
+    assert json.loads(want)[0] >= 256 and json.loads(want)[4] == "hello \u20ac"
     r = place.good(1, model(folder, **{"run.export": str(out), "run.save": True}))
     assert python(USE, out) == want
     ckpt("export", r.output, "--out", place.folder / "tool")
