@@ -88,13 +88,8 @@ def text_file(path, size=60000):
     words = ("the of and a to in is it you that he was for on are with as his "
              "they be at one have this from or had by hot word but what some "
              "we can out other were all there when up use your how").split()
-    out = []
-    n = 0
-    while n < size:
-        w = rng.choice(words)
-        out.append(w)
-        n += len(w) + 1
-    path.write_bytes((" ".join(out) + "\n").encode()[:size])
+    text = " ".join(rng.choice(words) for _ in range(size // 2))
+    path.write_bytes(text.encode()[:size])
     return path
 
 
