@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every test against every fault: the table matrix.tsv.xz, and what covers it.
+
+A row is a case of cmocka or pytest, or a whole program, whose case is "*": it fails
+where the program does without a failed case.  A column is a fault:
+  F  it fails      .  it passes or is skipped      ?  it did not come to an end
+  -  it does not come where the fault is            (a blank) was not run yet
+A first run of all tests, with a mark in each function that has a fault, gives the
+seconds of every case and tells which faults a program comes to; of a fault outside of
+functions every program counts as coming to it."""
+import difflib
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import typing
+
+import planting
+from planting import ROOT, TREE, WORK, Trouble, say
+
+sys.path.insert(0, str(ROOT / "tests"))
+import tally  # noqa: E402
+
+FILE = planting.HERE / "matrix.tsv.xz"
+WHOLE = "*"
+# As tools/check has them: other suites of these builds are those of the first.
+SUITES = {"build": None, "build-standin": "standin", "build-simgrid": "simgrid"}
+INTERRUPTED_S = 60  # for pytest to write what it has seen
+
+
+# ---- the tests ----
+
+class Unit(typing.NamedTuple):
+    """What is run at once: a test of meson, or one file of those that pytest has in
+    it."""
+    build: str
+    name: str
+    line: tuple
+    env: tuple
+    folder: str
+
+
+def split_by_file(test, line, env):
+    """(file, its command) for each file that has a case."""
+    paths = [a for a in line if (TREE / a).exists() and a.startswith("tests/")]
+    rest = [a for a in line if a not in paths]
+    bare = [a for a in rest if a not in ("-n", "auto")]
+    out = subprocess.run([*bare, "--collect-only", "-p", "no:cacheprovider", *paths],
+                         cwd=TREE, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
+                         capture_output=True, text=True, check=False).stdout
+    files = dict.fromkeys(x.partition("::")[0] for x in out.splitlines() if "::" in x)
+    if not files:
+        raise Trouble(f"{test}: pytest finds no case:\n{out[-2000:]}")
+    return [(f, [*rest, f]) for f in files]
+
+
+def units_of(build, suites):
+    """Of these suites, or all."""
+    planting.set_up(build)
+    tests = json.loads(subprocess.run(
+        ["meson", "introspect", "--tests", build], cwd=TREE, check=True,
+        capture_output=True, text=True).stdout)
+    for t in tests:
+        own = {s.partition(":")[2] for s in t["suite"]}
+        if SUITES[build] not in (None, *own) or (suites and not own & set(suites)):
+            continue
+        env = {**planting.environment(build), **t["env"]}
+        lines = [(None, t["cmd"])]
+        if "pytest" in t["cmd"]:
+            lines = split_by_file(t["name"], t["cmd"], env)
+        for file, line in lines:
+            yield Unit(build, t["name"] + (f": {file}" if file else ""), tuple(line),
+                       tuple(t["env"].items()), t["workdir"] or str(TREE / build))
+
+
+def run_unit(unit, limit_s, **env):
+    """{case: (verdict, seconds)}, and how long all took."""
+    results = WORK / "results"
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir()
+    begin = time.monotonic()
+    with open(WORK / "log", "a", encoding="utf-8") as log:
+        print("\n$", *unit.line, file=log, flush=True)
+        p = subprocess.Popen(
+            [TREE / "tests/record.sh", *unit.line], cwd=unit.folder, stdout=log,
+            stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**planting.environment(unit.build), **dict(unit.env), **env,
+                 "IZ_TEST_RESULTS": str(results),
+                 "PYTEST_ADDOPTS": "-p no:cacheprovider"})
+        for wait_s, number in ((limit_s, signal.SIGINT),
+                               (INTERRUPTED_S, signal.SIGKILL)):
+            try:
+                p.wait(wait_s)
+                break
+            except subprocess.TimeoutExpired:
+                os.killpg(p.pid, number)
+        p.wait()
+    seconds = time.monotonic() - begin
+    cases = {}
+    for folder in results.iterdir():
+        command = (folder / "command").read_text().strip()
+        for name, verdict, _, s in tally.verdicts(folder):
+            cases[WHOLE if name == command else name] = (verdict, s)
+    cases.setdefault(WHOLE, ("passed", 0))
+    return cases, seconds
+
+
+# ---- the table ----
+
+class Table:
+    """rows: {(build, unit, case): [seconds, {fault: letter}]}; faults: {name: hash of
+    its patch}."""
+
+    def __init__(self):
+        self.rows, self.faults = {}, {}
+        if not FILE.exists():
+            return
+        head, *lines = lzma.decompress(FILE.read_bytes()).decode().splitlines()
+        self.faults = dict(x.split("=") for x in head.split("\t"))
+        for line in lines:
+            *key, seconds, letters = line.split("\t")
+            self.rows[tuple(key)] = [float(seconds), dict(zip(self.faults, letters))]
+
+    def save(self):
+        lines = ["\t".join(f"{n}={h}" for n, h in self.faults.items())]
+        lines += ["\t".join([*key, f"{s:.3f}",
+                             "".join(row.get(f, " ") for f in self.faults)])
+                  for key, (s, row) in sorted(self.rows.items())]
+        new = FILE.with_name(FILE.name + ".new")
+        new.write_bytes(lzma.compress("\n".join(lines).encode() + b"\n", preset=9))
+        new.replace(FILE)
+
+    def fit(self, faults):
+        """Forgets what was found of other patches."""
+        hashes = {f.name: hashlib.sha256(f.path.read_bytes()).hexdigest()[:12]
+                  for f in faults}
+        kept = {f for f in hashes if self.faults.get(f) == hashes[f]}
+        self.faults = hashes
+        self.rows = {key: [s, {f: x for f, x in row.items() if f in kept}]
+                     for key, (s, row) in self.rows.items()}
+
+    def keep(self, units):
+        """Forgets tests that are there no more."""
+        there = {(u.build, u.name) for u in units}
+        self.rows = {key: x for key, x in self.rows.items() if key[:2] in there}
+
+    def of(self, unit):
+        """{case: {fault: letter}}"""
+        return {key[2]: row for key, (_, row) in self.rows.items()
+                if key[:2] == (unit.build, unit.name)}
+
+    def seconds(self, unit):
+        return self.rows[unit.build, unit.name, WHOLE][0]
+
+    def lacks(self, unit, fault):
+        return any(row.get(fault.name, " ") == " " for row in self.of(unit).values())
+
+    def put(self, unit, fault, cases):
+        for case, row in self.of(unit).items():
+            verdict = cases.get(case, ("?", 0))[0]
+            row[fault.name] = {"failed": "F", "?": "?"}.get(verdict, ".")
+
+
+# ---- which tests come to a fault ----
+
+MARK = ('    {{ static char seen; extern void iz_reached(const char *) '
+        '__asm__("iz_reached"); if (!seen) {{ seen = 1; iz_reached("{}\\n"); }} }}\n')
+MARK_PY = ('import os; "IZ_REACHED" in os.environ and '
+           'open(os.environ["IZ_REACHED"], "a").write("{}\\n")\n')
+
+
+def changed_lines(fault):
+    """(file, number of a line) for each place that the patch changes here."""
+    planting.apply_patch(fault)
+    for name in fault.files:
+        before, after = ((at / name).read_text().splitlines() for at in (ROOT, TREE))
+        for tag, i, *_ in difflib.SequenceMatcher(None, before, after,
+                                                  False).get_opcodes():
+            if tag != "equal":
+                yield name, i
+        shutil.copyfile(ROOT / name, TREE / name)
+
+
+def is_python(name, lines):
+    return name.endswith(".py") or "python" in lines[0]
+
+
+def function_of(lines, i):
+    """The line that opens the function of line i, or None."""
+    for k in range(i - 1, -1, -1):
+        if lines[k].startswith("}"):
+            return None
+        if lines[k] == "{\n":
+            return k
+    return None
+
+
+def mark(faults):
+    """Marks the functions of the copy that have these faults, and programs and modules
+    of Python; returns the names of faults that lie in neither."""
+    marks, elsewhere = {}, set()
+    for f in faults:
+        for name, i in changed_lines(f):
+            lines = (ROOT / name).read_text().splitlines(True)
+            if is_python(name, lines):
+                at = next(k for k, x in enumerate(lines)
+                          if x.startswith(("import ", "from "))) - 1
+            else:
+                at = function_of(lines, i)
+            if at is None:
+                elsewhere.add(f.name)
+            else:
+                marks.setdefault(name, set()).add((at, f.name))
+    for name, places in marks.items():
+        lines = (ROOT / name).read_text().splitlines(True)
+        python = is_python(name, lines)
+        for at, fault in places:
+            lines[at] += (MARK_PY if python else MARK).format(fault)
+        lines += [] if python else ['#include "tests/faults/reached.h"\n']
+        (TREE / name).write_text("".join(lines))
+    return elsewhere
+
+
+def targets(unit):
+    """A program of tests needs itself, what pytest starts may be anything."""
+    own = [os.path.relpath(a, TREE / unit.build) for a in unit.line
+           if a.startswith(f"{TREE / unit.build}/")]
+    return own if own and "pytest" not in unit.line else ["all"]
+
+
+def build_for(units):
+    for build in sorted({u.build for u in units}):
+        wanted = {t for u in units if u.build == build for t in targets(u)}
+        if planting.command(["ninja", "-C", build, *sorted(wanted)], build):
+            raise Trouble(f"{build} does not compile: see build-faults/log")
+
+
+def failed(cases):
+    return sorted(c for c, (verdict, _) in cases.items() if verdict == "failed")
+
+
+def begin(table, units, faults):
+    """Runs tests without a fault, and with marks."""
+    reached = WORK / "reached"
+    elsewhere, again = mark(faults), []
+    try:
+        build_for(units)
+        for u in units:
+            for _ in range(2):
+                reached.unlink(missing_ok=True)
+                cases, s = run_unit(u, planting.LIMIT_S, IZ_REACHED=str(reached))
+                if not failed(cases):
+                    break
+            if failed(cases):
+                again.append(u)
+                continue
+            names = reached.read_text().split() if reached.exists() else ()
+            add(table, u, cases, s, faults, elsewhere.union(names))
+    finally:
+        planting.bring_up_to_date()
+        table.save()
+    if again:
+        build_for(again)
+    for u in again:  # of those that mind the marks every one comes to every fault
+        cases, s = run_unit(u, planting.LIMIT_S)
+        bad = failed(cases)
+        say("fails without a fault:" if bad else "minds the marks:", u.build, u.name,
+            *bad)
+        if WHOLE not in bad:
+            add(table, u, cases, s, faults, {f.name for f in faults})
+    table.save()
+
+
+def add(table, unit, cases, seconds, faults, reached):
+    """Rows of the cases that pass; of others there are none any more."""
+    good = {c for c, (verdict, _) in cases.items() if verdict == "passed"}
+    for case in set(table.of(unit)) - good:
+        del table.rows[unit.build, unit.name, case]
+    for case in good:
+        row = table.rows.setdefault((unit.build, unit.name, case), [0, {}])
+        row[0] = seconds if case == WHOLE else cases[case][1]
+        for f in faults:
+            row[1].setdefault(f.name, " " if f.name in reached else "-")
+
+
+# ---- the columns ----
+
+def column(table, units, fault):
+    """Runs what comes to the fault, cheapest first."""
+    todo = sorted((u for u in units if table.lacks(u, fault)), key=table.seconds)
+    if not todo:
+        return
+    begun = time.monotonic()
+    try:
+        planting.apply_patch(fault)
+        build_for(todo)
+        for u in todo:
+            limit = 60 + 5 * table.seconds(u)
+            table.put(u, fault, run_unit(u, limit)[0])
+    except Trouble as trouble:
+        say(fault.name, "--", trouble)
+    finally:
+        planting.bring_up_to_date()
+        table.save()
+    failed = sum(row.get(fault.name) == "F" for _, row in table.rows.values())
+    say(f"{fault.name}: {len(todo)} programs in {time.monotonic() - begun:.0f} s, "
+        f"{failed} cases fail")
+
+
+def run(everything, faults, suites):
+    """everything: all faults that there are; of these some, and tests of some suites,
+    are run."""
+    table = Table()
+    table.fit(everything)
+    units = [u for build in planting.STARPU for u in units_of(build, suites)]
+    if not suites:
+        table.keep(units)
+    known = {key[:2] for key, (_, row) in table.rows.items()
+             if all(f.name in row for f in faults)}
+    fresh = [u for u in units if (u.build, u.name) not in known]
+    if fresh:
+        say(f"without a fault: {len(fresh)} programs")
+        begin(table, fresh, faults)
+    sound = [u for u in units if (u.build, u.name, WHOLE) in table.rows]
+    for f in faults:
+        column(table, sound, f)
+
+
+# ---- what the table says ----
+
+def cover(table):
+    """Greedy: again and again the case that catches most new faults by its seconds."""
+    caught = {key: {f for f, x in row.items() if x == "F"}
+              for key, (_, row) in table.rows.items()}
+    cost = {key: max(s, 0.01) for key, (s, _) in table.rows.items()}
+    left, taken = set().union(*caught.values()), []
+    while left:
+        best = max(sorted(caught), key=lambda k: len(caught[k] & left) / cost[k])
+        taken.append((best, caught[best] & left))
+        left -= caught[best]
+    return caught, cost, taken
+
+
+def print_cover():
+    table = Table()
+    if not table.rows:
+        raise Trouble(f"there is no {FILE.name} yet: see --matrix")
+    caught, cost, taken = cover(table)
+    for key, new in taken:
+        print(f"{cost[key]:8.2f} s  {' '.join(key)}: "
+              f"{' '.join(sorted(f.partition('-')[0] for f in new))}")
+    cases = [k for k in caught if k[2] != WHOLE]
+    by = {f: [k for k in cases if f in caught[k]] or
+          [k for k in caught if f in caught[k]] for f in table.faults}
+    print(f"cover: {len(taken)} tests, {sum(cost[k] for k, _ in taken):.0f} s of "
+          f"{sum(s for (*_, c), (s, _) in table.rows.items() if c == WHOLE):.0f} s")
+    alone = [f for f in by if len(by[f]) == 1]
+    print(f"caught by one test alone: {len(alone)}")
+    for f in alone:
+        print(f"  {f}: {' '.join(by[f][0])}")
+    needed = {by[f][0] for f in alone}
+    print(f"tests whose faults others catch, too: {len(set(cases) - needed)} of "
+          f"{len(cases)}, {sum(cost[k] for k in set(cases) - needed):.0f} s; of these "
+          f"{sum(not caught[k] for k in cases)} catch none")
+    blank = {f for f in table.faults
+             if any(row.get(f, " ") == " " for _, row in table.rows.values())}
+    none = [f for f in by if not by[f] and f not in blank]
+    print(f"caught by none: {len(none)}", *none)
+    if blank:
+        print(f"faults with tests that were not run yet: {len(blank)}, of which "
+              f"{sum(bool(by[f]) for f in blank)} are caught already")
