@@ -106,7 +106,8 @@ static double bytes_of(const struct iz_attention *a)
 /* What the graph that cuDNN is given cannot say; NULL: it can say all. */
 static const char *why_own(const struct iz_attention *a)
 {
-    return a->kv.rows       ? "chunks of a sample add gradients of keys in fp32, which cuDNN has not"
+    return a->kv.rows ? "chunks of a sample add gradients of keys in fp32, "
+                        "which cuDNN has not"
            : a->begins.rows ? "cuDNN's attention does not keep documents "
                               "apart, as data.document_end asks"
            : window_of(a) < a->seq ? "cuDNN's attention has no window"
