@@ -256,6 +256,20 @@ static int find_rates(void *arg)
     return 0;
 }
 
+/* Files of a plan that are larger than the described machine's disk: a run
+ * there would refuse. */
+static void tell_disk(const struct run *r, const struct iz_machine *m)
+{
+    int64_t ranks = iz_machine_ranks(m, r->plan.ranks);
+    int64_t files = iz_bytes_tier(&r->plan.bytes, IZ_TIER_NVME) * ranks;
+    if (files > m->disk_bytes && iz_run_first(r))
+        fprintf(stderr,
+                "izar: the files of %lld ranks take %.1f MiB, the disk of %s "
+                "has %.1f MiB\n",
+                (long long)ranks, iz_units_mib(files), m->name,
+                iz_units_mib(m->disk_bytes));
+}
+
 static int make_plan(struct run *r)
 {
     int ranks = iz_run_ranks(r);
@@ -285,6 +299,8 @@ static int make_plan(struct run *r)
         print_share(r, stdout);
         print_largest(r);
     }
+    if (!s && r->o.machine)
+        tell_disk(r, &m);
     if (!s && !r->o.plan)
         s = check_locked(r);
     if (!s && !r->o.plan)

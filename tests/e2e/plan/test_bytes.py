@@ -115,6 +115,15 @@ def share(text):
     return found and (int(found[1]), float(found[2]))
 
 
+def test_files_that_a_described_disk_has_no_room_for_are_told(place, nvme):
+    path, machine = described(place)
+    path.write_text(json.dumps({**machine, "disk_bytes": run.MIB // 10}))
+    for config in ({}, run.offload(3, "nvme", "none", nvme)):
+        r = place.launch(1, {**config, "run.memory_limit_bytes": 0},
+                         ["--plan", "--machine", path])
+        assert r.rc == 0 and ("has 0.1 MiB" in r.err) == bool(config), str(r)
+
+
 def test_ranks_of_a_plan_share_this_machine(place):
     """As those of a run would: the same table, and memory for each."""
     c = big(**{"run.memory_limit_bytes": 0, "run.workers": 0, "model": run.MODEL})
