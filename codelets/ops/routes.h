@@ -4,18 +4,21 @@
 
 #include <assert.h>
 
+#include "codelets/base/die.h"
 #include "codelets/ops/ops.h"
 
 /* Of those of experts; a router has p and lse, too. */
 static inline void iz_routes_check(const struct iz_routes *r)
 {
     int64_t m = r->place.rows, e = r->end.cols, k = r->place.cols;
-    assert(e <= IZ_EXPERTS_MOST && k <= e && m * k <= INT32_MAX);
+    assert(e <= IZ_EXPERTS_MOST && k <= e);
+    if (m * k > INT32_MAX)
+        iz_die("%lld tokens with %lld experts each: a task can place %d, it "
+               "needs fewer or shorter samples",
+               (long long)m, (long long)k, INT32_MAX);
     assert(r->weight.rows == m && r->chosen.rows == m);
     assert(r->weight.cols == k && r->chosen.cols == k);
     assert(r->first >= 0 && r->first + iz_route_experts_here(r) <= e);
-    (void)m;
-    (void)k;
     (void)e;
 }
 

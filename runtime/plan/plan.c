@@ -2,6 +2,7 @@
 #include "runtime/plan/plan.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -372,10 +373,28 @@ static int check_target(const struct iz_config *c,
         key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
 }
 
+/* Of the tokens that a task has, whose numbers are of 32 bits. */
+static int check_rows(const struct iz_config *c, const struct iz_model *m,
+                      FILE *err)
+{
+    int64_t slices = max64(c->run.slices, 1), most = INT32_MAX;
+    if (c->micro_batch / slices * m->tokens <= most)
+        return 0;
+    return iz_text_refuse(err,
+                          "train_micro_batch_size_per_gpu: %d: in %" PRId64
+                          " slice%s of "
+                          "samples of %d tokens a task has more than %" PRId64
+                          " tokens: set %" PRId64 " or more slices",
+                          c->micro_batch, slices, slices > 1 ? "s" : "",
+                          m->tokens, most, most / m->tokens * slices);
+}
+
 int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
                   const struct iz_target *target, int ranks, FILE *err)
 {
-    int s = iz_rules_check_sparse(m, c, target->gpu, err);
+    int s = check_rows(c, m, err);
+    if (!s)
+        s = iz_rules_check_sparse(m, c, target->gpu, err);
     if (!s)
         s = iz_rules_check_matrices(m, c, err);
     return s ? s : check_target(c, target, ranks, err);
