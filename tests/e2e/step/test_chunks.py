@@ -2,10 +2,12 @@
 """Blocks that handle some rows of a sample at a time (run.sequence_chunk): the losses
 of all rows at once, the same bits for as many rows wherever the run is (see the matrix,
 too), less memory, as planned, and what is refused."""
+import random
 import re
 
 import pytest
 
+import long_sample
 import rows
 import run
 from rows import LLAMA, MOE
@@ -29,6 +31,8 @@ MODELS = {  # program, shape, settings beside
     "nf4": ("llama", LONG, rows.TUNED["nf4"] | {"parameters": []})}
 STEPS = {"run.steps": 4, "train_batch_size": 4, "run.eval_batches": 1,
          "optimizer.params.lr": 0.01, "run.workers": 2}
+
+LENGTHS = ("boundaries", "scratch", "batches")  # grow with a sample
 
 
 def norms(r):
@@ -72,9 +76,73 @@ def test_sums_over_chunks_are_of_fp32(dtype, beside, place):
     assert norms(r) == pytest.approx(norms(whole), rel=2e-4)
 
 
-def test_memory_is_bounded_by_the_rows(place):
-    """An eighth of what all rows together take is enough.  The largest number of rows that
-    fits is named where none is asked for, and taken by auto."""
+def test_a_long_sample_has_transformers_losses(place, known):
+    """Before and after a step, as all rows at once have them, in an eighth of the memory
+    that these take.  What is resident is what is planned."""
+    place.use(run.built("models/llama"))
+    folder, sample = long_sample.write(place.folder / "in")
+    one = {"run.steps": 2, "train_batch_size": 1, "run.workers": 1, "data.path": str(sample),
+           "data.val_fraction": 0, "gradient_clipping": 0.0,
+           "optimizer": {"type": "AdamW", "params": long_sample.ADAM},
+           "model": {"import": str(folder), "seq": long_sample.SEQ}}
+    whole = place.good(1, one)
+    limit = whole.bytes_in("device") // 8
+    run.refused(place.launch(1, {**one, "run.memory_limit_bytes": limit}),
+                "of memory per rank, there are")
+    r = place.good(1, {**one, KEY: 2048, "run.memory_limit_bytes": limit})
+    assert r.losses == pytest.approx(long_sample.LOSSES, rel=1e-5)
+    assert r.losses == pytest.approx(whole.losses, rel=3e-6)
+    empty = known(1, {"run.steps": 1, "run.workers": 1})
+    grown = r.summary["peak_resident_bytes"] - empty.summary["peak_resident_bytes"]
+    assert 0.9 * r.bytes_in("device") <= grown <= 1.1 * r.bytes_in("device")
+
+
+def test_a_sample_of_many_documents_is_as_they_are_alone(place):
+    """2^18 tokens of 256 documents have the losses of as many samples, in training and in
+    an evaluation; and a run of such goes on with its bits."""
+    place.use(run.built("models/llama"), {"layers": 1, "heads": 1, "head_dim": 8, "width": 16,
+                                          "ffn": 32, "seq": 1 << 18, "vocab": 64})
+    data, end = place.folder / "tokens", 63
+    rng = random.Random(3)
+    text = b"".join(bytes(rng.randrange(end) for _ in range(1023)) + bytes([end])
+                    for _ in range(256))
+    data.write_bytes(text + bytes(1))
+    one = {"run.steps": 2, "run.workers": 1, "train_batch_size": 1, "data.path": str(data),
+           "data.val_path": str(data), "data.document_end": end, "run.eval_batches": 1,
+           "run.save": True, "optimizer.params.lr": 0.01}
+    apart = place.good(1, {**one, "model.seq": 1024, "train_batch_size": 256})
+    r = place.good(1, {**one, KEY: 1 << 14})
+    assert r.losses == pytest.approx(apart.losses, rel=3e-6)
+    assert norms(r) == pytest.approx(norms(apart), rel=1e-4)
+    assert r.validation[-1] == pytest.approx(apart.validation[-1], rel=3e-6)
+    again = place.halves(1, {**one, KEY: 1 << 14, "run.steps": 1}, {**one, KEY: 1 << 14})
+    assert again.numbers == r.numbers
+
+
+@pytest.mark.parametrize("name", ("gpt2", "llama", "moe"))
+def test_plans_of_very_long_samples_overflow_nowhere(name, place):
+    """What grows with the rows has sixteen times as many bytes for 2^24 as for 2^20 of
+    them, all together or some at a time."""
+    program, shape, more = MODELS[name]
+    place.use(run.built(f"models/{program}"))
+    for key in ("off", 1 << 16):
+        total = {}
+        for seq in (1 << 20, 1 << 24):
+            c = {**more, "model": {**shape, "seq": seq}, "train_batch_size": 2, KEY: key,
+                 "run.memory_limit_bytes": 10**15}
+            r = place.launch(1, c, ["--plan"])
+            assert r.rc == 0, str(r)
+            total[seq] = run.planned(r.out, LENGTHS)
+        assert total[1 << 24] == pytest.approx(16 * total[1 << 20], rel=0.1), key
+    r = place.launch(1, {**c, "train_batch_size": 256}, ["--plan"])
+    run.refused(r, "train_micro_batch_size_per_gpu", "set 127 or more slices")
+    if name == "moe":  # of 2^30 tokens
+        r = place.launch(1, {**c, "train_batch_size": 64, KEY: "off"}, ["--plan"])
+        run.refused(r, "with 2 experts each")
+
+
+def test_what_fits_is_named_and_taken(place):
+    """The largest number of rows, where none is asked for, and by auto."""
     shape = {"layers": 1, "heads": 4, "kv_heads": 1, "width": 32, "ffn": 1024,
              "seq": 4096, "vocab": 64}
     data = place.folder / "tokens"
@@ -82,12 +150,8 @@ def test_memory_is_bounded_by_the_rows(place):
     place.use(run.built("models/llama"), shape)
     one = {"run.steps": 2, "train_batch_size": 1, "run.workers": 1, "data.path": str(data),
            "run.eval_batches": 0}
-    whole = place.good(1, one)
-    r = place.good(1, {**one, KEY: 128})
-    assert r.bytes_in("device") * 8 < whole.bytes_in("device")
-    assert r.losses == pytest.approx(whole.losses, rel=3e-6)
     limit = {"run.recompute": "full",
-             "run.memory_limit_bytes": whole.bytes_in("device") // 4}
+             "run.memory_limit_bytes": place.good(1, one).bytes_in("device") // 4}
     named, = re.findall(rf"it fits with {KEY}=(\d+) ",
                         place.launch(1, {**one, **limit}).err)
     assert 128 <= int(named) < 4096

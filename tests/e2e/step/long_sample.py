@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""usage: long_sample.py
+
+A sample of 65,536 tokens, a Llama of one block with seeded weights, and what
+transformers computes with them: prints the losses before a step of AdamW and after it,
+in some minutes.  LOSSES are those of transformers 5.24 and torch 2.15 on a CPU, whose
+attention does not form the scores of all tokens.  What tests read needs neither."""
+import pathlib
+import random
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "hf"))
+import families  # noqa: E402
+
+SEQ = 1 << 16
+ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+SHAPE = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 1024, "head_dim": 8,
+         "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+         "max_position_embeddings": SEQ}
+CONFIG = {**SHAPE, "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+          "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
+          "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False}
+BLOCK = "model.layers.0."
+SHAPES = {"model.embed_tokens.weight": (64, 16), "model.norm.weight": (16,),
+          "lm_head.weight": (64, 16),
+          **{f"{BLOCK}{name}.weight": shape for name, shape in {
+              "input_layernorm": (16,), "post_attention_layernorm": (16,),
+              "self_attn.q_proj": (8, 16), "self_attn.k_proj": (8, 16),
+              "self_attn.v_proj": (8, 16), "self_attn.o_proj": (16, 8),
+              "mlp.gate_proj": (1024, 16), "mlp.up_proj": (1024, 16),
+              "mlp.down_proj": (16, 1024)}.items()}}
+LOSSES = [4.661716461181641, 4.582863807678223]
+
+
+def write(path):
+    """A folder, and the sample beside it."""
+    rng = random.Random(11)
+    sample = path.with_name("sample")
+    sample.write_bytes(bytes(min(int(rng.expovariate(0.1)), 63) for _ in range(SEQ + 1)))
+    families.hf.write(path, families.tensors(SHAPES, "long"), CONFIG)
+    return path, sample
+
+
+def main():
+    import torch
+    import transformers
+    with tempfile.TemporaryDirectory() as temporary:
+        path, sample = write(pathlib.Path(temporary) / "in")
+        x = torch.tensor([list(sample.read_bytes())])
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa")
+    adam = torch.optim.AdamW(model.parameters(), **ADAM)
+    for step in range(2):
+        with torch.set_grad_enabled(step == 0):
+            loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).logits[0], x[0, 1:])
+        print(loss.item(), flush=True)
+        if step == 0:
+            loss.backward()
+            adam.step()
+
+
+if __name__ == "__main__":
+    main()
