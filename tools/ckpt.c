@@ -97,7 +97,6 @@ static void ckpt_describe(struct checkpoint *c, const char *dir)
 
 int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
 {
-    char path[IZ_CKPT_FILE_PATH];
     *c = (struct checkpoint){.step = step};
     int err = iz_ckpt_dir_find(dir, step, c->path);
     if (err) {
@@ -105,8 +104,7 @@ int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
                 step);
         return err;
     }
-    snprintf(path, sizeof(path), "%s/index.json", c->path);
-    err = iz_ckpt_index_open(&c->index, path, false);
+    err = iz_ckpt_index_open(&c->index, c->path, false);
     if (!err)
         ckpt_describe(c, dir);
     return err;

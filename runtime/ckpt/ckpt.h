@@ -120,10 +120,9 @@ struct iz_ckpt_index {
 int iz_ckpt_index_write(const char *path, const struct iz_ckpt *k, int64_t step,
                         int ranks, const struct iz_ckpt_file *file);
 
-/* Reads an index and checks it against its own checksum.  `quiet` prints
- * nothing. */
-int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path,
-                       bool quiet);
+/* Reads the index of a checkpoint's folder and checks it against its own
+ * checksum.  `quiet` prints nothing. */
+int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *dir, bool quiet);
 void iz_ckpt_index_close(struct iz_ckpt_index **x);
 
 /* Bytes of all files in the checkpoint's folder; -EINVAL after naming one on

@@ -201,10 +201,12 @@ static int index_read(struct iz_ckpt_index *x)
     return err;
 }
 
-int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *path, bool quiet)
+int iz_ckpt_index_open(struct iz_ckpt_index **out, const char *dir, bool quiet)
 {
+    char path[IZ_CKPT_FILE_PATH];
     struct iz_ckpt_index *x = *out = iz_take(1, sizeof(*x), "an index");
     x->err = quiet ? NULL : stderr;
+    snprintf(path, sizeof(path), "%s/index.json", dir);
     x->path = iz_take_text(path, (int64_t)strlen(path));
     int err = index_read(x);
     if (err)
@@ -252,11 +254,10 @@ int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
                   char **identity)
 {
     struct iz_ckpt_index *x = NULL;
-    char path[IZ_CKPT_PATH], name[IZ_CKPT_FILE_PATH];
+    char path[IZ_CKPT_PATH];
     int err = iz_ckpt_dir_find(dir, step, path);
-    snprintf(name, sizeof(name), "%s/index.json", path);
     if (!err)
-        err = iz_ckpt_index_open(&x, name, true);
+        err = iz_ckpt_index_open(&x, path, true);
     const json_t *root = err ? NULL : x->root;
     const json_t *lines = json_object_get(root, "identity");
     snprintf(id, IZ_CKPT_ID, "%s", iz_json_text_of(root, "run"));

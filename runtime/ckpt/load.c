@@ -136,7 +136,6 @@ static int files_take(struct load *l, bool put)
 
 static int load_open(struct load *l)
 {
-    char path[IZ_CKPT_FILE_PATH];
     int err = iz_ckpt_dir_find(l->k->dir, l->step, l->dir);
     if (err) {
         fprintf(stderr,
@@ -145,11 +144,10 @@ static int load_open(struct load *l)
                 l->step, l->k->dir);
         return err;
     }
-    snprintf(path, sizeof(path), "%s/index.json", l->dir);
-    err = iz_ckpt_index_open(&l->index, path, false);
+    err = iz_ckpt_index_open(&l->index, l->dir, false);
     if (!err && l->index->step != l->step)
-        err =
-            iz_durable_refuse("checkpoint", path, "is of another step", EINVAL);
+        err = iz_durable_refuse("checkpoint", l->index->path,
+                                "is of another step", EINVAL);
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
     l->block = iz_take(IZ_CKPT_BLOCK, sizeof(*l->block), "a checkpoint");
@@ -174,10 +172,8 @@ static int load_check(struct load *l)
 static bool usable(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
 {
     struct iz_ckpt_index *x = NULL;
-    char name[IZ_CKPT_FILE_PATH];
     bool ok = iz_ckpt_dir_find(dir, step, path) == 0;
-    snprintf(name, sizeof(name), "%s/index.json", path);
-    ok = ok && iz_ckpt_index_open(&x, name, true) == 0;
+    ok = ok && iz_ckpt_index_open(&x, path, true) == 0;
     ok = ok && iz_ckpt_files_bytes(path, x->ranks, x->file, NULL) >= 0;
     iz_ckpt_index_close(&x);
     return ok;

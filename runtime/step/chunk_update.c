@@ -24,12 +24,6 @@ static bool take_step(const struct iz_chunk_update *a, void **buf,
     return !c->skip;
 }
 
-static void count(const struct iz_chunk_update *a)
-{
-    if (a->updated)
-        atomic_fetch_add(a->updated, 1);
-}
-
 static struct iz_alike alike_of(const struct iz_step *step,
                                 const struct iz_segment *s)
 {
@@ -122,66 +116,57 @@ static void update(struct iz_exec *x, const struct iz_chunk_update *a,
     iz_buffer_update(x, u);
 }
 
-void iz_chunk_update_all(struct iz_exec *x, void **buf, const void *arg)
+static void update_all(struct iz_exec *x, const struct iz_chunk_update *a,
+                       void **buf, const struct iz_step *step)
 {
-    const struct iz_chunk_update *a = arg;
     struct iz_alike span[IZ_ALIKE_MAX];
-    struct iz_step step;
-    if (!take_step(a, buf, &step))
-        return;
-    struct iz_update u = begin_update(a, buf, &step);
+    struct iz_update u = begin_update(a, buf, step);
     u.span = span;
     for (; u.at < a->n; u.at += u.n) {
-        u.spans = find_spans(a, &step, u.at, span, &u.n);
+        u.spans = find_spans(a, step, u.at, span, &u.n);
         update(x, a, buf, u.at, &u);
     }
-    count(a);
 }
 
-/* A sparse table is one segment. */
-void iz_chunk_update_rows(struct iz_exec *x, void **buf, const void *arg)
+/* The touched rows alone, whose gradients are packed: a sparse table is one
+ * segment. */
+static void update_rows(struct iz_exec *x, const struct iz_chunk_update *a,
+                        void **buf, const struct iz_step *step)
 {
-    const struct iz_chunk_update *a = arg;
     struct iz_touched_piece t = {0};
     struct iz_alike span[IZ_ALIKE_MAX];
-    struct iz_step step;
     int64_t whole;
-    if (!take_step(a, buf, &step))
-        return;
     struct iz_touched rows = iz_touched_get(&a->rows, buf[a->in.rows]);
     int64_t packed =
         a->whole_grads ? 0 : iz_touched_first(&a->rows, &rows, a->rows.rank);
-    struct iz_update u = begin_update(a, buf, &step);
+    struct iz_update u = begin_update(a, buf, step);
     u.span = span;
     u.spans = 1;
     while (iz_touched_next(&rows, a->first, a->first + a->n, &t)) {
         u.at = t.flat - a->first;
         u.n = t.n;
-        find_spans(a, &step, u.at, span, &whole);
+        find_spans(a, step, u.at, span, &whole);
         update(x, a, buf, t.packed - packed, &u);
     }
-    count(a);
 }
 
-void iz_chunk_update_along(struct iz_exec *x, void **buf, const void *arg)
+/* The last pass over matrices. */
+static void update_along(struct iz_exec *x, const struct iz_chunk_update *a,
+                         void **buf, struct iz_step *step)
 {
-    const struct iz_chunk_update *a = arg;
     const struct iz_state_layout *l = &a->states;
     const struct iz_segment *s = a->segment;
     char *param = (char *)buf[a->in.param] + a->param_at;
     float *master = l->master ? buf[1] : (float *)param;
     struct iz_alike span;
-    struct iz_step step;
-    if (!take_step(a, buf, &step))
-        return;
-    step.hyper.type = IZ_OPTIMIZER_ALONG;
+    step->hyper.type = IZ_OPTIMIZER_ALONG;
     for (int64_t i = 0, n; i < a->n; i += max64(n, 0), s++) {
         n = min64(s->end - a->first, a->n) - i;
         if (n <= 0 || !s->by_matrix)
             continue;
-        span = alike_of(&step, s);
+        span = alike_of(step, s);
         struct iz_update u = {
-            .optimizer = step.hyper.type,
+            .optimizer = step->hyper.type,
             .type = IZ_MOMENT_F32,
             .g_type = IZ_F32,
             .out_type = a->param_type,
@@ -195,5 +180,20 @@ void iz_chunk_update_along(struct iz_exec *x, void **buf, const void *arg)
                 l->master ? param + i * iz_dtype_bytes(a->param_type) : NULL};
         iz_buffer_update(x, &u);
     }
-    count(a);
+}
+
+void iz_chunk_update(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct iz_chunk_update *a = arg;
+    struct iz_step step;
+    if (!take_step(a, buf, &step))
+        return;
+    if (a->along)
+        update_along(x, a, buf, &step);
+    else if (a->rows.cols)
+        update_rows(x, a, buf, &step);
+    else
+        update_all(x, a, buf, &step);
+    if (a->updated)
+        atomic_fetch_add(a->updated, 1);
 }

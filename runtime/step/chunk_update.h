@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a task of the optimizer does to a chunk, on its worker: the bodies of
- * the tasks that update.c submits. */
+/* What a task of the optimizer does to a chunk, on its worker: the body of the
+ * tasks that update.c submits. */
 #pragma once
 
 #include "runtime/step/touched.h"
@@ -30,14 +30,10 @@ struct iz_chunk_update {
     struct iz_chunk_buffers in;
     int64_t param_at; /* byte of its buffer at which the parameters begin */
     struct iz_touched_in rows;
+    bool along;       /* their updates: the last pass over matrices */
     bool whole_grads; /* those of all ranks' touched rows */
     bool still; /* masters and parameters stay as they are, and may be absent */
     _Atomic int64_t *updated; /* NULL: a pass follows */
 };
 
-/* All elements. */
-void iz_chunk_update_all(struct iz_exec *x, void **buf, const void *arg);
-/* The touched rows alone, whose gradients are packed. */
-void iz_chunk_update_rows(struct iz_exec *x, void **buf, const void *arg);
-/* The last pass over matrices: along their updates. */
-void iz_chunk_update_along(struct iz_exec *x, void **buf, const void *arg);
+void iz_chunk_update(struct iz_exec *x, void **buf, const void *arg);

@@ -24,7 +24,6 @@ struct chunk_pass {
     int unit;
     struct iz_chunk *k;
     struct iz_matrix_buffer *matrices; /* of the unit; NULL: it has none */
-    bool along;                        /* the last pass over them */
     struct iz_chunk_update a;
     struct iz_access grad;
     starpu_data_handle_t state, param; /* param NULL: in a.in.param */
@@ -74,14 +73,11 @@ static void submit_update(struct chunk_pass *u)
     int64_t lacks = p->rows ? 0 : k->lacks;
     struct iz_task t = iz_task_of(
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
-        u->along       ? iz_chunk_update_along
-        : a->rows.cols ? iz_chunk_update_rows
-                       : iz_chunk_update_all,
-        u->unit);
+        iz_chunk_update, u->unit);
     t.urgency =
         iz_step_updates_first(e) ? BEFORE_PASSES : iz_step_in_order(u->unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);
-    t.moments = u->along ? 0 : (double)n;
+    t.moments = u->a.along ? 0 : (double)n;
     t.moment_type = a->states.type;
     iz_task_add(&t, u->grad.handle, u->grad.mode);
     iz_task_add(&t, u->state, STARPU_RW);
@@ -93,7 +89,7 @@ static void submit_update(struct chunk_pass *u)
         a->in.control = iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     if (a->rows.cols)
         a->in.rows = iz_task_add(&t, iz_touched_list(e, u->unit), STARPU_R);
-    if (u->along) {
+    if (u->a.along) {
         iz_matrices_add(e, u->unit, k, u->matrices, &t);
     } else if (u->matrices) {
         if (iz_matrices_in(e, u->unit, k)) {
@@ -117,7 +113,7 @@ static void take_grad(struct chunk_pass *u)
     int64_t i = g->plan->pieces > 1 ? u->k->first / g->plan->piece : 0;
     u->grad = (struct iz_access){g->grad_handle[0][i], STARPU_R};
     u->a.grad_first -= i * g->plan->piece;
-    if (!u->along)
+    if (!u->a.along)
         return;
     u->grad.handle = u->matrices->handle[iz_matrices_side(u->e, u->k)];
     u->a.grad_type = IZ_F32;
@@ -142,7 +138,7 @@ static void copy_params(const struct chunk_pass *u, enum iz_where where,
 {
     const struct iz_chunk_update *a = &u->a;
     const struct iz_segment *g = a->segment;
-    bool parts = written ? u->matrices != NULL : u->along;
+    bool parts = written ? u->matrices != NULL : u->a.along;
     int64_t size = iz_step_param_bytes(u->e, 1), n = u->k->count;
     struct iz_task t = copy_task(u, where);
     int in = iz_task_add(&t, buffer, mode);
@@ -158,7 +154,7 @@ static void copy_params(const struct chunk_pass *u, enum iz_where where,
         while (parts && g->end <= a->first + i)
             g++;
         end = parts ? min64(g->end - a->first, n) : n;
-        if (parts && g->by_matrix != u->along)
+        if (parts && g->by_matrix != u->a.along)
             continue;
         list = iz_take_more(list, m.n, &room, sizeof(*list), "parts");
         list[m.n++] = (struct iz_stretch){
@@ -178,11 +174,11 @@ static void update_on_gpu(struct chunk_pass *u)
     struct iz_engine *e = u->e;
     const struct iz_unit_memory *g = &e->unit[u->unit];
     bool down = e->plan.zero.param.home != IZ_HOME_NONE;
-    bool apart = e->plan.zero.grads_apart || u->along;
+    bool apart = e->plan.zero.grads_apart || u->a.along;
     starpu_data_handle_t staging = NULL;
     if (down || !apart)
         staging = iz_engine_next_staging(e, IZ_STAGING_SPLIT)->handle;
-    if (apart && !u->along) {
+    if (apart && !u->a.along) {
         u->grad = (struct iz_access){g->grad_apart_handle[0], STARPU_R};
         u->a.grad_first -= iz_plan_host_elems(g->plan);
     } else {
@@ -240,7 +236,7 @@ static void move_chunk(const struct chunk_pass *u, enum iz_kind kind,
         io.at = masters;
         io.offset = k->state_at + masters;
         io.bytes = k->state_bytes - masters;
-        if (!u->along) {
+        if (!u->a.along) {
             iz_disk_io(e, kind, u->unit, staging, mode, k->state_handle, io);
             mode = load ? STARPU_RW : STARPU_R;
         }
@@ -268,7 +264,7 @@ static void update_chunk(struct chunk_pass *u)
     bool up = iz_plan_params_to_gpu(&e->plan);
     starpu_data_handle_t staging = NULL;
     take_grad(u);
-    u->a.still = (state_disk || param_disk) && !u->along &&
+    u->a.still = (state_disk || param_disk) && !u->a.along &&
                  iz_matrices_alone(e, u->unit, u->k);
     if (state_disk || param_disk) {
         staging = iz_engine_next_staging(e, IZ_STAGING_STATE)->handle;
@@ -307,10 +303,10 @@ static void update_chunks(struct iz_engine *e, int unit,
                                .unit = unit,
                                .k = k,
                                .matrices = matrices,
-                               .along = along,
                                .a = update_arg(e, unit, k),
                                .state = k->state_handle,
                                .param = k->param_handle};
+        u.a.along = along;
         if (!iz_step_on_disk(e) && k->home != e->plan.zero.state.home)
             update_on_gpu(&u);
         else
