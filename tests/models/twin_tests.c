@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codelets/flat/update.h"
 #include "codelets/ops/blas.h"
 
 enum { MOST_LOGITS = 64 };
@@ -68,104 +67,6 @@ static void gradients_of_16_bit_weights_agree(void **state)
     c.step = 3;
     check_gradients(c, IZ_BF16);
     check_gradients(c, IZ_F16);
-}
-
-/* ---- training ---- */
-
-/* Of a parameter: m, v and the gradient in double, m and v as the program has
- * them. */
-struct state {
-    double *m, *v, *g;
-    float *low[2];
-};
-
-/* AdamW in double, by the book. */
-static void step_in_double(double *p, double *m, double *v, double g,
-                           const struct iz_step *a)
-{
-    *m = a->hyper.beta1 * *m + (1 - a->hyper.beta1) * g;
-    *v = a->hyper.beta2 * *v + (1 - a->hyper.beta2) * g * g;
-    *p -= a->hyper.lr * a->hyper.weight_decay * *p;
-    *p -= a->hyper.lr * (*m / (1 - pow(a->hyper.beta1, (double)a->t))) /
-          (sqrt(*v / (1 - pow(a->hyper.beta2, (double)a->t))) + a->hyper.eps);
-}
-
-/* One step of both. */
-static void step(struct twin *t, struct state *s, const struct iz_step *a)
-{
-    struct iz_alike all = iz_alike_of(a);
-    twin_train(t, IZ_REPEAT_NONE);
-    for (int i = 0; i < t->n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
-            s[i].g[k] = slope(t, i, k);
-    for (int i = 0; i < t->n; i++) {
-        int64_t n = iz_view_len(t->w[i].v);
-        float *dw = t->dw[i].v.p, *tied = t->tied.v.p;
-        for (int64_t k = 0; i == 0 && twin_is_tied(t) && k < n; k++)
-            dw[k] += tied[k];
-        for (int64_t k = 0; k < n; k++)
-            step_in_double(&t->param[i][k], &s[i].m[k], &s[i].v[k], s[i].g[k],
-                           a);
-        iz_update(&(struct iz_update){.optimizer = a->hyper.type,
-                                      .n = n,
-                                      .p = t->w[i].v.p,
-                                      .state = {s[i].low[0], s[i].low[1]},
-                                      .g = dw,
-                                      .span = &all,
-                                      .spans = 1});
-    }
-}
-
-static void check_weights(const struct twin *t)
-{
-    for (int i = 0; i < t->n; i++)
-        for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++) {
-            double got = (double)((float *)t->w[i].v.p)[k];
-            if (!(fabs(got - t->param[i][k]) <= 2e-5))
-                fail_msg("parameter %d, element %d: %.9g, not %.9g", i, (int)k,
-                         got, t->param[i][k]);
-        }
-}
-
-/* eps is far above the error of a gradient, which a small gradient would
- * otherwise make a step of. */
-static void train_both(struct twin *t, struct state *s)
-{
-    struct iz_step a = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                  .lr = 0.02,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .eps = 1e-3,
-                                  .weight_decay = 0.1,
-                                  .adamw = true,
-                                  .bias_correction = true},
-                        .grad_scale = 1};
-    double first = t->kind->loss(t, NULL), loss = first;
-    for (a.t = 1; a.t <= 3; a.t++) {
-        loss = t->kind->loss(t, NULL);
-        step(t, s, &a);
-        assert_true(fabs(t->got + t->aux.loss - loss) <= 1e-5 * loss);
-    }
-    assert_true(loss < first - 0.02);
-    check_weights(t);
-}
-
-/* Three steps of AdamW, here and in double. */
-static void three_steps_agree_with_double(void **state)
-{
-    struct state s[TWIN_PARAMS];
-    struct twin t =
-        twin_new(kind, kind->usual.config, IZ_F32, kind->usual.samples);
-    for (int i = 0; i < t.n; i++) {
-        int64_t n = iz_view_len(t.w[i].v);
-        double *m = calloc((size_t)n, 3 * sizeof(*m) + 2 * sizeof(float));
-        float *low = (float *)(m + 3 * n);
-        s[i] = (struct state){m, m + n, m + 2 * n, {low, low + n}};
-    }
-    train_both(&t, s);
-    for (int i = 0; i < t.n; i++)
-        free(s[i].m);
-    twin_free(&t);
 }
 
 /* ---- bits ---- */
@@ -309,7 +210,6 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
     struct CMUnitTest tests[16] = {
         SEEDED(gradients_agree_with_central_differences),
         SEEDED(gradients_of_16_bit_weights_agree),
-        SEEDED(three_steps_agree_with_double),
         SEEDED(recomputed_activations_give_the_same_bits),
         SEEDED(what_is_repeated_is_counted),
         SEEDED(loss_scale_scales_exactly),
@@ -318,7 +218,7 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
         SEEDED(impossible_models_are_refused),
     };
     kind = k;
-    memcpy(tests + 9, own, n * sizeof(*own));
+    memcpy(tests + 8, own, n * sizeof(*own));
     iz_blas_open();
-    return _cmocka_run_group_tests(k->name, tests, 9 + n, NULL, NULL);
+    return _cmocka_run_group_tests(k->name, tests, 8 + n, NULL, NULL);
 }

@@ -28,6 +28,9 @@ struct timed {
 typedef void timed_fn(void *to, const struct scene *s, const struct timed *t,
                       int n);
 
+/* Any tokens of the vocabulary. */
+void timed_tokens(const struct timed_shape *s, int32_t *token);
+
 void norm_timed(const struct timed_shape *s, timed_fn *f, void *to);
 void gelu_timed(const struct timed_shape *s, timed_fn *f, void *to);
 void attention_timed(const struct timed_shape *s, timed_fn *f, void *to);

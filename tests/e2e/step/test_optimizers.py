@@ -66,26 +66,6 @@ def test_an_update_is_that_of_the_paper(three):
     assert told > 0.95 * 2 * run.parameters(run.MODEL) * 0.9 and moved > told / 2
 
 
-def test_an_update_is_that_of_lion_pytorch(three):
-    torch = pytest.importorskip("torch")
-    lion = pytest.importorskip("lion_pytorch")
-    (old, new, _), _ = three
-    b2 = P["betas"][1]
-    for k in (k for k in old if k.endswith("/m")):
-        m0, m1 = (torch.tensor(x[k], dtype=torch.double) for x in (old, new))
-        w = torch.nn.Parameter(torch.tensor(old[k[:-1] + "master"],
-                                            dtype=torch.double))
-        optimizer = lion.Lion([w], lr=P["lr"], betas=P["betas"],
-                              weight_decay=P["weight_decay"])
-        w.grad = (m1 - b2 * m0) / (1 - b2)
-        optimizer.state[w]["exp_avg"] = m0.clone()
-        optimizer.step()
-        got = torch.tensor(new[k[:-1] + "master"], dtype=torch.double)
-        same = (got - w.detach()).abs() < 2e-7
-        assert same.double().mean() > 0.95, k
-        assert torch.allclose(optimizer.state[w]["exp_avg"], m1, rtol=1e-5)
-
-
 # Bytes of one state; Adam has two of them.
 SIZE = {"fp32": 4, "bf16": 2, "fp8": 1 + 1 / 64}
 
