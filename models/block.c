@@ -173,17 +173,11 @@ static const struct iz_rope *rope_of(const struct iz_layer *a)
     return turned ? &c->rope[window] : NULL;
 }
 
-static void head_norms_forward(struct iz_exec *x, const struct kept *b)
+static void head_norms(struct iz_exec *x, const struct kept *b,
+                       struct iz_view v, bool back)
 {
-    iz_norm_head_fwd(x, b->attn.qkv, b->q, &b->norm_q, 0);
-    iz_norm_head_fwd(x, b->attn.qkv, b->k, &b->norm_k, b->q.cols);
-}
-
-static void head_norms_backward(struct iz_exec *x, const struct kept *b,
-                                struct iz_view dqkv)
-{
-    iz_norm_head_bwd(x, dqkv, b->q, &b->norm_q, 0);
-    iz_norm_head_bwd(x, dqkv, b->k, &b->norm_k, b->q.cols);
+    iz_norm_head(x, v, b->q, &b->norm_q, 0, back);
+    iz_norm_head(x, v, b->k, &b->norm_k, b->q.cols, back);
 }
 
 /* Where the documents of these rows begin. */
@@ -197,33 +191,19 @@ static struct iz_view begins_of(const struct iz_layer *a, const struct kept *b)
     return iz_view_rows(v, c->chunk->first, c->seq);
 }
 
-/* Queries and keys as attention takes them. */
-static void positions_forward(struct iz_exec *x, const struct iz_layer *a,
-                              const struct kept *b)
+/* Queries and keys in v become as attention takes them; back: their gradients.
+ */
+static void positions(struct iz_exec *x, const struct iz_layer *a,
+                      const struct kept *b, struct iz_view v, bool back)
 {
     const struct iz_rope *rope = rope_of(a);
-    struct iz_view begins = begins_of(a, b);
     bool late = has(a, IZ_HAS_QK_LATE);
-    if (b->q.rows && !late)
-        head_norms_forward(x, b);
+    if (b->q.rows && late == back)
+        head_norms(x, b, v, back);
     if (rope)
-        iz_rope(x, b->attn.qkv, begins, rope, false);
-    if (b->q.rows && late)
-        head_norms_forward(x, b);
-}
-
-static void positions_backward(struct iz_exec *x, const struct iz_layer *a,
-                               const struct kept *b, struct iz_view dqkv)
-{
-    const struct iz_rope *rope = rope_of(a);
-    struct iz_view begins = begins_of(a, b);
-    bool late = has(a, IZ_HAS_QK_LATE);
-    if (b->q.rows && late)
-        head_norms_backward(x, b, dqkv);
-    if (rope)
-        iz_rope(x, dqkv, begins, rope, true);
-    if (b->q.rows && !late)
-        head_norms_backward(x, b, dqkv);
+        iz_rope(x, v, begins_of(a, b), rope, back);
+    if (b->q.rows && late != back)
+        head_norms(x, b, v, back);
 }
 
 /* y = r + what `proj` makes of g, behind the norm of attention (i = 0) or of
@@ -294,7 +274,7 @@ static void project_forward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view h = normed(x, in, &b->norm_1, false); /* [M,C] */
     iz_matmul_fwd(x, b->attn.qkv, IZ_NONE, h, &qkv);     /* [M,(H+2K)D] */
     iz_exec_release(x, mark);
-    positions_forward(x, a, b);
+    positions(x, a, b, b->attn.qkv, false);
     if (c->chunk)
         put_keys(x, c->chunk, b->attn.qkv);
 }
@@ -346,7 +326,7 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
         return;
     }
     struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
-    iz_activation_fwd(x, g, b.u, c->act);
+    iz_activate(x, IZ_NONE, g, IZ_NONE, b.u, c->act);
     added_forward(x, a, &b, 1, out, b.x2, g); /* [M,C] */
     iz_exec_release(x, mark);
 }
@@ -367,7 +347,7 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view in = gated ? g : b->u; /* becomes proj's input again */
     struct iz_view du = gated ? b->u : g; /* becomes the gradient of u */
     iz_matmul_da(x, g, dy, &proj);
-    iz_activation_bwd(x, du, in, g, b->u, c->act);
+    iz_activate(x, du, in, g, b->u, c->act);
     iz_matmul_dw(x, dy, in, &proj);
     if (gated)
         iz_exec_release(x, mark);
@@ -423,7 +403,7 @@ static void scores_backward(struct iz_exec *x, const struct iz_layer *a,
     iz_attention_bwd(x, dqkv, d, &b->attn);
     if (c->chunk)
         get_key_gradients(x, c->chunk, dqkv);
-    positions_backward(x, a, b, dqkv);
+    positions(x, a, b, dqkv, true);
     iz_exec_release(x, mark);
 }
 

@@ -81,7 +81,7 @@ void iz_experts_narrow(struct iz_exec *x, const struct iz_routes *r,
     int64_t mark = iz_exec_mark(x);
     struct iz_view g = iz_exec_work(x, x->act, u.rows, u.cols / 2);
     struct iz_view by = iz_exec_work(x, x->act, u.rows, y.cols); /* [kM,C] */
-    iz_experts_gated_fwd(x, g, u, act, r);
+    iz_experts_gated(x, IZ_NONE, g, IZ_NONE, u, act, r);
     iz_experts_fwd(x, by, g, proj, r);
     iz_experts_combine(x, y, c, by, r, false);
     iz_exec_release(x, mark);
@@ -98,7 +98,7 @@ void iz_experts_narrow_bwd(struct iz_exec *x, const struct iz_routes *r,
     struct iz_view dg = iz_exec_work(x, x->act, g.rows, g.cols); /* [kM,F] */
     iz_experts_dispatch(x, by, dy, r);
     iz_experts_da(x, dg, by, proj, r);
-    iz_experts_gated_bwd(x, u, g, dg, u, act, r); /* u: du, but for weights */
+    iz_experts_gated(x, u, g, dg, u, act, r); /* u: du, but for weights */
     iz_experts_weigh_bwd(x, dweight, g, u, dg, r);
     w.db = b.dw = IZ_NONE;
     iz_experts_dw(x, by, g, &w, r);

@@ -172,57 +172,40 @@ static dim3 gated_grid(struct iz_view y, int per_thread)
     return dim3((unsigned)y.rows, (unsigned)columns);
 }
 
-template <enum iz_activation K, class T>
-static void start_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a)
+/* The kernel for what lies aligned, the one for other rows, or the one of an
+ * activation that is not gated, with the tensors p. */
+template <class T, class Gated, class Plain, class... P>
+static void start(struct iz_exec *x, struct iz_view y, struct iz_view a,
+                  Gated *pieces, Gated *one, Plain *plain, P... p)
 {
-    constexpr int per = 16 / sizeof(T);
-    bool whole = iz_pieces_aligned<T>(y.cols, y.p, a.p);
+    bool whole = iz_pieces_aligned<T>(y.cols, p...);
     int64_t n = iz_view_len(y);
     if (a.cols > y.cols)
-        IZ_LAUNCH((whole ? gated_fwd<K, T, per> : gated_fwd<K, T, 1>),
-                  gated_grid(y, whole ? per : 1), THREADS, 0, x->stream,
-                  (T *)y.p, (const T *)a.p, (int)y.cols);
+        IZ_LAUNCH((whole ? pieces : one),
+                  gated_grid(y, whole ? (int)(16 / sizeof(T)) : 1), THREADS, 0,
+                  x->stream, p..., (int)y.cols);
     else
-        IZ_LAUNCH((plain_fwd<K, T>), iz_blocks(n, THREADS * PER_THREAD),
-                  THREADS, 0, x->stream, (T *)y.p, (const T *)a.p, n,
-                  iz_aligned(y.p, a.p));
+        IZ_LAUNCH(plain, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
+                  x->stream, p..., n, iz_aligned(p...));
 }
 
-template <enum iz_activation K, class T>
-static void start_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                      struct iz_view dy, struct iz_view a)
-{
-    constexpr int per = 16 / sizeof(T);
-    bool whole = iz_pieces_aligned<T>(y.cols, da.p, y.p, dy.p, a.p);
-    int64_t n = iz_view_len(y);
-    if (a.cols > y.cols)
-        IZ_LAUNCH((whole ? gated_bwd<K, T, per> : gated_bwd<K, T, 1>),
-                  gated_grid(y, whole ? per : 1), THREADS, 0, x->stream,
-                  (T *)da.p, (T *)y.p, (const T *)dy.p, (const T *)a.p,
-                  (int)y.cols);
-    else
-        IZ_LAUNCH((plain_bwd<K, T>), iz_blocks(n, THREADS * PER_THREAD),
-                  THREADS, 0, x->stream, (T *)da.p, (T *)y.p, (const T *)dy.p,
-                  (const T *)a.p, n, iz_aligned(da.p, y.p, dy.p, a.p));
-}
-
-void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                            struct iz_view a, enum iz_activation act)
+void iz_activate_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                      struct iz_view dy, struct iz_view a,
+                      enum iz_activation act)
 {
     iz_by_type(a.dtype, [&](auto zero) {
+        using T = decltype(zero);
         by_kind(act, [&](auto kind) {
-            start_fwd<decltype(kind)::value, decltype(zero)>(x, y, a);
-        });
-    });
-}
-
-void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                            struct iz_view y, struct iz_view dy,
-                            struct iz_view a, enum iz_activation act)
-{
-    iz_by_type(a.dtype, [&](auto zero) {
-        by_kind(act, [&](auto kind) {
-            start_bwd<decltype(kind)::value, decltype(zero)>(x, da, y, dy, a);
+            constexpr enum iz_activation K = decltype(kind)::value;
+            constexpr int N = 16 / sizeof(T);
+            T *to = (T *)y.p, *to_da = (T *)da.p;
+            const T *from = (const T *)a.p, *from_dy = (const T *)dy.p;
+            if (da.rows)
+                start<T>(x, y, a, gated_bwd<K, T, N>, gated_bwd<K, T, 1>,
+                         plain_bwd<K, T>, to_da, to, from_dy, from);
+            else
+                start<T>(x, y, a, gated_fwd<K, T, N>, gated_fwd<K, T, 1>,
+                         plain_fwd<K, T>, to, from);
         });
     });
 }

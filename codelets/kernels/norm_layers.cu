@@ -534,16 +534,12 @@ void iz_norm_layer_bwd_cuda(struct iz_exec *x, struct iz_view dx,
     start(x, dx, r, dy, a, *n, 0, scratch);
 }
 
-void iz_norm_head_fwd_cuda(struct iz_exec *x, struct iz_view a,
-                           struct iz_view kept, const struct iz_norm_layer *n,
-                           int64_t first)
+void iz_norm_head_cuda(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                       const struct iz_norm_layer *n, int64_t first, bool back,
+                       struct iz_view scratch)
 {
-    start_forward<false>(x, a, kept, a, *n, first, false);
-}
-
-void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                           struct iz_view kept, const struct iz_norm_layer *n,
-                           int64_t first, struct iz_view scratch)
-{
-    start_backward<false>(x, da, {}, da, kept, *n, first, scratch);
+    if (back)
+        start_backward<false>(x, a, {}, a, kept, *n, first, scratch);
+    else
+        start_forward<false>(x, a, kept, a, *n, first, false);
 }

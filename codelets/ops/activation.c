@@ -35,32 +35,19 @@ IZ_SIMD static void activation_on_cpu(struct iz_view da, struct iz_view y,
         one_kind(da, y, dy, a, IZ_RELU2);
 }
 
-void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                       enum iz_activation act)
+void iz_activate(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                 struct iz_view dy, struct iz_view a, enum iz_activation act)
 {
     assert(y.rows == a.rows && (y.cols == a.cols || 2 * y.cols == a.cols));
-    iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (iz_exec_runs(x, IZ_CPU) && act == IZ_GELU_TANH)
-        iz_gelu_fwd_cpu(y, a);
-    else if (iz_exec_runs(x, IZ_CPU))
-        activation_on_cpu(IZ_NONE, y, IZ_NONE, a, act);
-    if (iz_exec_runs(x, IZ_CUDA))
-        iz_activation_fwd_cuda(x, y, a, act);
-}
-
-void iz_activation_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                       struct iz_view dy, struct iz_view a,
-                       enum iz_activation act)
-{
-    assert(y.rows == a.rows && (y.cols == a.cols || 2 * y.cols == a.cols));
-    assert(da.rows == a.rows && da.cols == a.cols && dy.cols == y.cols);
+    assert(!da.rows || (da.rows == a.rows && da.cols == a.cols));
+    assert(!da.rows || dy.cols == y.cols);
     iz_exec_count(x, 0,
                   (double)(iz_view_bytes(da) + iz_view_bytes(y) +
                            iz_view_bytes(dy) + iz_view_bytes(a)));
     if (iz_exec_runs(x, IZ_CPU) && act == IZ_GELU_TANH)
-        iz_gelu_bwd_cpu(da, y, dy, a);
+        iz_gelu_cpu(da, y, dy, a);
     else if (iz_exec_runs(x, IZ_CPU))
         activation_on_cpu(da, y, dy, a, act);
     if (iz_exec_runs(x, IZ_CUDA))
-        iz_activation_bwd_cuda(x, da, y, dy, a, act);
+        iz_activate_cuda(x, da, y, dy, a, act);
 }

@@ -108,7 +108,6 @@ backward(float *da, float *y, const float *dy, const float *a, int64_t rows,
 #undef BLOCK
 #undef LOG2_E
 
-/* gelu.c: the kind IZ_GELU_TANH. */
-void iz_gelu_fwd_cpu(struct iz_view y, struct iz_view a);
-void iz_gelu_bwd_cpu(struct iz_view da, struct iz_view y, struct iz_view dy,
-                     struct iz_view a);
+/* gelu.c: the kind IZ_GELU_TANH; backward where there is a da. */
+void iz_gelu_cpu(struct iz_view da, struct iz_view y, struct iz_view dy,
+                 struct iz_view a);

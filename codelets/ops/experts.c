@@ -218,19 +218,23 @@ void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
         each_expert(x, iz_matmul_dw, dy, a, l, r);
 }
 
-/* Returns <g, dg>; g and du are multiplied by w. */
-IZ_SIMD static float weigh_row(float *restrict g, float *restrict du,
-                               const float *restrict dg, float w, int64_t f)
+/* Returns <a, b>; a is multiplied by w. */
+IZ_SIMD static float weigh_row(float *restrict a, const float *restrict b,
+                               float w, int64_t n)
 {
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < f; i++) {
-        dot += g[i] * dg[i];
-        g[i] *= w;
+    for (int64_t i = 0; i < n; i++) {
+        dot += a[i] * b[i];
+        a[i] *= w;
     }
-    for (int64_t i = 0; i < 2 * f; i++)
-        du[i] *= w;
     return dot;
+}
+
+IZ_SIMD static void scale_row(float *a, float w, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        a[i] *= w;
 }
 
 void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
@@ -249,23 +253,13 @@ void iz_experts_weigh_bwd(struct iz_exec *x, struct iz_view dweight,
         iz_experts_weigh_bwd_cuda(x, dweight, g, du, dg, r);
     for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < iz_view_len(r->place);
          i++)
-        if (is_here(r, i))
-            ((float *)dweight.p)[i] = weigh_row(
-                (float *)g.p + place[i] * f, (float *)du.p + 2 * f * place[i],
-                (float *)dg.p + place[i] * f, ((float *)r->weight.p)[i], f);
-}
-
-/* Returns <dy, b>; dy is multiplied by w. */
-IZ_SIMD static float weigh_bias(float *restrict dy, const float *restrict b,
-                                float w, int64_t c)
-{
-    float dot = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < c; i++) {
-        dot += dy[i] * b[i];
-        dy[i] *= w;
-    }
-    return dot;
+        if (is_here(r, i)) {
+            float w = ((float *)r->weight.p)[i];
+            ((float *)dweight.p)[i] =
+                weigh_row((float *)g.p + place[i] * f,
+                          (float *)dg.p + place[i] * f, w, f);
+            scale_row((float *)du.p + 2 * f * place[i], w, 2 * f);
+        }
 }
 
 void iz_experts_bias_bwd(struct iz_exec *x, struct iz_view dweight,
@@ -286,52 +280,32 @@ void iz_experts_bias_bwd(struct iz_exec *x, struct iz_view dweight,
          i++)
         if (is_here(r, i))
             ((float *)dweight.p)[i] +=
-                weigh_bias((float *)dy.p + place[i] * c,
-                           (float *)wide.p + (chosen[i] - r->first) * c,
-                           ((float *)r->weight.p)[i], c);
+                weigh_row((float *)dy.p + place[i] * c,
+                          (float *)wide.p + (chosen[i] - r->first) * c,
+                          ((float *)r->weight.p)[i], c);
     iz_exec_release(x, mark);
 }
 
 /* ---- gates ---- */
 
-/* In *first the first of the rows by expert of those that are here, and their
- * number; 0 in a dry run. */
-static int64_t rows_here(struct iz_exec *x, const struct iz_routes *r,
-                         int64_t *first)
+void iz_experts_gated(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                      struct iz_view dy, struct iz_view a,
+                      enum iz_activation act, const struct iz_routes *r)
 {
+    int64_t first = 0, n = 0;
     iz_routes_check(r);
-    *first = 0;
-    return x->dry ? 0
-                  : iz_routes_rows(ends_of(x, r), r->first,
-                                   iz_route_experts_here(r), first);
-}
-
-void iz_experts_gated_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                          enum iz_activation act, const struct iz_routes *r)
-{
-    int64_t first, n = rows_here(x, r, &first);
-    iz_exec_count(x, 0,
-                  part_here(r) * (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    struct counters counted = counters_of(x);
-    if (n)
-        iz_activation_fwd(x, iz_view_rows(y, first, n),
-                          iz_view_rows(a, first, n), act);
-    counters_set(x, counted);
-}
-
-void iz_experts_gated_bwd(struct iz_exec *x, struct iz_view da,
-                          struct iz_view y, struct iz_view dy, struct iz_view a,
-                          enum iz_activation act, const struct iz_routes *r)
-{
-    int64_t first, n = rows_here(x, r, &first);
+    if (!x->dry)
+        n = iz_routes_rows(ends_of(x, r), r->first, iz_route_experts_here(r),
+                           &first);
     iz_exec_count(x, 0,
                   part_here(r) *
                       (double)(iz_view_bytes(da) + iz_view_bytes(y) +
                                iz_view_bytes(dy) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        iz_activation_bwd(x, iz_view_rows(da, first, n),
-                          iz_view_rows(y, first, n), iz_view_rows(dy, first, n),
-                          iz_view_rows(a, first, n), act);
+        iz_activate(x, da.rows ? iz_view_rows(da, first, n) : da,
+                    iz_view_rows(y, first, n),
+                    dy.rows ? iz_view_rows(dy, first, n) : dy,
+                    iz_view_rows(a, first, n), act);
     counters_set(x, counted);
 }

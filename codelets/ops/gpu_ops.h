@@ -56,23 +56,18 @@ void iz_norm_layer_bwd_cuda(struct iz_exec *x, struct iz_view dx,
                             struct iz_view r, struct iz_view dy,
                             struct iz_view a, const struct iz_norm_layer *n,
                             struct iz_view scratch);
-void iz_norm_head_fwd_cuda(struct iz_exec *x, struct iz_view a,
-                           struct iz_view kept, const struct iz_norm_layer *n,
-                           int64_t first);
-void iz_norm_head_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                           struct iz_view kept, const struct iz_norm_layer *n,
-                           int64_t first, struct iz_view scratch);
+void iz_norm_head_cuda(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                       const struct iz_norm_layer *n, int64_t first, bool back,
+                       struct iz_view scratch);
 
 /* activation.cu, rope.cu */
 void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       float scale, float cap);
 void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, int64_t to,
                         struct iz_view a, int64_t from, int64_t cols);
-void iz_activation_fwd_cuda(struct iz_exec *x, struct iz_view y,
-                            struct iz_view a, enum iz_activation act);
-void iz_activation_bwd_cuda(struct iz_exec *x, struct iz_view da,
-                            struct iz_view y, struct iz_view dy,
-                            struct iz_view a, enum iz_activation act);
+void iz_activate_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                      struct iz_view dy, struct iz_view a,
+                      enum iz_activation act);
 void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
                   const struct iz_rope *r, bool back);
 

@@ -359,37 +359,25 @@ static struct pieces heads_of(struct iz_exec *x, struct iz_view a,
     return norm_pieces(a, first, kept.cols / c, n);
 }
 
-void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                      const struct iz_norm_layer *given, int64_t first)
+void iz_norm_head(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                  const struct iz_norm_layer *given, int64_t first, bool back)
 {
     int64_t mark = iz_exec_mark(x);
     struct iz_norm_layer all = complete(x, given, kept.cols / given->rstd.cols);
     struct iz_norm_layer *n = &all;
     struct pieces s = heads_of(x, a, kept, n, first);
-    for (int64_t i = 0; iz_exec_runs(x, IZ_CPU) && i < kept.rows; i++)
+    for (int64_t i = 0; !back && iz_exec_runs(x, IZ_CPU) && i < kept.rows; i++)
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
-    if (x->backend == IZ_CPU)
+    if (x->backend == IZ_CPU && back) {
+        rmsnorm_bwd_on_cpu(x, s, (struct pieces){0}, s,
+                           norm_pieces(kept, 0, s.heads, n), n);
+    } else if (x->backend == IZ_CPU) {
         rmsnorm_on_cpu(x, s, s, n, false);
-    else if (!x->dry)
-        iz_norm_head_fwd_cuda(x, a, kept, n, first);
-    iz_exec_release(x, mark);
-}
-
-void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                      const struct iz_norm_layer *given, int64_t first)
-{
-    int64_t mark = iz_exec_mark(x);
-    struct iz_norm_layer all = complete(x, given, kept.cols / given->rstd.cols);
-    struct iz_norm_layer *n = &all;
-    struct pieces d = heads_of(x, da, kept, n, first);
-    if (x->backend == IZ_CPU) {
-        rmsnorm_bwd_on_cpu(x, d, (struct pieces){0}, d,
-                           norm_pieces(kept, 0, d.heads, n), n);
     } else {
-        struct iz_view scratch = norm_cuda_scratch(x, n);
+        struct iz_view scratch = back ? norm_cuda_scratch(x, n) : IZ_NONE;
         if (!x->dry)
-            iz_norm_head_bwd_cuda(x, da, kept, n, first, scratch);
+            iz_norm_head_cuda(x, a, kept, n, first, back, scratch);
     }
     iz_exec_release(x, mark);
 }

@@ -145,24 +145,18 @@ enum iz_activation {
     IZ_ACTIVATIONS
 };
 
-/* y = act(a), all [M,F]; y may be a.  Or gated, y = act(g) u, where a row of a
- * [M,2F] holds g, then u. */
-void iz_activation_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                       enum iz_activation act);
-/* da from dy, y again.  Either da may be dy and y may be a; or gated, da may be
- * a and y may be dy. */
-void iz_activation_bwd(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                       struct iz_view dy, struct iz_view a,
-                       enum iz_activation act);
+/* y = act(a), all [M,F]; or gated, y = act(g) u, where a row of a [M,2F] holds
+ * g, then u.  With da also da from dy.  Either y may be a and da may be dy; or
+ * gated, da may be a and y may be dy. */
+void iz_activate(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                 struct iz_view dy, struct iz_view a, enum iz_activation act);
 
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.
- * rstd fp32 [M,heads]. */
-void iz_norm_head_fwd(struct iz_exec *x, struct iz_view a, struct iz_view kept,
-                      const struct iz_norm_layer *n, int64_t first);
-/* The gradient of these columns, in place in da [M,ld], and dw. */
-void iz_norm_head_bwd(struct iz_exec *x, struct iz_view da, struct iz_view kept,
-                      const struct iz_norm_layer *n, int64_t first);
+ * rstd fp32 [M,heads].  back: a are gradients, which become those of the old
+ * values, and dw. */
+void iz_norm_head(struct iz_exec *x, struct iz_view a, struct iz_view kept,
+                  const struct iz_norm_layer *n, int64_t first, bool back);
 
 enum { IZ_ROPE_MOST = 256 }; /* columns of a head */
 
@@ -308,11 +302,9 @@ void iz_experts_da(struct iz_exec *x, struct iz_view da, struct iz_view dy,
 void iz_experts_dw(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                    const struct iz_linear *l, const struct iz_routes *r);
 /* Gated activations of rows by expert. */
-void iz_experts_gated_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
-                          enum iz_activation act, const struct iz_routes *r);
-void iz_experts_gated_bwd(struct iz_exec *x, struct iz_view da,
-                          struct iz_view y, struct iz_view dy, struct iz_view a,
-                          enum iz_activation act, const struct iz_routes *r);
+void iz_experts_gated(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                      struct iz_view dy, struct iz_view a,
+                      enum iz_activation act, const struct iz_routes *r);
 /* For y = weight g: dweight [M,k] from g and dg, the gradient of y by expert
  * [kM,F]; then g and du [kM,2F], which is linear in dg, are multiplied by
  * weight. */

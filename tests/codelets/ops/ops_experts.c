@@ -125,10 +125,10 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
         iz_experts_bias_bwd(x, v[DS], v[G], v[B], &r);
         break;
     case GATE:
-        iz_experts_gated_fwd(x, v[G], v[DU], a->act, &r);
+        iz_experts_gated(x, IZ_NONE, v[G], IZ_NONE, v[DU], a->act, &r);
         break;
     case UNGATE:
-        iz_experts_gated_bwd(x, v[DU], v[G], v[DG], v[DU], a->act, &r);
+        iz_experts_gated(x, v[DU], v[G], v[DG], v[DU], a->act, &r);
     }
 }
 

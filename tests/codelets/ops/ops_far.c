@@ -62,8 +62,8 @@ static struct iz_norm_layer norm_of(const struct iz_view *v)
 OP(heads)
 {
     struct iz_norm_layer n = norm_of(v);
-    iz_norm_head_fwd(x, v[0], v[1], &n, left_of(f, far));
-    iz_norm_head_bwd(x, v[0], v[1], &n, left_of(f, far));
+    iz_norm_head(x, v[0], v[1], &n, left_of(f, far), false);
+    iz_norm_head(x, v[0], v[1], &n, left_of(f, far), true);
 }
 
 /* Without a gradient of the weight. */
@@ -71,8 +71,8 @@ OP(all_heads)
 {
     struct iz_norm_layer n = norm_of(v);
     n.dw = IZ_NONE;
-    iz_norm_head_fwd(x, v[0], v[1], &n, 0);
-    iz_norm_head_bwd(x, v[0], v[1], &n, 0);
+    iz_norm_head(x, v[0], v[1], &n, 0, false);
+    iz_norm_head(x, v[0], v[1], &n, 0, true);
 }
 
 OP(rope)
@@ -175,10 +175,10 @@ OP(norms)
 /* Gated and not. */
 OP(activations)
 {
-    iz_activation_fwd(x, v[0], v[1], IZ_SILU);
-    iz_activation_bwd(x, v[2], v[0], v[0], v[1], IZ_SILU);
-    iz_activation_fwd(x, v[0], v[0], IZ_GELU_TANH);
-    iz_activation_bwd(x, v[3], v[0], v[3], v[0], IZ_GELU_TANH);
+    iz_activate(x, IZ_NONE, v[0], IZ_NONE, v[1], IZ_SILU);
+    iz_activate(x, v[2], v[0], v[0], v[1], IZ_SILU);
+    iz_activate(x, IZ_NONE, v[0], IZ_NONE, v[0], IZ_GELU_TANH);
+    iz_activate(x, v[3], v[0], v[3], v[0], IZ_GELU_TANH);
 }
 
 OP(elements)

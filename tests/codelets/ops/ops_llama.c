@@ -22,7 +22,8 @@ static void heads_forward(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_norm_layer n = {
         .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
-    iz_norm_head_fwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
+    iz_norm_head(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first,
+                 false);
 }
 
 /* A: the gradient. */
@@ -31,7 +32,8 @@ static void heads_backward(struct iz_exec *x, const struct iz_view *v,
 {
     struct iz_norm_layer n = {
         .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
-    iz_norm_head_bwd(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first);
+    iz_norm_head(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first,
+                 true);
 }
 
 /* Both passes in double: the result in place of a, its gradient in place of
