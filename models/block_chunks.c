@@ -143,13 +143,60 @@ static int64_t last_of(const struct cut *c)
     return c->first + (c->rows - 1) / c->each * c->each;
 }
 
-/* Loads rows of a matrix, and those of the next chunk, which begins `step` rows
- * on. */
-static struct iz_view load(struct iz_exec *x, struct iz_staged *s,
-                           const struct cut *c, int64_t at, int64_t step)
+/* One chunk after the other, from the first on, or from the last with a step
+ * back.  Where there are many a dry run counts one in the middle of `times` for
+ * all of these: what ops count grows evenly with the rows before. */
+struct walk {
+    const struct cut *cut;
+    int64_t next, step;
+    int64_t at, n, times; /* the chunk that it has come to, and its rows */
+    struct iz_exec before;
+};
+
+enum { COUNTED = 64 }; /* chunks that a dry run goes to, or up to twice that */
+
+static struct walk walk_of(const struct cut *c, bool back)
 {
-    int64_t next = at + step;
-    return iz_staged_load(x, s, at, rows_at(c, at), next, rows_at(c, next));
+    return (struct walk){.cut = c,
+                         .next = back ? last_of(c) : c->first,
+                         .step = back ? -c->each : c->each,
+                         .times = 1};
+}
+
+static void count_others(struct iz_exec *x, const struct iz_exec *before,
+                         double others)
+{
+    x->flops += others * (x->flops - before->flops);
+    x->bytes += others * (x->bytes - before->bytes);
+    x->seconds += others * (x->seconds - before->seconds);
+    for (int i = 0; i < 2; i++)
+        x->bus_bytes[i] += others * (x->bus_bytes[i] - before->bus_bytes[i]);
+}
+
+/* False: there are no more. */
+static bool walk_on(struct iz_exec *x, struct walk *w)
+{
+    int64_t each = w->cut->each;
+    int64_t many = x->dry ? w->cut->rows / each / COUNTED | 1 : 1;
+    if (w->times > 1)
+        count_others(x, &w->before, (double)(w->times - 1));
+    if (rows_at(w->cut, w->next) < each ||
+        rows_at(w->cut, w->next + (many - 1) * w->step) < each)
+        many = 1;
+    w->at = w->next + many / 2 * w->step;
+    w->n = rows_at(w->cut, w->at);
+    w->next += many * w->step;
+    w->times = many;
+    w->before = *x;
+    return w->n > 0;
+}
+
+/* Loads the chunk's rows of a matrix, and those of the next one. */
+static struct iz_view load(struct iz_exec *x, struct iz_staged *s,
+                           const struct walk *w)
+{
+    int64_t next = w->times > 1 ? 0 : rows_at(w->cut, w->next);
+    return iz_staged_load(x, s, w->at, w->n, w->next, next);
 }
 
 static void part_open(struct part *p, struct iz_exec *x,
@@ -167,15 +214,14 @@ static void part_open(struct part *p, struct iz_exec *x,
 
 /* The rows from `at` on of all, which are of this sample. */
 static void set_rows(struct part *p, const struct iz_layer *a, int64_t sample,
-                     const struct cut *cut, int64_t at)
+                     const struct walk *w)
 {
     const struct iz_block *c = a->self;
-    int64_t n = rows_at(cut, at);
-    double share = (double)n / ((double)a->samples * c->seq);
+    double share = (double)w->n / ((double)a->samples * c->seq);
     if (a->begins.rows)
         p->layer.begins = iz_view_rows(tokens(a->begins, c->seq), sample, 1);
-    p->block.seq = (int)n;
-    p->chunk.first = at - cut->first;
+    p->block.seq = (int)w->n;
+    p->chunk.first = w->at - w->cut->first;
     p->block.rope[0].first = p->block.rope[1].first = p->chunk.first;
     /* A router's loss is a mean over rows. */
     p->block.experts.balance = c->experts.balance * share;
@@ -211,12 +257,21 @@ static void saves_open(struct part *p, const struct iz_exec *x,
 }
 
 /* What is kept next is of the chunk that begins there. */
-static void seek(struct iz_exec *x, const struct part *p, const struct cut *cut,
-                 int64_t at)
+static void seek(struct iz_exec *x, const struct part *p, const struct walk *w)
 {
+    const struct cut *c = w->cut;
     if (!x->keeps_nothing)
-        x->save.used = cut->first / cut->rows * p->saved_sample +
-                       (at - cut->first) / cut->each * p->saved;
+        x->save.used = c->first / c->rows * p->saved_sample +
+                       (w->at - c->first) / c->each * p->saved;
+}
+
+/* All of it has been counted. */
+static void saves_close(struct iz_exec *x, const struct part *p,
+                        const struct iz_layer *a)
+{
+    int64_t all = a->samples * p->saved_sample;
+    if (!x->keeps_nothing && x->save.peak < all)
+        x->save.peak = all;
 }
 
 static void keys_open(struct part *p, struct iz_exec *x,
@@ -234,20 +289,21 @@ static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
                            struct part *p, int64_t sample, bool again)
 {
     const struct cut cut = sample_of(x, a->self, sample);
-    int64_t mark = iz_exec_mark(x), n;
-    for (int64_t at = cut.first; (n = rows_at(&cut, at)); at += cut.each) {
-        set_rows(p, a, sample, &cut, at);
-        seek(x, p, &cut, at);
+    struct walk w = walk_of(&cut, false);
+    int64_t mark = iz_exec_mark(x);
+    while (walk_on(x, &w)) {
+        set_rows(p, a, sample, &w);
+        seek(x, p, &w);
         if (!again)
-            p->layer.y = iz_staged_room(x, &p->y, at, n);
+            p->layer.y = iz_staged_room(x, &p->y, w.at, w.n);
         if (!again || x->keeps_nothing)
-            p->layer.x = load(x, &p->x, &cut, at, cut.each);
+            p->layer.x = load(x, &p->x, &w);
         if (again)
             iz_block_keys(x, &p->layer, !x->keeps_nothing);
         else
             iz_block_forward(x, &p->layer);
         if (!again)
-            iz_staged_store(x, &p->y, at, n);
+            iz_staged_store(x, &p->y, w.at, w.n);
         iz_exec_release(x, mark);
     }
 }
@@ -267,6 +323,7 @@ void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
     keys_open(&p, x, c, false);
     for (int64_t sample = 0; sample < a->samples; sample++)
         forward_sample(x, a, &p, sample, false);
+    saves_close(x, &p, a);
     iz_staged_close(x, &p.x);
     iz_staged_close(x, &p.y);
     iz_exec_release(x, mark);
@@ -288,23 +345,24 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
 {
     const struct iz_block *c = a->self;
     const struct cut cut = sample_of(x, c, sample);
-    int64_t mark = iz_exec_mark(x), n;
+    struct walk w = walk_of(&cut, true);
+    int64_t mark = iz_exec_mark(x);
     forward_sample(x, a, p, sample, true);
     iz_op_clear(x, p->chunk.dkv);
-    for (int64_t at = last_of(&cut); (n = rows_at(&cut, at)); at -= cut.each) {
-        bool first = sample == a->samples - 1 && at == last_of(&cut);
-        set_rows(p, a, sample, &cut, at);
-        seek(x, p, &cut, at);
+    while (walk_on(x, &w)) {
+        bool first = sample == a->samples - 1 && w.at == last_of(&cut);
+        set_rows(p, a, sample, &w);
+        seek(x, p, &w);
         p->layer.w = s->w;
         p->layer.dw = s->own;
         p->chunk.adds = !first;
-        p->layer.x = load(x, &p->x, &cut, at, -cut.each);
-        p->layer.dx = p->layer.dy = load(x, &p->d, &cut, at, -cut.each);
+        p->layer.x = load(x, &p->x, &w);
+        p->layer.dx = p->layer.dy = load(x, &p->d, &w);
         clear_vectors(x, s);
         if (x->keeps_nothing)
             repeat_chunk(x, p);
         iz_block_backward(x, &p->layer);
-        iz_staged_store(x, &p->d, at, n);
+        iz_staged_store(x, &p->d, w.at, w.n);
         add_vectors(x, s, first);
         iz_exec_release(x, mark);
     }
@@ -328,6 +386,7 @@ void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
     for (int64_t sample = a->samples - 1; sample >= 0; sample--)
         backward_sample(x, a, &p, &s, sample);
     sums_close(&s, x, a);
+    saves_close(x, &p, a);
     iz_staged_close(x, &p.x);
     iz_staged_close(x, &p.d);
     iz_exec_release(x, mark);
@@ -373,20 +432,21 @@ static void head_chunks(struct iz_exec *x, const struct iz_layer *a,
     const struct iz_block *c = a->self;
     const struct cut cut = {0, a->samples * (int64_t)c->seq,
                             x->numerics.chunk_rows};
-    int64_t mark = iz_exec_mark(x), n;
+    struct walk w = walk_of(&cut, false);
+    int64_t mark = iz_exec_mark(x);
     p->chunk.targets = targets_of(x, a, cut.rows);
-    for (int64_t at = 0; (n = rows_at(&cut, at)); at += cut.each) {
-        p->block.seq = (int)n;
-        p->chunk.adds = at > 0;
-        p->layer.target = (const int32_t *)a->target + at;
+    while (walk_on(x, &w)) {
+        p->block.seq = (int)w.n;
+        p->chunk.adds = w.at > 0;
+        p->layer.target = (const int32_t *)a->target + w.at;
         if (back)
-            p->layer.dx = iz_staged_room(x, &p->d, at, n);
-        p->layer.x = load(x, &p->x, &cut, at, cut.each);
+            p->layer.dx = iz_staged_room(x, &p->d, w.at, w.n);
+        p->layer.x = load(x, &p->x, &w);
         if (back) {
             clear_vectors(x, s);
             iz_block_head_backward(x, &p->layer);
-            iz_staged_store(x, &p->d, at, n);
-            add_vectors(x, s, at == 0);
+            iz_staged_store(x, &p->d, w.at, w.n);
+            add_vectors(x, s, w.at == 0);
         } else {
             iz_block_head_evaluate(x, &p->layer);
         }

@@ -193,11 +193,11 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f)
     enum iz_attention_by *by[] = {&c->run.gpu_attention,
                                   &c->run.gpu_attention_backward};
     enum iz_attention_by asked[] = {*by[0], *by[1]};
+    choose_chunk(c, f);
     const char *own = why_own(c, f);
     for (int i = 0; i < 2; i++)
         if (f->target->gpu && !own && asked[i] == IZ_ATTENTION_AUTO)
             *by[i] = IZ_ATTENTION_CUDNN;
-    choose_chunk(c, f);
     choose_cut(c, f);
     choose_logits(c, f);
     for (int i = 0; i < 2; i++)

@@ -141,6 +141,16 @@ def test_plans_of_very_long_samples_overflow_nowhere(name, place):
         run.refused(r, "with 2 experts each")
 
 
+@pytest.mark.parametrize("machine", ("h100-80-vm", "rtx4090-workstation"))
+def test_a_million_tokens_fit_one_gpu_by_auto(machine):
+    """Of the shipped config; boundaries pass the GPU in chunks."""
+    configs = run.ROOT / "configs"
+    r = run.call(run.built("models/llama"), configs / "llama-3-8b-1m.json", "--plan",
+                 "--machine", configs / f"machines/{machine}.json", "--set", f"{KEY}=auto")
+    assert r.rc == 0 and re.search(r"blocks handle \d+ rows", r.out), str(r)
+    assert "boundaries on nvme" in r.out and "izar: it fits" not in r.err
+
+
 def test_what_fits_is_named_and_taken(place):
     """The largest number of rows, where none is asked for, and by auto."""
     shape = {"layers": 1, "heads": 4, "kv_heads": 1, "width": 32, "ffn": 1024,
