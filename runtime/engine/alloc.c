@@ -4,22 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 
 /* ---- arrays of handles, for the places to come ---- */
-
-void *iz_engine_own(struct iz_engine *e, void *p)
-{
-    struct iz_taken *t = &e->taken;
-    t->list = iz_take_more(t->list, t->n, &t->room, sizeof(*t->list), "arrays");
-    return t->list[t->n++] = p;
-}
-
-void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size)
-{
-    return iz_engine_own(e, iz_take(n, (int64_t)size, "what was planned"));
-}
 
 static starpu_data_handle_t *open_tokens(struct iz_engine *e, int n, int x)
 {

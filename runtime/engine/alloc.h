@@ -9,9 +9,6 @@
  * failed. */
 int iz_alloc_open(struct iz_engine *e);
 void iz_alloc_close(struct iz_engine *e);
-/* n zeroed elements, or what was malloc'ed elsewhere, until iz_alloc_close. */
-void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size);
-void *iz_engine_own(struct iz_engine *e, void *p);
 
 /* The next staging buffer of a kind, which take turns. */
 struct iz_staging *iz_engine_next_staging(struct iz_engine *e,
@@ -44,7 +41,7 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
 void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
                            void *p);
 
-/* ---- handle.c: memory of the engine as StarPU knows it ---- */
+/* ---- handle.c: memory of the engine as StarPU knows it, and arrays ---- */
 
 /* What StarPU knows an address by: that of memory on a GPU has a stand-in. */
 uintptr_t iz_handle_address(const struct iz_engine *e, const void *p);
@@ -63,3 +60,7 @@ starpu_data_handle_t iz_handle_token(struct iz_engine *e, enum iz_datum d,
                                      int x);
 /* Unregisters all that the engine owns. */
 void iz_handles_close(struct iz_engine *e);
+
+/* n zeroed elements, or what was malloc'ed elsewhere, until iz_alloc_close. */
+void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size);
+void *iz_engine_own(struct iz_engine *e, void *p);

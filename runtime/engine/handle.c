@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registration of memory with StarPU; see alloc.h. */
+/* What the engine owns: handles of StarPU, and arrays; see alloc.h. */
 #include "runtime/engine/alloc.h"
 
 #include <stdlib.h>
@@ -54,4 +54,16 @@ void iz_handles_close(struct iz_engine *e)
     for (int i = 0; i < e->handles.n; i++)
         starpu_data_unregister(e->handles.list[i]);
     free(e->handles.list);
+}
+
+void *iz_engine_own(struct iz_engine *e, void *p)
+{
+    struct iz_taken *t = &e->taken;
+    t->list = iz_take_more(t->list, t->n, &t->room, sizeof(*t->list), "arrays");
+    return t->list[t->n++] = p;
+}
+
+void *iz_engine_take(struct iz_engine *e, int64_t n, size_t size)
+{
+    return iz_engine_own(e, iz_take(n, (int64_t)size, "what was planned"));
 }

@@ -21,25 +21,22 @@
 
 struct reduce_arg {
     struct iz_coll *coll; /* NULL: of this rank alone */
+    /* Types, and a rank's elements; the body adds the addresses. */
+    struct iz_coll_gpu_sum sum;
     /* Which buffer has what; -1: none does. */
-    int out;         /* the accumulator */
-    int in;          /* the first of the slices' contributions */
-    int list;        /* of touched rows */
-    int norm2;       /* the sum of squares */
-    int apart;       /* what the GPU sums apart */
-    int64_t shard;   /* elements of a rank's part */
-    int64_t own;     /* first element of it in the accumulator */
-    int64_t skip;    /* elements in front of the contribution */
-    int64_t n_apart; /* of the shard, that the GPU sums apart */
-    int slots;       /* contributions of slices; 0: it is in the accumulator */
+    int out;      /* the accumulator */
+    int in;       /* the first of the slices' contributions */
+    int list;     /* of touched rows */
+    int norm2;    /* the sum of squares */
+    int apart;    /* what the GPU sums apart */
+    int64_t own;  /* first element of a rank's part in the accumulator */
+    int64_t skip; /* elements in front of the contribution */
+    int slots;    /* contributions of slices; 0: it is in the accumulator */
     int ranks;
-    bool accumulate, accumulate_apart;
-    bool squares;         /* takes them too */
-    bool narrow;          /* the sum goes into the first slot as well */
-    bool whole;           /* the accumulator has all ranks' parts */
-    bool gpu, out_on_gpu; /* of several ranks' sums */
-    enum iz_dtype wire, type, apart_type;
-    const char *unit;
+    bool squares; /* takes them too */
+    bool narrow;  /* the sum goes into the first slot as well */
+    bool whole;   /* the accumulator has all ranks' parts */
+    bool gpu;     /* of several ranks' sums */
     struct iz_touched_in rows;
 };
 
@@ -60,9 +57,9 @@ static void run_own_sum(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
     const void *const *in = (const void *const *)&buf[a->in];
-    void *out = elem_at(buf[a->out], a->own, a->type);
+    void *out = elem_at(buf[a->out], a->own, a->sum.out_type);
     double *norm2 = buffer_at(buf, a->norm2);
-    int64_t n = a->shard;
+    int64_t n = a->sum.shard;
     assert(!a->skip || a->slots == 1);
     if (a->rows.cols) {
         struct iz_touched r = iz_touched_get(&a->rows, buf[a->list]);
@@ -70,17 +67,18 @@ static void run_own_sum(struct iz_exec *x, void **buf, const void *arg)
     }
     if (norm2) {
         struct iz_norm2 s = {0};
-        iz_flat_sum_norm2(&s, out, a->type, a->accumulate, in, a->slots,
-                          a->wire, n);
+        iz_flat_sum_norm2(&s, out, a->sum.out_type, a->sum.accumulate, in,
+                          a->slots, a->sum.wire, n);
         *norm2 = iz_norm2_end(&s);
         return;
     }
-    const void *behind = a->skip ? elem_at(buf[a->in], a->skip, a->wire) : NULL;
-    iz_buffer_sum(x, out, a->type, a->accumulate, a->skip ? &behind : in,
-                  a->slots, a->wire, n);
+    const void *behind =
+        a->skip ? elem_at(buf[a->in], a->skip, a->sum.wire) : NULL;
+    iz_buffer_sum(x, out, a->sum.out_type, a->sum.accumulate,
+                  a->skip ? &behind : in, a->slots, a->sum.wire, n);
     if (a->narrow)
-        iz_buffer_sum(x, buf[a->in], a->wire, false, (const void *const *)&out,
-                      1, a->type, n);
+        iz_buffer_sum(x, buf[a->in], a->sum.wire, false,
+                      (const void *const *)&out, 1, a->sum.out_type, n);
 }
 
 /* Of all ranks: first a rank's slices, then what each of them gives.  Of a
@@ -95,51 +93,47 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
     if (a->rows.cols)
         rows = iz_touched_get(&a->rows, buf[a->list]);
     if (a->slots > 1)
-        iz_buffer_sum(x, full, a->wire, false, in, a->slots, a->wire,
+        iz_buffer_sum(x, full, a->sum.wire, false, in, a->slots, a->sum.wire,
                       a->rows.cols ? iz_touched_elems(&rows)
-                                   : a->shard * a->ranks);
-    struct iz_coll_gpu_sum s = {
-        .full = full,
-        .wire = a->wire,
-        .shard = a->shard,
-        .out = elem_at(buffer_at(buf, a->out), a->own, a->type),
-        .out_type = a->type,
-        .out_on_gpu = a->out_on_gpu,
-        .accumulate = a->accumulate,
-        .norm2 = norm2,
-        .n_apart = a->n_apart,
-        .apart = buffer_at(buf, a->apart),
-        .apart_type = a->apart_type,
-        .accumulate_apart = a->accumulate_apart,
-        .what = a->unit};
+                                   : a->sum.shard * a->ranks);
+    struct iz_coll_gpu_sum s = a->sum;
+    s.full = full;
+    s.out = elem_at(buffer_at(buf, a->out), a->own, s.out_type);
+    s.norm2 = norm2;
+    s.apart = buffer_at(buf, a->apart);
     if (a->rows.cols) {
         int64_t at =
             a->whole ? iz_touched_first(&a->rows, &rows, a->rows.rank) : 0;
         iz_touched_parts(&a->rows, &rows, a->coll, 1);
-        iz_coll_reduce_scatter_parts(a->coll, elem_at(buf[a->out], at, a->type),
-                                     a->type, a->accumulate, full, a->wire,
-                                     norm2, a->unit);
+        iz_coll_reduce_scatter_parts(
+            a->coll, elem_at(buf[a->out], at, a->sum.out_type), a->sum.out_type,
+            a->sum.accumulate, full, a->sum.wire, norm2, a->sum.what);
     } else if (a->gpu) {
         iz_coll_gpu_reduce_scatter(a->coll, x, &s);
     } else {
-        iz_coll_reduce_scatter(a->coll, s.out, a->type, a->accumulate, full,
-                               a->wire, a->shard, norm2, a->unit);
+        iz_coll_reduce_scatter(a->coll, s.out, a->sum.out_type,
+                               a->sum.accumulate, full, a->sum.wire,
+                               a->sum.shard, norm2, a->sum.what);
     }
 }
 
 /* What a collective leaves on the host of a GPU, or takes through it. */
 static void count_link(struct iz_engine *e, const struct reduce_arg *a)
 {
-    int64_t type = iz_dtype_bytes(a->type), wire = iz_dtype_bytes(a->wire);
+    int64_t type = iz_dtype_bytes(a->sum.out_type),
+            wire = iz_dtype_bytes(a->sum.wire);
     if (!a->coll || !a->gpu)
         return;
     if (e->plan.target.nccl)
-        iz_step_count_link(e, 0,
-                           a->out_on_gpu ? 0 : (a->shard - a->n_apart) * type);
-    else
         iz_step_count_link(
-            e, a->out_on_gpu ? a->shard * (a->accumulate ? 4 : type) : 0,
-            a->shard * a->ranks * wire);
+            e, 0,
+            a->sum.out_on_gpu ? 0 : (a->sum.shard - a->sum.n_apart) * type);
+    else
+        iz_step_count_link(e,
+                           a->sum.out_on_gpu
+                               ? a->sum.shard * (a->sum.accumulate ? 4 : type)
+                               : 0,
+                           a->sum.shard * a->ranks * wire);
 }
 
 /* The contributions are only read unless `written`, the first one alone.
@@ -148,9 +142,9 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
                           const starpu_data_handle_t *slot, bool written,
                           struct reduce_arg a)
 {
-    double shard = (double)a.shard;
-    double wire = shard * (double)iz_dtype_bytes(a.wire);
-    double type = shard * (double)iz_dtype_bytes(a.type);
+    double shard = (double)a.sum.shard;
+    double wire = shard * (double)iz_dtype_bytes(a.sum.wire);
+    double type = shard * (double)iz_dtype_bytes(a.sum.out_type);
     a.in = a.slots ? iz_task_add(t, slot[0], written ? STARPU_RW : STARPU_R)
                    : a.out;
     for (int i = 1; i < a.slots; i++)
@@ -159,7 +153,7 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
     a.norm2 = iz_task_add(t, a.squares ? e->unit[t->unit].norm2_handle : NULL,
                           STARPU_W);
     t->bytes = a.coll ? wire * (a.ranks - 1)
-                      : wire * a.slots + type * (a.accumulate ? 2 : 1);
+                      : wire * a.slots + type * (a.sum.accumulate ? 2 : 1);
     t->squares = a.squares ? shard : 0;
     t->urgency += iz_step_in_order(t->unit);
     count_link(e, &a);
@@ -176,8 +170,8 @@ static void add_part(struct iz_engine *e, int unit, starpu_data_handle_t sum,
 {
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_own_sum, unit);
-    a.out = iz_task_add(&t, sum, a.accumulate ? STARPU_RW : STARPU_W);
-    a.shard = n;
+    a.out = iz_task_add(&t, sum, a.sum.accumulate ? STARPU_RW : STARPU_W);
+    a.sum.shard = n;
     a.skip = skip;
     submit_reduce(e, &t, &contribution, false, a);
 }
@@ -209,31 +203,31 @@ static void offload(struct iz_engine *e, int unit, int acc,
     struct iz_unit_memory *g = &e->unit[unit];
     int64_t apart = iz_plan_grads_apart(&e->plan, g->plan);
     int64_t host = iz_plan_host_elems(g->plan);
-    bool many = a.coll != NULL, first = !a.accumulate;
+    bool many = a.coll != NULL, first = !a.sum.accumulate;
     bool straight = !host || iz_plan_straight(&e->plan, first);
     starpu_data_handle_t buffer =
         straight ? NULL : iz_engine_next_staging(e, IZ_STAGING_GRAD)->handle;
-    struct reduce_arg sum = a;
+    struct reduce_arg down = a;
     if (!straight)
-        sum.type = many ? IZ_F32 : a.wire;
+        down.sum.out_type = many ? IZ_F32 : a.sum.wire;
     if (many) {
         struct iz_task t = iz_task_of(e, host ? IZ_OFFLOAD : IZ_REDUCE,
                                       IZ_ON_COMM, run_reduce, unit);
-        sum.out = buffer ? iz_task_add(&t, buffer, STARPU_W)
-                         : iz_accumulator_whole(&t, g, acc, STARPU_W);
-        sum.apart = iz_task_add(&t, g->grad_apart_handle[acc],
-                                first ? STARPU_W : STARPU_RW);
-        sum.n_apart = apart;
-        sum.accumulate_apart = !first;
-        sum.accumulate = false;
-        submit_reduce(e, &t, &contribution, true, sum);
+        down.out = buffer ? iz_task_add(&t, buffer, STARPU_W)
+                          : iz_accumulator_whole(&t, g, acc, STARPU_W);
+        down.apart = iz_task_add(&t, g->grad_apart_handle[acc],
+                                 first ? STARPU_W : STARPU_RW);
+        down.sum.n_apart = apart;
+        down.sum.accumulate_apart = !first;
+        down.sum.accumulate = false;
+        submit_reduce(e, &t, &contribution, true, down);
     } else {
         if (apart)
             add_part(e, unit, g->grad_apart_handle[acc], contribution, host,
                      apart, a);
         if (host)
             take_down(e, unit, acc, buffer, contribution,
-                      host * iz_dtype_bytes(a.wire));
+                      host * iz_dtype_bytes(a.sum.wire));
     }
     if (!straight)
         iz_accumulator_add(
@@ -241,8 +235,8 @@ static void offload(struct iz_engine *e, int unit, int acc,
             (struct iz_piece_sum){.inputs = 1,
                                   .accumulate = !first,
                                   .squares = last && g->plan->sums_squares,
-                                  .from = sum.type,
-                                  .type = a.type});
+                                  .from = down.sum.out_type,
+                                  .type = a.sum.out_type});
 }
 
 /* Where the GPU of a single rank forms the sums and takes their squares: what
@@ -259,16 +253,16 @@ static void add_on_gpu(struct iz_engine *e, int unit, int acc, bool last,
         add_part(e, unit, g->grad_apart_handle[acc], contribution, host, apart,
                  a);
     if (iz_plan_sum(p, g->plan)) {
-        if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
+        if (iz_plan_ring_sum(p, g->plan) && !a.sum.accumulate)
             g->sum_handle[acc] = iz_engine_next_sum(e, unit);
         sum = g->sum_handle[acc];
         add_part(e, unit, sum, contribution, 0, host, a);
-        a.wire = a.type;
+        a.sum.wire = a.sum.out_type;
     }
     if (!last || acc || !host) /* the tied use comes first */
         return;
     iz_accumulator_squares(e, unit, 0, sum, g->sum_handle[1]);
-    take_down(e, unit, 0, NULL, sum, host * iz_dtype_bytes(a.wire));
+    take_down(e, unit, 0, NULL, sum, host * iz_dtype_bytes(a.sum.wire));
 }
 
 /* Adds a micro-batch to the sum of this rank alone.  True after the last one:
@@ -284,12 +278,12 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
                                     : &g->sum_handle[acc];
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, IZ_ON_COMPUTE, run_own_sum, unit);
-    if (iz_plan_ring_sum(p, g->plan) && !a.accumulate)
+    if (iz_plan_ring_sum(p, g->plan) && !a.sum.accumulate)
         *sum = iz_engine_next_sum(e, unit);
     a.coll = NULL;
-    a.shard = iz_plan_sent(g->plan);
-    a.narrow = last && a.type != a.wire;
-    a.out = iz_task_add(&t, *sum, a.accumulate ? STARPU_RW : STARPU_W);
+    a.sum.shard = iz_plan_sent(g->plan);
+    a.narrow = last && a.sum.out_type != a.sum.wire;
+    a.out = iz_task_add(&t, *sum, a.sum.accumulate ? STARPU_RW : STARPU_W);
     t.urgency = last ? 0 : iz_accumulator_urgency(e);
     submit_reduce(e, &t, slot, a.narrow, a);
     if (last && !a.narrow)
@@ -305,7 +299,7 @@ static void add_together(struct iz_engine *e, int unit, int acc,
 {
     struct iz_unit_memory *g = &e->unit[unit];
     bool many = a.coll != NULL;
-    bool kept = a.accumulate || g->plan->direct || a.whole;
+    bool kept = a.sum.accumulate || g->plan->direct || a.whole;
     struct iz_task t =
         iz_task_of(e, IZ_REDUCE, many ? IZ_ON_COMM : IZ_ON_COMPUTE,
                    many ? run_reduce : run_own_sum, unit);
@@ -344,18 +338,18 @@ static struct reduce_arg reduce_arg(struct iz_engine *e, int unit, int slots,
     const struct iz_plan_unit *g = e->unit[unit].plan;
     assert(slots <= IZ_SLICES_MAX);
     return (struct reduce_arg){.coll = p->ranks > 1 ? e->coll : NULL,
+                               .sum = {.wire = p->param_type,
+                                       .shard = iz_step_cost_shard(p, g),
+                                       .out_type = p->grad_type,
+                                       .out_on_gpu = !iz_plan_grads_to_host(p),
+                                       .accumulate = accumulate,
+                                       .apart_type = p->grad_type,
+                                       .what = iz_step_unit_name(e, unit)},
                                .apart = -1,
-                               .shard = iz_step_cost_shard(p, g),
                                .slots = g->direct ? 0 : slots,
                                .ranks = p->ranks,
-                               .accumulate = accumulate,
                                .whole = p->zero.grad.whole,
                                .gpu = p->target.gpu,
-                               .out_on_gpu = !iz_plan_grads_to_host(p),
-                               .wire = p->param_type,
-                               .type = p->grad_type,
-                               .apart_type = p->grad_type,
-                               .unit = iz_step_unit_name(e, unit),
                                .rows = iz_touched_in(e, unit)};
 }
 
@@ -372,7 +366,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
         if (!add_own(e, unit, acc, last, slot, a))
             return;
         a.slots = slot[0] ? 1 : 0;
-        a.accumulate = false;
+        a.sum.accumulate = false;
     }
     a.own = a.whole ? g->plan->shard * p->rank : 0;
     bool squares = last && g->plan->sums_squares;
@@ -383,10 +377,10 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     else if (route == PIECES)
         iz_accumulator_add(e, unit, acc, slot,
                            (struct iz_piece_sum){.inputs = slots,
-                                                 .accumulate = a.accumulate,
+                                                 .accumulate = a.sum.accumulate,
                                                  .squares = squares,
-                                                 .from = a.wire,
-                                                 .type = a.type});
+                                                 .from = a.sum.wire,
+                                                 .type = a.sum.out_type});
     else if (route == TOGETHER)
         add_together(e, unit, acc, slot, squares, a);
 }
