@@ -326,7 +326,7 @@ void iz_block_forward(struct iz_exec *x, const struct iz_layer *a)
         return;
     }
     struct iz_view g = iz_exec_work(x, x->act, in.rows, c->hidden);
-    iz_activate(x, IZ_NONE, g, IZ_NONE, b.u, c->act);
+    iz_activation_apply(x, IZ_NONE, g, IZ_NONE, b.u, c->act);
     added_forward(x, a, &b, 1, out, b.x2, g); /* [M,C] */
     iz_exec_release(x, mark);
 }
@@ -347,7 +347,7 @@ static void block_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
     struct iz_view in = gated ? g : b->u; /* becomes proj's input again */
     struct iz_view du = gated ? b->u : g; /* becomes the gradient of u */
     iz_matmul_da(x, g, dy, &proj);
-    iz_activate(x, du, in, g, b->u, c->act);
+    iz_activation_apply(x, du, in, g, b->u, c->act);
     iz_matmul_dw(x, dy, in, &proj);
     if (gated)
         iz_exec_release(x, mark);

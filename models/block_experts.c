@@ -56,7 +56,7 @@ void iz_block_shared(struct iz_exec *x, const struct iz_layer *a,
     if (!r->shared.rows)
         return;
     struct iz_view g = iz_exec_work(x, x->act, y.rows, c->experts.shared);
-    iz_activate(x, IZ_NONE, g, IZ_NONE, r->shared, c->act);
+    iz_activation_apply(x, IZ_NONE, g, IZ_NONE, r->shared, c->act);
     proj.scale = c->residual;
     if (r->gate.p.rows || c->residual != 0) {
         struct iz_view made = iz_exec_work(x, x->act, y.rows, y.cols);
@@ -102,7 +102,7 @@ void iz_block_shared_bwd(struct iz_exec *x, const struct iz_layer *a,
         dy = d;
     }
     iz_matmul_da(x, dg, dy, &proj);
-    iz_activate(x, r->shared, g, dg, r->shared, c->act);
+    iz_activation_apply(x, r->shared, g, dg, r->shared, c->act);
     if (gate.w.rows) {
         struct iz_view dweight = iz_exec_work(x, IZ_F32, m, 1);
         struct iz_view d = iz_exec_work(x, x->act, m, 1);

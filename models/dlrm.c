@@ -166,7 +166,8 @@ static struct iz_view mlp_forward(struct iz_exec *x, const struct iz_layer *a,
         m->u[i] = iz_exec_work(x, x->act, m->in.rows, l.w.cols);
         m->g[i] = iz_exec_work(x, x->act, m->in.rows, l.w.cols);
         iz_matmul_fwd(x, m->u[i], IZ_NONE, mlp_input(m, i), &l);
-        iz_activate(x, IZ_NONE, m->g[i], IZ_NONE, m->u[i], IZ_GELU_TANH);
+        iz_activation_apply(x, IZ_NONE, m->g[i], IZ_NONE, m->u[i],
+                            IZ_GELU_TANH);
     }
     return m->g[m->layers - 1];
 }
@@ -182,7 +183,7 @@ static void dlrm_mlp_backward(struct iz_exec *x, const struct iz_layer *a,
         struct iz_view to = dx;
         if (i)
             to = iz_exec_work(x, x->act, dy.rows, m->u[i - 1].cols);
-        iz_activate(x, dy, m->g[i], dy, m->u[i], IZ_GELU_TANH);
+        iz_activation_apply(x, dy, m->g[i], dy, m->u[i], IZ_GELU_TANH);
         iz_matmul_dw(x, dy, mlp_input(m, i), &l);
         if (to.rows)
             iz_matmul_da(x, to, dy, &l);

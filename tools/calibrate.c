@@ -93,8 +93,8 @@ static void ops(struct work *w)
                               .rstd = v[9],
                               .eps = 1e-5f};
     iz_norm_layer_fwd(&w->x, v[1], v[0], &n, false);
-    iz_activate(&w->x, IZ_NONE, v[3], IZ_NONE, v[2], IZ_GELU_TANH);
-    iz_activate(&w->x, v[3], v[2], v[3], v[2], IZ_GELU_TANH);
+    iz_activation_apply(&w->x, IZ_NONE, v[3], IZ_NONE, v[2], IZ_GELU_TANH);
+    iz_activation_apply(&w->x, v[3], v[2], v[3], v[2], IZ_GELU_TANH);
     iz_norm_layer_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
     w->done = w->x.bytes;
 }

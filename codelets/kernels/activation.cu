@@ -189,9 +189,9 @@ static void start(struct iz_exec *x, struct iz_view y, struct iz_view a,
                   x->stream, p..., n, iz_aligned(p...));
 }
 
-void iz_activate_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                      struct iz_view dy, struct iz_view a,
-                      enum iz_activation act)
+void iz_activation_apply_cuda(struct iz_exec *x, struct iz_view da,
+                              struct iz_view y, struct iz_view dy,
+                              struct iz_view a, enum iz_activation act)
 {
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);

@@ -35,8 +35,9 @@ IZ_SIMD static void activation_on_cpu(struct iz_view da, struct iz_view y,
         one_kind(da, y, dy, a, IZ_RELU2);
 }
 
-void iz_activate(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                 struct iz_view dy, struct iz_view a, enum iz_activation act)
+void iz_activation_apply(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                         struct iz_view dy, struct iz_view a,
+                         enum iz_activation act)
 {
     assert(y.rows == a.rows && (y.cols == a.cols || 2 * y.cols == a.cols));
     assert(!da.rows || (da.rows == a.rows && da.cols == a.cols));
@@ -49,5 +50,5 @@ void iz_activate(struct iz_exec *x, struct iz_view da, struct iz_view y,
     else if (iz_exec_runs(x, IZ_CPU))
         activation_on_cpu(da, y, dy, a, act);
     if (iz_exec_runs(x, IZ_CUDA))
-        iz_activate_cuda(x, da, y, dy, a, act);
+        iz_activation_apply_cuda(x, da, y, dy, a, act);
 }

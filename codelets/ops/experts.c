@@ -303,9 +303,9 @@ void iz_experts_gated(struct iz_exec *x, struct iz_view da, struct iz_view y,
                                iz_view_bytes(dy) + iz_view_bytes(a)));
     struct counters counted = counters_of(x);
     if (n)
-        iz_activate(x, da.rows ? iz_view_rows(da, first, n) : da,
-                    iz_view_rows(y, first, n),
-                    dy.rows ? iz_view_rows(dy, first, n) : dy,
-                    iz_view_rows(a, first, n), act);
+        iz_activation_apply(x, da.rows ? iz_view_rows(da, first, n) : da,
+                            iz_view_rows(y, first, n),
+                            dy.rows ? iz_view_rows(dy, first, n) : dy,
+                            iz_view_rows(a, first, n), act);
     counters_set(x, counted);
 }

@@ -65,9 +65,9 @@ void iz_op_scale_cuda(struct iz_exec *x, struct iz_view y, struct iz_view a,
                       float scale, float cap);
 void iz_op_columns_cuda(struct iz_exec *x, struct iz_view y, int64_t to,
                         struct iz_view a, int64_t from, int64_t cols);
-void iz_activate_cuda(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                      struct iz_view dy, struct iz_view a,
-                      enum iz_activation act);
+void iz_activation_apply_cuda(struct iz_exec *x, struct iz_view da,
+                              struct iz_view y, struct iz_view dy,
+                              struct iz_view a, enum iz_activation act);
 void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
                   const struct iz_rope *r, bool back);
 

@@ -148,8 +148,9 @@ enum iz_activation {
 /* y = act(a), all [M,F]; or gated, y = act(g) u, where a row of a [M,2F] holds
  * g, then u.  With da also da from dy.  Either y may be a and da may be dy; or
  * gated, da may be a and y may be dy. */
-void iz_activate(struct iz_exec *x, struct iz_view da, struct iz_view y,
-                 struct iz_view dy, struct iz_view a, enum iz_activation act);
+void iz_activation_apply(struct iz_exec *x, struct iz_view da, struct iz_view y,
+                         struct iz_view dy, struct iz_view a,
+                         enum iz_activation act);
 
 /* RMSNorm for each head of a packed row: normalises, in place, the columns of
  * a [M,ld] from `first` on, C at a time.  kept [M,heads C] gets the old values.

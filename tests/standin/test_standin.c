@@ -264,7 +264,7 @@ static void op_reaches_too_far(void)
 {
     struct iz_exec x = {.backend = IZ_CUDA, .stream = stream_take()};
     struct iz_view y = {.p = device_take(512), .rows = 1, .cols = 129};
-    iz_activate_cuda(&x, IZ_NONE, y, IZ_NONE, y, IZ_GELU_TANH);
+    iz_activation_apply_cuda(&x, IZ_NONE, y, IZ_NONE, y, IZ_GELU_TANH);
     cudaStreamSynchronize(x.stream);
 }
 

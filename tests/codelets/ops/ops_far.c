@@ -175,10 +175,10 @@ OP(norms)
 /* Gated and not. */
 OP(activations)
 {
-    iz_activate(x, IZ_NONE, v[0], IZ_NONE, v[1], IZ_SILU);
-    iz_activate(x, v[2], v[0], v[0], v[1], IZ_SILU);
-    iz_activate(x, IZ_NONE, v[0], IZ_NONE, v[0], IZ_GELU_TANH);
-    iz_activate(x, v[3], v[0], v[3], v[0], IZ_GELU_TANH);
+    iz_activation_apply(x, IZ_NONE, v[0], IZ_NONE, v[1], IZ_SILU);
+    iz_activation_apply(x, v[2], v[0], v[0], v[1], IZ_SILU);
+    iz_activation_apply(x, IZ_NONE, v[0], IZ_NONE, v[0], IZ_GELU_TANH);
+    iz_activation_apply(x, v[3], v[0], v[3], v[0], IZ_GELU_TANH);
 }
 
 OP(elements)

@@ -289,13 +289,13 @@ static const struct gate *gate; /* under test */
 static void gate_forward(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
-    iz_activate(x, IZ_NONE, v[G_Y], IZ_NONE, v[G_A], gate->act);
+    iz_activation_apply(x, IZ_NONE, v[G_Y], IZ_NONE, v[G_A], gate->act);
 }
 
 static void gate_backward(struct iz_exec *x, const struct iz_view *v,
                           const void *arg)
 {
-    iz_activate(x, v[G_DA], v[G_Y], v[G_DY], v[G_A], gate->act);
+    iz_activation_apply(x, v[G_DA], v[G_Y], v[G_DY], v[G_A], gate->act);
 }
 
 static const struct pass forward = {gate_forward, BIT(G_A), BIT(G_Y)},
@@ -544,8 +544,8 @@ static void gelu_odd(struct iz_exec *x, const struct iz_view *v,
                      const void *arg)
 {
     int64_t n = v[G_A].rows - 1;
-    iz_activate(x, IZ_NONE, iz_view_rows(v[G_Y], 0, n), IZ_NONE,
-                iz_view_rows(v[G_A], 1, n), gate->act);
+    iz_activation_apply(x, IZ_NONE, iz_view_rows(v[G_Y], 0, n), IZ_NONE,
+                        iz_view_rows(v[G_A], 1, n), gate->act);
 }
 
 static void gelu_works_unaligned(void **state)
