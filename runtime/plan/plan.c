@@ -283,8 +283,8 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
         int64_t *save = p->cost[u].save_bytes;
         for (int r = 0; r < IZ_REPEATS; r++)
             save[r] = round_up(save[r], 64);
-        if (!p->target.numerics
-                 .chunk_rows) /* else: in the scratch of a chunk */
+        /* In chunks of rows what nobody keeps is in the scratch of a chunk. */
+        if (!p->target.numerics.chunk_rows)
             p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
