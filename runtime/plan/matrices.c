@@ -27,22 +27,14 @@ struct iz_orthogonal iz_plan_orthogonal(const struct iz_plan *p,
                                   .scale = a->scale};
 }
 
-/* Matrix i of a parameter which begins at `at` in its unit.  What belongs
- * together is the parameter, or what it has of an expert. */
+/* Matrix i of a stack of a parameter, which begins at `at` in its unit. */
 static struct iz_plan_matrix
 matrix_of(const struct iz_param *p, const struct iz_hyper *o, int i, int64_t at)
 {
-    int64_t times = p->times ? p->times : 1, rows = p->rows / times;
-    int n = (int)(iz_param_matrices(p) / times);
-    at += i / n * rows * p->cols;
-    i %= n;
-    struct iz_plan_matrix a = {.begin = at,
-                               .end = at + rows * p->cols,
-                               .first = at,
+    struct iz_plan_matrix a = {.first = at,
                                .rows = p->out_rows ? p->outputs[i] : p->rows,
                                .cols = p->out_rows ? p->cols : p->outputs[i],
-                               .stride = p->cols,
-                               .owner = -1};
+                               .stride = p->cols};
     for (int k = 0; k < i; k++)
         a.first += p->outputs[k] * (p->out_rows ? p->cols : 1);
     a.scale =
@@ -72,79 +64,86 @@ static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a,
     p->matrices.work_bytes = max64(p->matrices.work_bytes, x.work.peak);
 }
 
-/* Matrices of one parameter, or of an expert, stay together: theirs is one
- * range, which begins with this one. */
-struct stack {
-    struct iz_plan_matrix *first;
-    double flops;
-};
-
 /* Those with the most flops first; of equal ones in their order. */
 static int by_flops(const void *a, const void *b)
 {
-    const struct stack *x = a, *y = b;
+    const struct iz_plan_stack *x = *(struct iz_plan_stack *const *)a;
+    const struct iz_plan_stack *y = *(struct iz_plan_stack *const *)b;
     if (x->flops != y->flops)
         return x->flops < y->flops ? 1 : -1;
-    return x->first < y->first ? -1 : x->first > y->first;
+    return x < y ? -1 : x > y;
 }
 
 /* Ranks share a unit: the next one waits for all of it.  Where they are equal
  * there, the one with less in all takes more.  load: of this unit, then all. */
-static void choose_owners(struct iz_plan_matrix *a, int n, int ranks,
-                          double *load, struct stack *stack)
+static void choose_owners(struct iz_plan_stack *stack, int n, int ranks,
+                          double *load, struct iz_plan_stack **order)
 {
     double *all = load + ranks;
-    int stacks = 0;
-    for (int i = 0; i < n; i++) {
-        if (i == 0 || a[i].begin != a[i - 1].begin)
-            stack[stacks++] = (struct stack){.first = &a[i]};
-        stack[stacks - 1].flops += a[i].flops;
-    }
-    qsort(stack, (size_t)stacks, sizeof(*stack), by_flops);
+    for (int i = 0; i < n; i++)
+        order[i] = &stack[i];
+    qsort(order, (size_t)n, sizeof(struct iz_plan_stack *), by_flops);
     for (int r = 0; r < ranks; r++)
         load[r] = 0;
-    for (struct stack *s = stack; s < stack + stacks; s++) {
-        struct iz_plan_matrix *m = s->first;
+    for (int i = 0; i < n; i++) {
         int best = 0;
         for (int r = 1; r < ranks; r++)
             if (load[r] < load[best] ||
                 (load[r] == load[best] && all[r] < all[best]))
                 best = r;
-        load[best] += s->flops;
-        all[best] += s->flops;
-        for (; m < a + n && m->begin == s->first->begin; m++)
-            m->owner = best;
+        load[best] += order[i]->flops;
+        all[best] += order[i]->flops;
+        order[i]->owner = best;
+    }
+}
+
+/* The stacks of a parameter that begins at `at` in its unit. */
+static void add_param(struct iz_plan *p, const struct iz_hyper *o,
+                      const struct iz_param *q, struct iz_plan_unit *g,
+                      int64_t at)
+{
+    struct iz_plan_matrix *a = p->matrices.list + g->matrix;
+    int stacks = q->times ? (int)q->times : 1, n = matrices_of(q) / stacks;
+    int64_t elems = q->rows / stacks * q->cols;
+    for (int s = 0; n && s < stacks; s++, at += elems) {
+        int to = g->stack + g->stacks++;
+        p->matrices.stack[to] =
+            (struct iz_plan_stack){.begin = at, .end = at + elems};
+        for (int i = 0; i < n; i++, g->matrices++) {
+            a[g->matrices] = matrix_of(q, o, i, at);
+            a[g->matrices].stack = to;
+            count_matrix(p, &a[g->matrices], g->matrices);
+            p->matrices.stack[to].flops += a[g->matrices].flops;
+        }
     }
 }
 
 static void add_unit(struct iz_plan *p, const struct iz_config *c,
                      const struct iz_unit *unit, struct iz_plan_unit *g,
-                     double *load, struct stack *stack)
+                     double *load, struct iz_plan_stack **order)
 {
-    struct iz_plan_matrix *a = p->matrices.list + p->matrices.n;
+    struct iz_plan_stack *stack = p->matrices.stack + p->matrices.stacks;
     int64_t at = 0;
+    g->matrix = p->matrices.n;
+    g->stack = p->matrices.stacks;
     for (int i = 0; i < unit->n_params; i++) {
         const struct iz_param *q = &unit->param[i];
-        for (int k = 0; k < matrices_of(q); k++) {
-            a[g->matrices] = matrix_of(q, &c->optimizer, k, at);
-            count_matrix(p, &a[g->matrices], g->matrices);
-            g->matrices++;
-        }
+        add_param(p, &c->optimizer, q, g, at);
         at += q->frozen ? 0 : q->rows * q->cols;
     }
-    g->matrix = p->matrices.n;
     p->matrices.n += g->matrices;
+    p->matrices.stacks += g->stacks;
     if (!g->matrices)
         return;
-    choose_owners(a, g->matrices, p->ranks, load, stack);
+    choose_owners(stack, g->stacks, p->ranks, load, order);
     p->matrices.most =
         p->matrices.most > g->matrices ? p->matrices.most : g->matrices;
     p->matrices.chunks =
         p->matrices.chunks > g->chunks ? p->matrices.chunks : g->chunks;
     p->matrices.elems = max64(p->matrices.elems, g->padded);
     p->matrices.buffers = p->matrices.buffers < 2 ? p->matrices.buffers + 1 : 2;
-    for (int i = 0; i < g->matrices; i++)
-        p->matrices.flops += a[i].owner == p->rank ? a[i].flops : 0;
+    for (int i = 0; i < g->stacks; i++)
+        p->matrices.flops += stack[i].owner == p->rank ? stack[i].flops : 0;
 }
 
 void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
@@ -165,32 +164,33 @@ void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
     if (!n)
         return;
     double *load = iz_take(2 * (int64_t)p->ranks, sizeof(*load), "matrices");
-    struct stack *stack = iz_take(n, sizeof(*stack), "matrices");
+    struct iz_plan_stack **order =
+        iz_take(n, sizeof(struct iz_plan_stack *), "matrices");
     p->matrices.list = iz_take(n, sizeof(*p->matrices.list), "matrices");
+    p->matrices.stack = iz_take(n, sizeof(*p->matrices.stack), "matrices");
     for (int u = 0; u < m->n_units; u++)
-        add_unit(p, c, &m->unit[u], &p->unit[u], load, stack);
+        add_unit(p, c, &m->unit[u], &p->unit[u], load, order);
     free(load);
-    free(stack);
+    free(order);
 }
 
 /* ---- states of elements ---- */
 
-/* Whole blocks of a matrix's parameter, [*begin, *end); false: of a matrix
- * before it, or there are none. */
+/* Whole blocks of a stack, [*begin, *end); false: there are none. */
 static bool whole_blocks(const struct iz_plan *p, const struct iz_plan_unit *g,
                          int i, int64_t *begin, int64_t *end)
 {
-    const struct iz_plan_matrix *a = p->matrices.list + g->matrix + i;
+    const struct iz_plan_stack *a = p->matrices.stack + g->stack + i;
     *begin = round_up(a->begin, IZ_MOMENT_BLOCK);
     *end = a->end - a->end % IZ_MOMENT_BLOCK;
-    return *begin < *end && (i == 0 || a[-1].begin != a->begin);
+    return *begin < *end;
 }
 
 int64_t iz_plan_lacks(const struct iz_plan *p, const struct iz_plan_unit *g,
                       int64_t at)
 {
     int64_t n = 0, begin, end;
-    for (int i = 0; i < g->matrices; i++)
+    for (int i = 0; i < g->stacks; i++)
         if (whole_blocks(p, g, i, &begin, &end))
             n += max64(min64(at, end) - begin, 0);
     return n;
@@ -201,7 +201,7 @@ bool iz_plan_lacks_from(const struct iz_plan *p, const struct iz_plan_unit *g,
 {
     int64_t from, to;
     *end = INT64_MAX;
-    for (int i = 0; i < g->matrices; i++) {
+    for (int i = 0; i < g->stacks; i++) {
         if (!whole_blocks(p, g, i, &from, &to) || at >= to)
             continue;
         *end = at < from ? from : to;
@@ -278,7 +278,7 @@ void iz_plan_matrices_refuse(const struct iz_plan *p, const struct iz_model *m,
     const struct iz_plan_matrix *a = largest_matrix(p, &u);
     const struct iz_param *q = m->unit[u].param;
     for (int64_t at = 0;; at += q[i].frozen ? 0 : q[i].rows * q[i].cols, i++)
-        if (at == a->begin && !q[i].frozen)
+        if (at == p->matrices.stack[a->stack].begin && !q[i].frozen)
             break;
     fprintf(err,
             "izar: %s: Muon updates a matrix of %lld x %lld as such, which "

@@ -467,6 +467,7 @@ void iz_plan_clear(struct iz_plan *p)
     free(p->ring);
     free(p->cost);
     free(p->matrices.list);
+    free(p->matrices.stack);
     free(p->places.list);
     memset(p, 0, sizeof(*p));
 }

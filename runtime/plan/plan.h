@@ -59,24 +59,34 @@ struct iz_plan_unit {
      * and their length.  packed: rows x cols, rounded up to cache lines.  All
      * 0 for a dense unit. */
     int64_t rows, cols, packed;
-    int matrix, matrices; /* the first one in the plan's list, how many */
+    /* The first one in the plan's list, how many. */
+    int matrix, matrices, stack, stacks;
 };
 
-/* A matrix that is updated as such: rows of a parameter, or columns, which
- * covers [begin, end) of its unit's trained ones. */
-struct iz_plan_matrix {
-    int64_t first, rows, cols, stride;
+/* What one rank updates: the matrices that are stacked in a parameter or, of
+ * experts, in one of them.  It covers [begin, end) of its unit's trained
+ * elements. */
+struct iz_plan_stack {
     int64_t begin, end;
-    double scale;        /* of its update */
-    double flops, bytes; /* of a dry run */
-    int owner;           /* the rank that makes it */
+    double flops;
+    int owner; /* the rank */
+};
+
+/* A matrix that is updated as such: rows of its stack, or columns. */
+struct iz_plan_matrix {
+    int64_t first, rows, cols, stride; /* first: element of its unit */
+    double scale;                      /* of its update */
+    double flops, bytes;               /* of a dry run */
+    int stack;
 };
 
 /* All of them, unit by unit, and the buffers that a unit passes through to be
  * updated: fp32 of all its trained parameters. */
 struct iz_plan_matrices {
     struct iz_plan_matrix *list;
-    int n, steps;      /* of the iteration */
+    struct iz_plan_stack *stack;
+    int n, stacks;
+    int steps;         /* of the iteration */
     bool gram, on_gpu; /* whose side makes them, if units are on a GPU */
     /* The buffers are there: in the memory of the host (of a run on the CPU,
      * in the only one), and of the GPU. */

@@ -29,12 +29,29 @@ static bool all_here(const struct iz_engine *e)
     return e->plan.ranks == 1 || e->plan.zero.state.whole;
 }
 
-/* Whether a chunk has elements of the matrix's parameter. */
-static bool meets(const struct iz_engine *e, int unit, const struct iz_chunk *k,
-                  const struct iz_plan_matrix *a)
+static const struct iz_plan_stack *stacks_of(const struct iz_engine *e,
+                                             int unit)
 {
+    return e->plan.matrices.stack + e->unit[unit].plan->stack;
+}
+
+/* How many elements of a stack a chunk has. */
+static int64_t shared(const struct iz_engine *e, int unit,
+                      const struct iz_chunk *k, int stack)
+{
+    const struct iz_plan_stack *a = &e->plan.matrices.stack[stack];
     int64_t first = iz_chunk_first(e, unit, k);
-    return a->begin < first + k->count && a->end > first;
+    return max64(min64(a->end, first + k->count) - max64(a->begin, first), 0);
+}
+
+int64_t iz_matrices_elems(const struct iz_engine *e, int unit,
+                          const struct iz_chunk *k)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    int64_t n = 0;
+    for (int i = 0; i < p->stacks; i++)
+        n += shared(e, unit, k, p->stack + i);
+    return n;
 }
 
 enum iz_side iz_matrices_side(const struct iz_engine *e,
@@ -52,29 +69,6 @@ static enum iz_side side_of_products(const struct iz_engine *e)
 static enum iz_side other_side(enum iz_side s)
 {
     return s == IZ_SIDE_DEVICE ? IZ_SIDE_HOST : IZ_SIDE_DEVICE;
-}
-
-bool iz_matrices_in(const struct iz_engine *e, int unit,
-                    const struct iz_chunk *k)
-{
-    const struct iz_plan_matrix *a = matrices_of(e, unit);
-    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
-        if (meets(e, unit, k, &a[i]))
-            return true;
-    return false;
-}
-
-bool iz_matrices_alone(const struct iz_engine *e, int unit,
-                       const struct iz_chunk *k)
-{
-    const struct iz_plan_matrix *a = matrices_of(e, unit);
-    int64_t first = iz_chunk_first(e, unit, k), left = k->count;
-    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
-        if (meets(e, unit, k, &a[i]) &&
-            (i == 0 || a[i].begin != a[i - 1].begin))
-            left -=
-                min64(a[i].end, first + k->count) - max64(a[i].begin, first);
-    return left == 0;
 }
 
 static void run_nothing(struct iz_exec *x, void **buf, const void *arg)
@@ -137,20 +131,19 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
                   enum iz_side to, enum iz_side states, bool owned)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    const struct iz_plan_stack *a = stacks_of(e, unit);
     struct iz_stretch *list =
-        iz_take(p->matrices, sizeof(*list), "the matrices of a unit");
+        iz_take(p->stacks, sizeof(*list), "the matrices of a unit");
     struct iz_move m = {.list = list};
     struct iz_task t = iz_task_of(
         e, IZ_MUON, to == IZ_SIDE_DEVICE ? IZ_ON_H2D : IZ_ON_D2H, NULL, unit);
     int64_t from = 0, end = states == IZ_SIDES ? p->padded : 0;
     if (states != IZ_SIDES)
         range_of_side(e, unit, states, &from, &end);
-    for (int i = 0; i < p->matrices; i++) {
+    for (int i = 0; i < p->stacks; i++) {
         int64_t at = max64(a[i].begin, from) * (int64_t)sizeof(float);
         int64_t n = min64(a[i].end, end) * (int64_t)sizeof(float) - at;
-        bool again = i > 0 && a[i].begin == a[i - 1].begin;
-        if (n > 0 && !again && (!owned || a[i].owner == e->plan.rank))
+        if (n > 0 && (!owned || a[i].owner == e->plan.rank))
             list[m.n++] = (struct iz_stretch){at, at, n};
     }
     if (m.n) {
@@ -167,8 +160,8 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
 
 struct move_arg {
     struct iz_coll *coll;
-    const struct iz_plan_matrix *matrix;
-    int matrices;
+    const struct iz_plan_stack *stack;
+    int stacks;
     int64_t shard_bytes; /* 0: every rank has all chunks */
     bool back;
     const char *unit;
@@ -179,16 +172,13 @@ static void run_move(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct move_arg *a = arg;
     struct iz_coll_range *range =
-        iz_take(a->matrices, sizeof(*range), "the matrices of %s", a->unit);
+        iz_take(a->stacks, sizeof(*range), "the matrices of %s", a->unit);
     const int64_t size = sizeof(float);
-    int n = 0;
-    for (int i = 0; i < a->matrices; i++) {
-        const struct iz_plan_matrix *m = &a->matrix[i];
-        if (i == 0 || m->begin != m[-1].begin)
-            range[n++] = (struct iz_coll_range){m->begin * size, m->end * size,
-                                                m->owner};
-    }
-    iz_coll_exchange(a->coll, buf[0], a->shard_bytes, range, n, a->back,
+    for (int i = 0; i < a->stacks; i++)
+        range[i] =
+            (struct iz_coll_range){a->stack[i].begin * size,
+                                   a->stack[i].end * size, a->stack[i].owner};
+    iz_coll_exchange(a->coll, buf[0], a->shard_bytes, range, a->stacks, a->back,
                      a->unit);
     free(range);
 }
@@ -197,10 +187,10 @@ static void run_move(struct iz_exec *x, void **buf, const void *arg)
  * not its own, at most. */
 static double crossing_bytes(const struct iz_engine *e, int unit)
 {
-    const struct iz_plan_matrix *a = matrices_of(e, unit);
+    const struct iz_plan_stack *a = stacks_of(e, unit);
     double sum = 0;
-    for (int i = 0; i < e->unit[unit].plan->matrices; i++)
-        sum += (double)(a[i].rows * a[i].cols);
+    for (int i = 0; i < e->unit[unit].plan->stacks; i++)
+        sum += (double)(a[i].end - a[i].begin);
     return sum * sizeof(float) / (e->plan.zero.state.whole ? 1 : e->plan.ranks);
 }
 
@@ -209,8 +199,8 @@ static void submit_move(struct iz_engine *e, int unit,
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     struct move_arg a = {.coll = e->coll,
-                         .matrix = matrices_of(e, unit),
-                         .matrices = p->matrices,
+                         .stack = stacks_of(e, unit),
+                         .stacks = p->stacks,
                          .shard_bytes = e->plan.zero.state.whole
                                             ? 0
                                             : p->shard * (int64_t)sizeof(float),
@@ -260,7 +250,7 @@ static void submit_matrix(struct iz_engine *e, int unit,
     if (!a.early)
         iz_task_add(&t, e->scalar.control_handle, STARPU_R);
     for (int k = 0; k < g->plan->chunks && !b->gathered; k++)
-        if (meets(e, unit, &g->chunk[k], &a.matrix))
+        if (shared(e, unit, &g->chunk[k], a.matrix.stack))
             iz_task_add(&t, b->chunk[k], STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
 }
@@ -279,7 +269,7 @@ void iz_matrices_update(struct iz_engine *e, int unit,
             bring(e, unit, b, side, IZ_SIDES, true);
     }
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
-        if (a[i].owner == e->plan.rank)
+        if (e->plan.matrices.stack[a[i].stack].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
     if (e->plan.ranks > 1 && side == IZ_SIDE_DEVICE)
         bring(e, unit, b, IZ_SIDE_HOST, IZ_SIDES, true);
@@ -298,6 +288,6 @@ void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,
 {
     const struct iz_plan_matrix *a = matrices_of(e, unit);
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
-        if (meets(e, unit, k, &a[i]))
+        if (shared(e, unit, k, a[i].stack))
             iz_task_add(t, b->matrix[i], STARPU_R);
 }

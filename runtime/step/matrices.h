@@ -10,12 +10,9 @@ struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit);
 /* Where a chunk's directions are written and updates read: by its states. */
 enum iz_side iz_matrices_side(const struct iz_engine *e,
                               const struct iz_chunk *k);
-/* Whether a chunk has elements of matrices. */
-bool iz_matrices_in(const struct iz_engine *e, int unit,
-                    const struct iz_chunk *k);
-/* Whether it has no others. */
-bool iz_matrices_alone(const struct iz_engine *e, int unit,
-                       const struct iz_chunk *k);
+/* How many elements of a chunk are of matrices. */
+int64_t iz_matrices_elems(const struct iz_engine *e, int unit,
+                          const struct iz_chunk *k);
 /* After the directions of all chunks: the owners make updates of them. */
 void iz_matrices_update(struct iz_engine *e, int unit,
                         struct iz_matrix_buffer *b);

@@ -92,7 +92,7 @@ static void submit_update(struct chunk_pass *u)
     if (u->a.along) {
         iz_matrices_add(e, u->unit, k, u->matrices, &t);
     } else if (u->matrices) {
-        if (iz_matrices_in(e, u->unit, k)) {
+        if (iz_matrices_elems(e, u->unit, k)) {
             a->in.matrix = iz_task_add(
                 &t, u->matrices->handle[iz_matrices_side(e, k)], STARPU_R);
             a->updated = NULL;
@@ -217,7 +217,7 @@ static void move_chunk(const struct chunk_pass *u, enum iz_kind kind,
     struct iz_engine *e = u->e;
     const struct iz_chunk *k = u->k;
     const struct iz_chunk_update *a = &u->a;
-    bool in = iz_matrices_in(e, u->unit, k), load = kind == IZ_LOAD;
+    bool in = iz_matrices_elems(e, u->unit, k), load = kind == IZ_LOAD;
     int64_t masters = in ? a->states.at[0] : 0;
     enum starpu_data_access_mode mode = load ? STARPU_W : STARPU_R;
     struct iz_io io = {.file = e->file.state,
@@ -265,7 +265,7 @@ static void update_chunk(struct chunk_pass *u)
     starpu_data_handle_t staging = NULL;
     take_grad(u);
     u->a.still = (state_disk || param_disk) && !u->a.along &&
-                 iz_matrices_alone(e, u->unit, u->k);
+                 iz_matrices_elems(e, u->unit, u->k) == u->k->count;
     if (state_disk || param_disk) {
         staging = iz_engine_next_staging(e, IZ_STAGING_STATE)->handle;
         move_chunk(u, IZ_LOAD, staging);
@@ -297,7 +297,7 @@ static void update_chunks(struct iz_engine *e, int unit,
 {
     struct iz_unit_memory *g = &e->unit[unit];
     for (struct iz_chunk *k = g->chunk; k < g->chunk + g->plan->chunks; k++) {
-        if (along && !iz_matrices_in(e, unit, k))
+        if (along && !iz_matrices_elems(e, unit, k))
             continue;
         struct chunk_pass u = {.e = e,
                                .unit = unit,
