@@ -37,7 +37,6 @@ MODELS = {
                      "attn_logit_softcapping": 2, "final_logit_softcapping": 3},
     "parallel": {**LLAMA, "family": "cohere2", "window": 5, "logit_scale": 0.5},
     "moe": MOE,
-    "in chunks": MOE,
     "units of experts": {**MOE, "experts_per_unit": 3},
     "a shared expert": {**MOE, "family": "qwen2_moe", "qk_norm": False, "qkv_bias": True,
                         "shared_expert_intermediate_size": 9, "experts_per_unit": 3,
@@ -51,12 +50,36 @@ MODELS = {
     "vit": {"layers": 5, "heads": 3, "width": 27, "hidden": 40, "image": 10,
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": DLRM,
-    "sparse": DLRM,  # too small for a step to miss no row
 }
 PROGRAM = {"all of llama": "llama", "norms behind": "llama", "parallel": "llama",
-           "in chunks": "moe", "units of experts": "moe", "a shared expert": "moe", "groups": "moe",
-           "sinks": "moe", "sparse": "dlrm"}
+           "units of experts": "moe", "a shared expert": "moe", "groups": "moe",
+           "sinks": "moe"}
 SPARSE = [{"match": "tables.*", "sparse": True}]
+# Adapters of experts: one for two stacked matrices, and one for the third.
+ON_EXPERTS = {"lora": {"rank": 3, "alpha": 5, "targets": "*experts*, up_proj"}}
+
+
+def frozen(match):
+    return {"parameters": [{"match": match, "frozen": True}]}
+
+
+# A model with settings of its own, which change the bits.
+BESIDE = {
+    "sparse": ("dlrm", {"parameters": SPARSE}),  # too small for a step to miss no row
+    "in chunks": ("moe", {"run.sequence_chunk": 5}),
+    "documents": ("all of llama", {"data.document_end": 32}),
+    "documents in units": ("units of experts", {"data.document_end": 32}),
+    "frozen tables": ("dlrm", frozen("tables.*")),
+    "a frozen table": ("dlrm", frozen("tables.2.*")),
+    "a frozen token": ("vit", frozen("embed.token")),
+    "adapters": ("vit", {"lora": {"rank": 2, "targets": "*.attn.*"}}),
+    "adapters of experts": ("moe", ON_EXPERTS),
+    "experts in 8 bits": ("units of experts", {**ON_EXPERTS, "model.base_dtype": "int8"}),
+}
+MODELS |= {name: MODELS[of] for name, (of, _) in BESIDE.items()}
+PROGRAM |= {name: PROGRAM.get(of, of) for name, (of, _) in BESIDE.items()}
+WITHOUT_MATRICES = {name for name, (_, more) in BESIDE.items() if "lora" in more} | {
+    name for name in MODELS if PROGRAM.get(name, name) == "dlrm"}
 
 
 def image(rng, model):
@@ -71,7 +94,8 @@ def click(rng, model):
                        *dense, *tables)
 
 
-RECORD = {"vit": image, "dlrm": click, "sparse": click}
+RECORD = {"vit": image, "dlrm": click}
+RECORD |= {name: RECORD[of] for name, (of, _) in BESIDE.items() if of in RECORD}
 
 
 def records(kind, model, n=100):
@@ -120,8 +144,6 @@ TUNED = {
     "nf4": {"lora": {"rank": 3, "targets": "*", "use_dora": True}, "model.base_dtype": "nf4",
             "parameters": [{"match": "h.[13].*.bias", "frozen": False}]},
 }
-# Adapters of experts: one for two stacked matrices, and one for the third.
-ON_EXPERTS = {"lora": {"rank": 3, "alpha": 5, "targets": "*experts*, up_proj"}}
 TUNED["int8"] = {**TUNED["nf4"], "model.base_dtype": "int8"}
 # bf16_products: products of bf16 too.  The scale of fp16 grows within a few steps.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
@@ -143,7 +165,7 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
         "products": "run.muon_products",
         **{k: f"run.{k}" for k in (
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
-            "ring", "in_flight", "workers", "comm", "device")},
+            "ring", "in_flight", "workers", "comm", "device", "eval_batches")},
         "group": "zero_optimization.zero_hpz_partition_size",
         "sums": "run.sum_order"}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
@@ -164,9 +186,9 @@ def valid(row):
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
         return False
-    if row.get("update") == "muon" and row.get("tuned") in (
-            "lora", "dropout", "nf4", "int8"):
-        return False  # which leaves it no matrix
+    if row.get("update") == "muon" and (row.get("model") in WITHOUT_MATRICES or row.get(
+            "tuned") in ("lora", "dropout", "nf4", "int8")):
+        return False
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):
         return False
@@ -199,11 +221,7 @@ def config_of(row, nvme):
         config["activation_checkpointing.nvme_path"] = str(nvme)
     if row["optimizer"] != "none" and "ratio" in row:
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
-    if row.get("model") == "sparse":
-        config["parameters"] = SPARSE
-    if row.get("model") == "in chunks":
-        config["run.sequence_chunk"] = 5
-    return config
+    return {**config, **BESIDE.get(row.get("model"), (None, {}))[1]}
 
 
 def environment(place, row, **more):

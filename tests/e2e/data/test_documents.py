@@ -6,7 +6,6 @@ import pytest
 
 import rows
 import run
-from rows import PLAIN
 from run import hf
 
 END = 0
@@ -100,24 +99,6 @@ def test_documents_train_as_samples(kind, place):
 
 
 WORDS = {"data.document_end": 32, "run.eval_batches": 2}
-CPU = {"stage": 3, "optimizer": "cpu", "param": "cpu", "recompute": "none", "workers": 3}
-DISK = {"stage": 3, "optimizer": "nvme", "param": "nvme", "ranks": 2,
-        "schedule": "breadth_first", "boundaries": "disk"}
-PLACES = [("gpt2", {"stage": 1, "optimizer": "cpu"}), ("gpt2", DISK),
-          ("all of llama", CPU), ("all of llama", {"stage": 2, "ranks": 2}),
-          ("moe", {"recompute": "widened", "wave": 1}), ("moe", DISK),
-          ("units of experts", CPU)]
-
-
-@pytest.mark.parametrize("name, change", PLACES, ids=str)
-def test_places_do_not_change_the_bits(name, change, start, known):
-    row = {**PLAIN, "model": name, "ranks": 1, "dtype": "fp32", "batch": 12,
-           "micro": 2, "steps": 3, "slices": 1, **change}
-    plain = rows.config_of({**row, **PLAIN, "workers": 2, "boundaries": "near", "wave": 0},
-                           None)
-    r, want = start(row, WORDS), known(row["ranks"], {**plain, **WORDS}, name)
-    assert r.numbers == want.numbers and r.validation == want.validation
-    assert want.hash != known(row["ranks"], plain, name).hash
 
 
 def test_a_run_goes_on_with_its_documents(place):

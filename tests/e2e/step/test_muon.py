@@ -29,19 +29,6 @@ def test_accumulation_changes_little(place):
     assert 0 < far ** 0.5 <= 3.6e-4
 
 
-@pytest.mark.parametrize("model, home", (
-    ("moe", {"stage": 3, "optimizer": "cpu", "param": "cpu", "chunk": 2048}),
-    ("units of experts", {"stage": 1}),
-    ("units of experts", {"stage": 3, "optimizer": "nvme", "param": "nvme"})))
-def test_matrices_of_experts_have_the_same_bits_in_every_home(model, home, start, known):
-    """A block has seven experts of three matrices, which ranks share."""
-    row = {**rows.PLAIN, "model": model, "ranks": 2, "dtype": "bf16", "batch": 12,
-           "steps": 3, "micro": 2, "slices": 1, "update": "muon"}
-    want = known(2, rows.config_of(row, None), model)
-    assert "matrices are updated as such" in want.out
-    assert start({**row, **home}).numbers == want.numbers
-
-
 def test_too_many_matrices_of_a_unit_are_refused(place):
     rows.use(place, "moe")
     c = {**MUON, "model.num_experts": 257}
