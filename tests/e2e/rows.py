@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+import inputs
 import run
 
 STANDIN, REAL = run.GPU == "standin", run.GPU == "real"
@@ -59,10 +60,12 @@ SPARSE = [{"match": "tables.*", "sparse": True}]
 ON_EXPERTS = {"lora": {"rank": 3, "alpha": 5, "targets": "*experts*, up_proj"}}
 
 
-def frozen(match):
-    return {"parameters": [{"match": match, "frozen": True}]}
+def frozen(match, yes=True):
+    return {"parameters": [{"match": match, "frozen": yes}]}
 
 
+PAIRS = {"loss": {"type": "dpo", "beta": 0.2, "sft": 0.1}, "data.val_fraction": 0.2,
+         "run.slices": 1}
 # A model with settings of its own, which change the bits.
 BESIDE = {
     "sparse": ("dlrm", {"parameters": SPARSE}),  # too small for a step to miss no row
@@ -75,9 +78,15 @@ BESIDE = {
     "adapters": ("vit", {"lora": {"rank": 2, "targets": "*.attn.*"}}),
     "adapters of experts": ("moe", ON_EXPERTS),
     "experts in 8 bits": ("units of experts", {**ON_EXPERTS, "model.base_dtype": "int8"}),
+    "pairs": ("gpt2", PAIRS),
+    "pairs of adapters": ("gpt2", {**PAIRS, "lora": {"rank": 3, "targets": "*"},
+                                   **frozen("h.[13].*.bias", False)}),
 }
 MODELS |= {name: MODELS[of] for name, (of, _) in BESIDE.items()}
 PROGRAM |= {name: PROGRAM.get(of, of) for name, (of, _) in BESIDE.items()}
+# Whose frozen tensors may have a home of their own.
+FROZEN = {name for name, (_, more) in BESIDE.items()
+          if {"parameters", "lora", "loss"} & set(more)} - {"sparse"}
 WITHOUT_MATRICES = {name for name, (_, more) in BESIDE.items() if "lora" in more} | {
     name for name in MODELS if PROGRAM.get(name, name) == "dlrm"}
 
@@ -106,6 +115,9 @@ def records(kind, model, n=100):
 def use(place, name, models=None, kernels=False):
     """The place's runs are of this model from here on."""
     shape, data = dict((models or MODELS)[name]), None
+    if name in BESIDE and "loss" in BESIDE[name][1]:
+        data = inputs.pairs_shard(place.folder / "pairs.bin", *inputs.pair_texts(
+            inputs.some_pairs(), shape["seq"]), shape["seq"])
     if name in RECORD:
         data = place.folder / f"{name}.bin"
         data.write_bytes(b"".join(records(name, shape, 40 if kernels else 100)))
@@ -178,6 +190,8 @@ def valid(row):
     optimizer, param = row.get("optimizer"), row.get("param", "none")
     if stage == 0 and (optimizer not in (None, "none") or ratio < 1) or \
             stage != 3 and param != "none":
+        return False
+    if "/" in param and row.get("model", "pairs") not in FROZEN:
         return False
     if row.get("group", 1) > 1 and (  # so many that a fetch leaves some out
             stage != 3 or param == "nvme" or row.get("ranks", 4) != 4 or
@@ -254,6 +268,14 @@ def cases(rows):
     for row in rows:
         marks = [pytest.mark.sanitized] if row.get("ranks") == 1 else []
         yield pytest.param(row, id=name_of(row), marks=marks)
+
+
+# ---- what a run has computed ----
+
+def figures(r):
+    """Those of experts and of pairs of texts."""
+    words = "/", "expert", "router"
+    return [{k: v for k, v in x.items() if any(w in k for w in words)} for x in r.steps]
 
 
 # ---- activations ----

@@ -10,7 +10,6 @@ import re
 import pytest
 
 import cover
-import inputs
 import rows
 import run
 from rows import PLAIN, REAL, TUNED, standin, valid_on_gpu
@@ -79,10 +78,8 @@ def far_sums(start, row, changes=None, near=None):
 
 
 def told(r):
-    """What a run has computed, to the bit; also of experts and of pairs of texts."""
-    words = "/", "expert", "router"
-    return r.numbers, r.validation, [
-        {k: v for k, v in x.items() if any(w in k for w in words)} for x in r.steps]
+    """What a run has computed, to the bit."""
+    return r.numbers, r.validation, rows.figures(r)
 
 
 @pytest.fixture
@@ -243,15 +240,11 @@ PAIRS = [("lora", 2, "nccl", 3, "none", "none", "host"),
 
 @pytest.mark.parametrize("tuned, ranks, comm, stage, optimizer, param, boundaries", PAIRS)
 def test_pairs_of_texts_have_the_same_bits(tuned, ranks, comm, stage, optimizer, param,
-                                           boundaries, place, same):
-    seq = run.MODEL["seq"]
-    place.bytes, place.data = False, inputs.pairs_shard(
-        place.folder / "pairs.bin", *inputs.pair_texts(inputs.some_pairs(), seq), seq)
-    r = same({**ROW, "ranks": ranks, "tuned": tuned, "micro": 2, "batch": 12, "comm": comm,
+                                           boundaries, same):
+    r = same({**ROW, "model": "pairs", "ranks": ranks, "tuned": tuned, "micro": 2, "batch": 12, "comm": comm,
               "stage": stage, "optimizer": optimizer, "param": param,
               "boundaries": boundaries},
-             {"loss": {"type": "dpo", "beta": 0.2, "sft": 0.1}, "run.eval_batches": 1,
-              "run.slices": 1, "data.val_fraction": 0.2})
+             {"run.eval_batches": 1})
     assert len(told(r)[2][0]) == 6
 
 

@@ -71,7 +71,8 @@ if run.FULL:
 OTHER_SUMS = {"model": tuple(MODELS)[1:], "ranks": (1, 3),
               "dtype": ("fp32", "bf16", "fp16"), "sums": SUMS["sums"],
               "update": SUMS["update"]}
-OTHER_FREE = {k: FREE[k] for k in PLAIN}
+OTHER_FREE = {**{k: FREE[k] for k in (*PLAIN, "ring", "wave", "boundaries", "in_flight")},
+              "param": (*FREE["param"], "nvme/cpu")}
 OTHER_KINDS = cover.rows(OTHER_SUMS, valid, beside="model")
 # What the rows of GPT-2 have without a model is not tried again.
 OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid, beside="model",
@@ -90,14 +91,17 @@ def check(row, start, plain):
                     "run.nvme_checksum": row["model"] == "gpt2"})
     assert len(r.bits) == row["steps"]
     assert (r.numbers, r.validation) == (plain.numbers, plain.validation), str(r)
+    assert [pytest.approx(x, rel=1e-12) for x in rows.figures(r)] == rows.figures(plain)
     assert ("are updated as such" in r.out) == (row["update"] == "muon")
 
 
 @pytest.fixture
 def plainly(known):
-    """A row's run at its plainest."""
-    return lambda row: known(row["ranks"], rows.config_of({**row, **PLAIN}, None),
-                             row["model"])
+    """What is left of a row at its plainest."""
+    def plainly(row):
+        left = {k: v for k, v in row.items() if k not in FREE}
+        return known(row["ranks"], rows.config_of({**left, **PLAIN}, None), row["model"])
+    return plainly
 
 
 @pytest.mark.parametrize("row", rows.cases(ROWS))
@@ -105,7 +109,7 @@ def test_same_bits_as_the_plain_run(row, start, plainly, request):
     if row["dtype"] == "bf16_products":  # a mark of one case asks for no fixture
         request.getfixturevalue("bf16_products")
     row = {"model": "gpt2", **whole(row)}
-    check(row, start, plainly({k: v for k, v in row.items() if k not in FREE}))
+    check(row, start, plainly(row))
 
 
 @pytest.mark.parametrize("row", rows.cases(OTHERS))

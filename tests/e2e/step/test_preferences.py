@@ -37,23 +37,6 @@ def dpo(place):
             "run.eval_batches": 1, "run.eval_interval": 2, "run.slices": 1}
 
 
-@pytest.fixture(scope="module")
-def plainly(shared):
-    """Runs that several tests read."""
-    done = {}
-
-    def plainly(ranks, config):
-        key = json.dumps([ranks, {k: v for k, v in config.items() if k != "data.path"}])
-        if key not in done:
-            path = shared.folder / "pairs.bin"
-            seq = run.MODEL["seq"]
-            pairs_shard(path, *pair_texts(some_pairs(), seq), seq)
-            on(shared, path)
-            done[key] = shared.good(ranks, config)
-        return done[key]
-    return plainly
-
-
 # ---- against TRL ----
 
 @pytest.mark.sanitized
@@ -79,60 +62,7 @@ def test_steps_are_those_of_trl(name, place):
             assert got[k] == pytest.approx(ref[k], rel=4e-6, abs=4e-6), (i, k)
 
 
-# ---- the same bits ----
-
-def figures(r):
-    """Sums of ranks are added in another order."""
-    return [pytest.approx({k: x[k] for k in NAMES}, rel=1e-12) for x in r.steps]
-
-
-def numbers(r):
-    return r.numbers, r.validation, r.hash
-
-
-# What is trained, ranks, stage, homes of optimizer and parameters, type, and more.
-# What is frozen may have a home of its own.
-BROAD, DEEP = {"run.schedule": "breadth_first"}, {"train_micro_batch_size_per_gpu": 4}
-CASES = [
-    ("lora", 1, 3, "none", "none/nvme", "fp32", {"run.ring": 1}),
-    ("lora", 2, 3, "cpu", "nvme", "fp16", BROAD),
-    ("lora", 2, 3, "nvme", "nvme", "fp16", {}),
-    ("lora", 2, 1, "none", "none", "fp32", {
-        "activation_checkpointing.cpu_checkpointing": True,
-        "train_micro_batch_size_per_gpu": 2}),
-    ("all", 1, 3, "nvme", "nvme", "bf16", {"run.recompute": "none", "run.slices": 2}),
-    ("all", 2, 3, "none", "none", "fp16", {"run.ring": 2}),
-    ("all", 2, 3, "nvme", "cpu/none", "fp16", BROAD),
-    ("all", 2, 2, "cpu", "none", "fp32", {"run.sum_order": "local_first",
-                                          "train_micro_batch_size_per_gpu": 2}),
-    ("all", 3, 3, "cpu", "cpu", "bf16", DEEP),
-    ("all", 3, 3, "cpu", "nvme/cpu", "bf16", DEEP),
-    ("some", 1, 3, "cpu", "nvme/none", "fp32", {
-        "activation_checkpointing.cpu_checkpointing": True}),
-    ("some", 2, 3, "none", "cpu", "bf16", {"run.wave": 2}),
-    ("both", 3, 3, "cpu", "cpu/nvme", "fp32", BROAD),
-    ("both", 2, 1, "none", "none", "bf16", {"run.recompute": "widened"}),
-]
-
-
-@pytest.mark.parametrize("tuned, ranks, stage, optimizer, param, dtype, more", CASES)
-def test_the_bits_are_those_of_the_plain_run(tuned, ranks, stage, optimizer, param,
-                                             dtype, more, place, dpo, plainly, nvme):
-    more = dict(more)
-    if more.get("activation_checkpointing.cpu_checkpointing"):
-        more["activation_checkpointing.nvme_path"] = str(nvme)
-    if "run.wave" in more:
-        more["run.parallel_micro_batches"] = more.pop("run.wave")
-        more["train_micro_batch_size_per_gpu"] = 2
-    c = {**dpo, **TUNED[tuned], **run.typed(dtype)}
-    sums = {k: v for k, v in more.items() if k in (
-        "run.slices", "train_micro_batch_size_per_gpu", "run.sum_order")}
-    plain = plainly(ranks, {**c, **sums})
-    r = place.good(ranks, {**c, **more, **run.offload(stage, optimizer, param, nvme),
-                           "run.inject_delay_us": 300})
-    assert numbers(r) == numbers(plain), str(r)
-    assert [{k: x[k] for k in NAMES} for x in r.steps] == figures(plain)
-
+# ---- where copies are; the same bits: test_matrix.py ----
 
 def test_the_base_is_fetched_once_for_both(place, dpo, nvme):
     c = {**LORA, **run.offload(3, "none", "nvme", nvme), "train_batch_size": 24,
@@ -149,7 +79,7 @@ def test_the_base_is_fetched_once_for_both(place, dpo, nvme):
 @pytest.mark.parametrize("homes, tiers", (
     ("cpu", "cpu cpu"), ("cpu/none", "cpu device"), ("cpu/nvme", "cpu nvme"),
     ("nvme/cpu", "nvme cpu"), ("none/nvme", "device nvme")))
-def test_copies_have_a_home_of_their_own(homes, tiers, place, dpo, plainly, nvme):
+def test_copies_have_a_home_of_their_own(homes, tiers, place, dpo, nvme):
     """The plan counts them there, the run allocates it, and the disk is read for them
     and not written."""
     c = {**dpo, **run.offload(3, "none", homes, nvme), "run.eval_batches": 0,
@@ -157,7 +87,7 @@ def test_copies_have_a_home_of_their_own(homes, tiers, place, dpo, plainly, nvme
     r = place.good(2, c)
     have = {tier: r.memory.get(("parameters", tier), (0, 0))[1]
             for tier in ("device", "cpu", "nvme")}
-    each = plainly(2, {**dpo, "zero_optimization.stage": 3}).memory[
+    each = place.good(2, {**dpo, "zero_optimization.stage": 3}).memory[
         "parameters", "device"][1] // 2
     for tier in have:
         n = tiers.split().count(tier) * each
