@@ -125,11 +125,11 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
 {
     const struct iz_unit_cost *k = &e->plan.cost[c->unit];
     bool backward = c->call == IZ_CALL_BACKWARD;
-    enum iz_repeat r = e->plan.unit[c->unit].repeat;
+    enum iz_recompute r = e->plan.unit[c->unit].recompute;
     if (backward) {
-        t->flops = k->backward_flops + k->repeat_flops[r];
-        t->bytes = k->backward_bytes + k->repeat_bytes[r];
-        t->seconds = k->backward_s + k->repeat_s[r];
+        t->flops = k->backward_flops + k->recompute_flops[r];
+        t->bytes = k->backward_bytes + k->recompute_bytes[r];
+        t->seconds = k->backward_s + k->recompute_s[r];
     } else if (c->call == IZ_CALL_FORWARD) {
         t->flops = k->forward_flops;
         t->bytes = k->forward_bytes;
@@ -152,7 +152,7 @@ static void count_copies(struct iz_engine *e, const struct iz_call *c)
     e->counts.up_bytes += (int64_t)n[0];
     if (c->call == IZ_CALL_BACKWARD)
         e->counts.up_bytes +=
-            (int64_t)k->repeat_bus_bytes[e->plan.unit[c->unit].repeat];
+            (int64_t)k->recompute_bus_bytes[e->plan.unit[c->unit].recompute];
     if (forward || c->call == IZ_CALL_BACKWARD)
         e->counts.down_bytes += (int64_t)n[1];
 }
@@ -191,14 +191,15 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     bool scaled = last || e->model->unit[u].own_loss;
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
-    enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
-    enum iz_repeat saves =
-        repeat == IZ_REPEAT_WIDENED ? repeat : IZ_REPEAT_NONE;
+    enum iz_recompute level =
+        training ? e->plan.unit[u].recompute : IZ_RECOMPUTE_NONE;
+    enum iz_recompute saves =
+        level == IZ_RECOMPUTE_WIDENED ? level : IZ_RECOMPUTE_NONE;
     struct iz_unit_arg a = {.layout = &e->unit[u].layout,
                             .call = c->call,
                             .samples = c->samples,
                             .type = e->plan.param_type,
-                            .repeat = repeat,
+                            .recompute = level,
                             .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
                             .reference = c->reference,
