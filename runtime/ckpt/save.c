@@ -28,7 +28,7 @@
 /* Of one unit at most 64, and a block may begin and end inside of one. */
 #define PIECES_MAX 72
 
-struct iz_saver {
+struct iz_ckpt_saver {
     struct iz_engine *e;
     struct iz_parts parts; /* its scalars: of the step that is saved */
     struct iz_rank_range *range;
@@ -43,22 +43,22 @@ struct iz_saver {
 
 /* What became of a block between an array and its file. */
 struct block_arg {
-    struct iz_saver *s;
+    struct iz_ckpt_saver *s;
     int part;
     int64_t block;
 };
 
 struct step_arg {
-    struct iz_saver *s;
+    struct iz_ckpt_saver *s;
     int64_t step;
 };
 
-static bool good(const struct iz_saver *s)
+static bool good(const struct iz_ckpt_saver *s)
 {
     return atomic_load(&s->err) == 0;
 }
 
-static void fail(struct iz_saver *s, int err)
+static void fail(struct iz_ckpt_saver *s, int err)
 {
     int none = 0;
     if (err)
@@ -309,7 +309,7 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
 }
 
-static void submit_block(struct iz_saver *s, int part, int64_t block)
+static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
 {
     const struct iz_parts_range *p = &s->parts.arg[part];
     struct iz_engine *e = s->e;
@@ -335,7 +335,7 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 /* ---- the file as a whole ---- */
 
 /* c: which of the step's numbers resuming needs. */
-static void begin_file(struct iz_saver *s, const struct iz_control *c,
+static void begin_file(struct iz_ckpt_saver *s, const struct iz_control *c,
                        int64_t step)
 {
     iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
@@ -359,7 +359,7 @@ static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_saver *s = a->s;
+    struct iz_ckpt_saver *s = a->s;
     struct iz_vote *v = &s->vote;
     fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &v->own));
     atomic_store(&v->step, good(s) ? a->step : -1);
@@ -368,7 +368,7 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_saver *s = a->s;
+    struct iz_ckpt_saver *s = a->s;
     int err = iz_ckpt_commit(&s->parts.k, a->step, s->vote.ranks, s->vote.of);
     fail(s, err);
     if (err)
@@ -378,7 +378,7 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 }
 
 /* file, scalars: how they are accessed. */
-static void submit_step(struct iz_saver *s, int64_t step,
+static void submit_step(struct iz_ckpt_saver *s, int64_t step,
                         void (*run)(struct iz_exec *, void **, const void *),
                         starpu_data_handle_t control,
                         enum starpu_data_access_mode file,
@@ -395,10 +395,10 @@ static void submit_step(struct iz_saver *s, int64_t step,
 
 /* ---- public ---- */
 
-int iz_save_open(struct iz_saver **out, struct iz_engine *e,
-                 const struct iz_ckpt_of *of)
+int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
+                      const struct iz_ckpt_of *of)
 {
-    struct iz_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
+    struct iz_ckpt_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     iz_parts_open(&s->parts, e, of, false);
@@ -416,9 +416,9 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     return 0;
 }
 
-void iz_save_close(struct iz_saver **out)
+void iz_ckpt_save_close(struct iz_ckpt_saver **out)
 {
-    struct iz_saver *s = *out;
+    struct iz_ckpt_saver *s = *out;
     if (!s)
         return;
     iz_graph_wait(s->e->graph);
@@ -437,7 +437,7 @@ void iz_save_close(struct iz_saver **out)
     *out = NULL;
 }
 
-void iz_save_begin(struct iz_saver *s)
+void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
@@ -450,12 +450,12 @@ void iz_save_begin(struct iz_saver *s)
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
 
-bool iz_save_pending(const struct iz_saver *s)
+bool iz_ckpt_save_pending(const struct iz_ckpt_saver *s)
 {
     return s->pending != 0;
 }
 
-int iz_save_event(struct iz_saver *s, const struct iz_event *v)
+int iz_ckpt_save_event(struct iz_ckpt_saver *s, const struct iz_event *v)
 {
     if (v->eval)
         return 0;
@@ -472,7 +472,7 @@ int iz_save_event(struct iz_saver *s, const struct iz_event *v)
     return 0;
 }
 
-int iz_save_finish(struct iz_saver *s)
+int iz_ckpt_save_finish(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     iz_graph_wait(e->graph);
@@ -488,7 +488,7 @@ int iz_save_finish(struct iz_saver *s)
 }
 
 /* All blocks through one buffer. */
-static void copy_blocks(struct iz_saver *s, float *block)
+static void copy_blocks(struct iz_ckpt_saver *s, float *block)
 {
     struct iz_progress progress;
     int64_t bytes = 0;
@@ -508,7 +508,7 @@ static void copy_blocks(struct iz_saver *s, float *block)
     iz_progress_end(&progress);
 }
 
-int iz_save_now(struct iz_saver *s)
+int iz_ckpt_save_now(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     float *block = iz_take(IZ_CKPT_BLOCK, sizeof(*block), "a checkpoint");
@@ -518,10 +518,10 @@ int iz_save_now(struct iz_saver *s)
     copy_blocks(s, block);
     free(block);
     run_seal(NULL, NULL, &(struct step_arg){s, e->step});
-    return iz_save_finish(s);
+    return iz_ckpt_save_finish(s);
 }
 
-int64_t iz_save_done(struct iz_saver *s)
+int64_t iz_ckpt_save_done(struct iz_ckpt_saver *s)
 {
     return atomic_exchange(&s->done, 0);
 }

@@ -65,7 +65,7 @@ struct run {
     int64_t free_bytes, reserve_bytes; /* that made limit.host; see memory.h */
     struct iz_data *data;
     struct iz_engine *e;
-    struct iz_saver *saver; /* of checkpoints; NULL: none so far */
+    struct iz_ckpt_saver *saver; /* of checkpoints; NULL: none so far */
     int save_error;
     struct iz_metrics *metrics;
     int workers;
