@@ -247,7 +247,7 @@ static const struct iz_step options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
 static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
                         float *v, const void *g, void *out)
 {
-    struct iz_alike all = iz_alike_of(&options);
+    struct iz_update_range all = iz_update_range_of(&options);
     iz_buffer_update(x, &(struct iz_update){.optimizer = options.hyper.type,
                                             .g_type = IZ_BF16,
                                             .out_type = IZ_BF16,
@@ -257,8 +257,8 @@ static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
                                             .state = {m, v},
                                             .g = g,
                                             .out = out,
-                                            .span = &all,
-                                            .spans = 1});
+                                            .range = &all,
+                                            .ranges = 1});
 }
 
 static void run_adam(void *arg, int i)
