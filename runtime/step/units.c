@@ -31,11 +31,11 @@ static bool is_masked(const struct iz_engine *e, enum iz_split split)
     return e->data && iz_data_masked(e->data, split);
 }
 
-/* buf: targets that are learnt. */
+/* buf: loss tokens. */
 static void run_count(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
-    int64_t n = iz_data_learnt(a->data, a->split, a->first, a->samples);
+    int64_t n = iz_data_loss_tokens(a->data, a->split, a->first, a->samples);
     *(double *)buf[0] = (double)n;
     if (a->told)
         *a->told = n;
@@ -66,11 +66,11 @@ static double weight(const struct batch_arg *a, const double *loss_tokens)
     if (!a->share)
         return 1;
     double own =
-        (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
+        (double)iz_data_loss_tokens(a->data, a->split, a->first, a->samples);
     return a->sum ? own : *loss_tokens ? own * a->share / *loss_tokens : 0;
 }
 
-/* buf: samples, their weight, targets that are learnt, what routers tell. */
+/* buf: samples, their weight, loss tokens, what routers tell. */
 static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
