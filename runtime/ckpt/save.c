@@ -140,7 +140,7 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_task t = iz_task_of(r->e, IZ_SNAPSHOT,
                                   gpu ? IZ_ON_D2H : IZ_ON_HOST, run, r->unit);
-    t.urgency = iz_step_in_order(r->unit);
+    t.priority_offset = iz_step_in_order(r->unit);
     iz_task_add(&t, buffer, first ? STARPU_W : STARPU_RW);
     return t;
 }
@@ -326,7 +326,7 @@ static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
     iz_task_add(&t, s->file, STARPU_R);
-    t.urgency = iz_step_in_order(p->unit);
+    t.priority_offset = iz_step_in_order(p->unit);
     t.bytes = 4.0 * (double)r.n;
     t.step--;
     iz_step_submit(e, &t, &a, sizeof(a));

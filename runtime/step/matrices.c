@@ -147,7 +147,7 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
             list[m.n++] = (struct iz_stretch){at, at, n};
     }
     if (m.n) {
-        t.urgency = iz_step_in_order(unit);
+        t.priority_offset = iz_step_in_order(unit);
         m.from = iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
         m.to = iz_task_add(&t, b->handle[to], STARPU_R);
         add_all(p, b, &t);
@@ -244,7 +244,7 @@ static void submit_matrix(struct iz_engine *e, int unit,
         run_matrix, unit);
     t.flops = a.matrix.flops;
     t.bytes = a.matrix.bytes;
-    t.urgency = iz_step_in_order(unit);
+    t.priority_offset = iz_step_in_order(unit);
     iz_task_add(&t, b->handle[side_of_products(e)], STARPU_R);
     iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
