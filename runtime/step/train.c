@@ -168,7 +168,7 @@ void iz_train_step(struct iz_engine *e)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
     iz_graph_position(e->graph, 2 * e->model->n_units);
-    iz_clip_clip(e, e->step + 1, empty);
+    iz_clip_step(e, e->step + 1, empty);
     if (!empty)
         submit_updates(e);
     barrier(e);
