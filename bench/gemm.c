@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: gemm THREADS SECONDS fp32|bf16 ROWS LAYERS WIDTH:VOCAB IN:OUT...
- * The yardstick of training: the matrix products of one forward and backward of
+ * The reference of training: the matrix products of one forward and backward of
  * a transformer (ROWS tokens; the linear layers of a block; the classifier) and
  * nothing else, on THREADS threads at the same time, one BLAS thread each.
  * bf16: as a CPU with run.cpu_products bf16 makes them, from operands that are

@@ -179,7 +179,7 @@ static const void *gradient(const struct buffers *b, const struct kernel *k)
 
 static void run_adam(const struct buffers *b, const struct kernel *k)
 {
-    struct iz_alike all = iz_alike_of(&options);
+    struct iz_update_range all = iz_update_range_of(&options);
     bool coded = k->moments != IZ_MOMENT_F32;
     iz_update(&(struct iz_update){.optimizer = options.hyper.type,
                                   .type = k->moments,
@@ -194,8 +194,8 @@ static void run_adam(const struct buffers *b, const struct kernel *k)
                                             coded ? (void *)b->coded[1] : b->v},
                                   .g = gradient(b, k),
                                   .out = k->out == IZ_F32 ? NULL : b->out,
-                                  .span = &all,
-                                  .spans = 1});
+                                  .range = &all,
+                                  .ranges = 1});
 }
 
 /* With m and v in fp32, whatever those of the kernel are. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: nvme FOLDER [MIB [ROUNDS]]
  * The disk's own rate and ours, alternating in one run, with the same file and
- * the same kind of memory.  The yardstick: threads that read or write pieces of
+ * the same kind of memory.  The reference: threads that read or write pieces of
  * the file with O_DIRECT and nothing else, in a few shapes.  Ours: as many
  * callers of iz_nvme_read and iz_nvme_write as a run has, with chunks as large
  * as a run's.  Prints a JSON object per round: GB/s of reading, of writing, or
@@ -24,7 +24,7 @@ enum what { READ, WRITE, BOTH };
 static const char *const names[] = {"read", "write", "both"};
 
 struct job {
-    int fd;            /* of the yardstick */
+    int fd;            /* of the reference */
     struct iz_nvme *f; /* ours, else NULL */
     char *memory;
     enum what what;

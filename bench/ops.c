@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: ops [--cpu] [--out FILE.json] [--skip N] [--tiny]
  * Times every op in the shapes of a block, on a GPU of a 1.5B, a 7B and a 14B
- * model and on one thread of the CPU of a small GPT, against two yardsticks of
+ * model and on one thread of the CPU of a small GPT, against two references of
  * the same run: a copy and the best matrix product.  Bytes are the compulsory
  * ones and flops those of products, as the op itself counts them.  Medians; the
  * inputs are random and rotate over memory larger than the cache.  Works on the
@@ -175,7 +175,7 @@ static double copy_rate(const struct bench *b, char *to, char *from,
     return (double)bytes / bench_time(b, copy_once, &c);
 }
 
-static void copy_yardstick(struct bench *b)
+static void copy_reference(struct bench *b)
 {
     int64_t bytes = INT64_C(2) << 30;
     if (b->tiny || backend.x.backend == IZ_CPU)
@@ -247,7 +247,7 @@ static const struct iz_step options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
 static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
                         float *v, const void *g, void *out)
 {
-    struct iz_alike all = iz_alike_of(&options);
+    struct iz_update_range all = iz_update_range_of(&options);
     iz_buffer_update(x, &(struct iz_update){.optimizer = options.hyper.type,
                                             .g_type = IZ_BF16,
                                             .out_type = IZ_BF16,
@@ -257,8 +257,8 @@ static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
                                             .state = {m, v},
                                             .g = g,
                                             .out = out,
-                                            .span = &all,
-                                            .spans = 1});
+                                            .range = &all,
+                                            .ranges = 1});
 }
 
 static void run_adam(void *arg, int i)
@@ -365,7 +365,7 @@ static void adam_on_host(const struct bench *b)
 
 /* ---- the program -------------------------------------------------------- */
 
-static void gemm_yardstick(struct bench *b)
+static void gemm_reference(struct bench *b)
 {
     struct iz_exec x = bench_exec(NULL, 0);
     double s = b->tiny ? 0.01 : 0.5;
@@ -387,8 +387,8 @@ static void measure(struct bench *b, const char *device)
     b->positive = pattern_new(IZ_F32, 0);
     if (b->json)
         fprintf(b->json, "{\n  \"device\": \"%s\",\n", device);
-    gemm_yardstick(b);
-    copy_yardstick(b);
+    gemm_reference(b);
+    copy_reference(b);
     if (backend.x.backend == IZ_CUDA) {
         over_the_link(b);
         flat_on_device(b);

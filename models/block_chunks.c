@@ -4,7 +4,7 @@
  * row needs those of the rows before it: forward goes from the first chunk to
  * the last.  Backward goes the other way: when a chunk's turn comes, all that
  * its keys and values gave to later rows has come back.  What chunks keep
- * lies one after the other; where they keep nothing, backward repeats the
+ * lies one after the other; where they keep nothing, backward recomputes the
  * forward of each.
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
@@ -329,7 +329,7 @@ void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
     iz_exec_release(x, mark);
 }
 
-static void repeat_chunk(struct iz_exec *x, struct part *p)
+static void recompute_chunk(struct iz_exec *x, struct part *p)
 {
     p->layer.y = iz_exec_work(x, x->act, p->block.seq, p->block.width);
     int64_t mark = iz_exec_mark(x);
@@ -360,7 +360,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
         p->layer.dx = p->layer.dy = load(x, &p->d, &w);
         clear_vectors(x, s);
         if (x->keeps_nothing)
-            repeat_chunk(x, p);
+            recompute_chunk(x, p);
         iz_block_backward(x, &p->layer);
         iz_staged_store(x, &p->d, w.at, w.n);
         add_vectors(x, s, first);

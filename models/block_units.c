@@ -122,7 +122,7 @@ static void add_block(struct iz_unit *u, const struct iz_block *b,
     int n = iz_block_list(list, b, kind);
     for (int k = 0; k < n; k++) {
         param[k] = param_of(b, &part[list[k].part], list[k].bias);
-        param[k].unlearnt = list[k].part == CHOICE;
+        param[k].always_frozen = list[k].part == CHOICE;
         if (list[k].part == SINKS)
             param[k].init = IZ_INIT_ZERO;
     }

@@ -121,14 +121,14 @@ static void calibrate_adam(struct work *w)
                                                .bias_correction = true},
                                      .t = 1,
                                      .grad_scale = 1};
-    struct iz_alike all = iz_alike_of(&o);
+    struct iz_update_range all = iz_update_range_of(&o);
     iz_update(&(struct iz_update){.optimizer = o.hyper.type,
                                   .n = w->v[0].cols,
                                   .p = w->v[0].p,
                                   .state = {w->v[1].p, w->v[2].p},
                                   .g = w->v[3].p,
-                                  .span = &all,
-                                  .spans = 1});
+                                  .range = &all,
+                                  .ranges = 1});
     w->done += 28.0 * (double)w->v[0].cols;
 }
 

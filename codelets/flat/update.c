@@ -8,9 +8,9 @@
 
 #include "codelets/flat/simd.h"
 
-struct iz_alike iz_alike_of(const struct iz_step *s)
+struct iz_update_range iz_update_range_of(const struct iz_step *s)
 {
-    return (struct iz_alike){iz_step_consts(s), INT64_MAX};
+    return (struct iz_update_range){iz_step_consts(s), INT64_MAX};
 }
 
 struct iz_moments iz_update_state(const struct iz_update *u, int i)
@@ -37,9 +37,10 @@ static struct iz_streams streams_of(const struct iz_update *u, int64_t i)
 }
 
 /* Elements [i, i + n), whose master is at p and whose states are fp32 from
- * state[] on.  The first of them is of span s or of a later one. */
-static void update_range(const struct iz_update *u, const struct iz_alike *s,
-                         float *p, float *const *state, int64_t i, int64_t n)
+ * state[] on.  The first of them is of range s or of a later one. */
+static void update_range(const struct iz_update *u,
+                         const struct iz_update_range *s, float *p,
+                         float *const *state, int64_t i, int64_t n)
 {
     for (int64_t begin = i, end = i + n, k; i < end; i += k) {
         struct iz_streams t = streams_of(u, i);
@@ -61,8 +62,8 @@ enum { TILE = 512 };
 
 /* States in fewer bytes or a master in halves: of the elements from i on those
  * that lie in a tile of whole blocks.  How many they are. */
-static int64_t update_tile(const struct iz_update *u, const struct iz_alike *s,
-                           int64_t i)
+static int64_t update_tile(const struct iz_update *u,
+                           const struct iz_update_range *s, int64_t i)
 {
     int states = iz_optimizer(u->optimizer)->states;
     bool coded = u->type != IZ_MOMENT_F32;
@@ -96,9 +97,9 @@ static int64_t update_tile(const struct iz_update *u, const struct iz_alike *s,
     return n;
 }
 
-/* The formula of a span if that is Adam's without L2 decay. */
+/* The formula of a range if that is Adam's without L2 decay. */
 static const struct iz_adam_consts *adam_of(const struct iz_update *u,
-                                            const struct iz_alike *s)
+                                            const struct iz_update_range *s)
 {
     bool muon = u->optimizer == IZ_OPTIMIZER_MUON;
     const struct iz_adam_consts *k =
@@ -112,7 +113,7 @@ static const struct iz_adam_consts *adam_of(const struct iz_update *u,
 /* The whole blocks from element i on that Adam updates alike, in registers: how
  * many elements they are.  0: it is not so here. */
 static int64_t update_blocks(const struct iz_update *u,
-                             const struct iz_alike *s, int64_t i)
+                             const struct iz_update_range *s, int64_t i)
 {
     const struct iz_adam_consts *k = adam_of(u, s);
     int64_t end = s->end < u->n ? s->end : u->n;
@@ -138,15 +139,15 @@ static int64_t update_blocks(const struct iz_update *u,
 void iz_update(const struct iz_update *u)
 {
     float *state[IZ_STATES_MAX] = {NULL};
-    assert(u->n >= 0 && u->spans > 0 && u->span[u->spans - 1].end >= u->n);
+    assert(u->n >= 0 && u->ranges > 0 && u->range[u->ranges - 1].end >= u->n);
     assert(!u->lower || (u->out && u->out_type == IZ_BF16 && !u->p));
     if (u->type == IZ_MOMENT_F32 && !u->lower) {
         for (int j = 0; j < iz_optimizer(u->optimizer)->states; j++)
             state[j] = (float *)u->state[j] + iz_update_at(u, j);
-        update_range(u, u->span, u->p, state, 0, u->n);
+        update_range(u, u->range, u->p, state, 0, u->n);
         return;
     }
-    const struct iz_alike *s = u->span;
+    const struct iz_update_range *s = u->range;
     for (int64_t i = 0, n; i < u->n; i += n) {
         while (s->end <= i)
             s++;

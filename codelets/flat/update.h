@@ -9,16 +9,16 @@
 IZ_C_BEGIN
 
 /* Elements that are updated alike, up to the one at `end`. */
-struct iz_alike {
+struct iz_update_range {
     union iz_consts consts;
     int64_t end;
 };
 
 /* The constants of one step for all elements from some position on. */
-struct iz_alike iz_alike_of(const struct iz_step *s);
+struct iz_update_range iz_update_range_of(const struct iz_step *s);
 
 /* One per element of a block: a call can then always treat a whole block. */
-enum { IZ_ALIKE_MAX = IZ_MOMENT_BLOCK };
+enum { IZ_UPDATE_RANGES_MAX = IZ_MOMENT_BLOCK };
 
 /* One update of n elements.  p is their fp32 master and g their gradient.  p
  * and the states are updated in place; out receives the new p as out_type, a
@@ -58,9 +58,9 @@ struct iz_update {
     void *out;
     uint64_t key;
     int64_t first;
-    const struct iz_alike *span; /* in order, by elements of this update; the
-                                   last one ends at n or later */
-    int spans;                   /* at most IZ_ALIKE_MAX */
+    const struct iz_update_range *range; /* in order, by elements of this
+                                   update; the last one ends at n or later */
+    int ranges;                          /* at most IZ_UPDATE_RANGES_MAX */
 };
 
 /* The i-th state of u as an array of moment.h, and where u begins in it. */

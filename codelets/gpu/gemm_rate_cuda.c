@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast matrix products are on this GPU: the yardstick of a run.  Outside of
+/* How fast matrix products are on this GPU: the reference GEMM.  Outside of
  * steps, so it takes memory of its own. */
 
 #include <cuda_runtime_api.h>

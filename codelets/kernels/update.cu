@@ -207,7 +207,7 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
-/* The elements [i, end) of one span. */
+/* The elements [i, end) of one range. */
 template <class F, class G, class O>
 static void launch_span(struct iz_exec *x, const struct iz_update *u, int64_t i,
                         int64_t end, const union iz_consts *k)
@@ -226,15 +226,15 @@ static void launch_span(struct iz_exec *x, const struct iz_update *u, int64_t i,
               THREADS, 0, x->stream, w, g, out);
 }
 
-/* Every span by a launch of its own. */
+/* Every range by a launch of its own. */
 template <class F, class G, class O>
 static void launch_wide(struct iz_exec *x, const struct iz_update *u)
 {
-    for (int64_t i = 0, s = 0; i < u->n; i = u->span[s++].end) {
-        int64_t end = u->span[s].end < u->n ? u->span[s].end : u->n;
-        union iz_consts k = u->span[s].consts;
+    for (int64_t i = 0, s = 0; i < u->n; i = u->range[s++].end) {
+        int64_t end = u->range[s].end < u->n ? u->range[s].end : u->n;
+        union iz_consts k = u->range[s].consts;
         if (end <= i)
-            iz_die("update: span %d of %d is empty", (int)s, u->spans);
+            iz_die("update: range %d of %d is empty", (int)s, u->ranges);
         if constexpr (std::is_same<F, muon>::value) {
             if (k.muon.matrix) {
                 launch_span<direction, G, O>(x, u, i, end, &k);
@@ -263,7 +263,7 @@ struct coded {
         int64_t at;           /* the first element in the array */
         bool positive;        /* never negative */
     } state[IZ_STATES_MAX];
-    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
 };
 
 /* Threads of a block of 64, and where this one's elements begin in it. */
@@ -360,7 +360,7 @@ struct fp8 {
     }
 };
 
-/* A thread's elements, from i on; a span may end between them. */
+/* A thread's elements, from i on; a range may end between them. */
 template <class F, class G, class O>
 static __device__ void update_spans(const struct coded &k,
                                     float (&state)[F::STATES + 1][PER_THREAD],
@@ -372,9 +372,9 @@ static __device__ void update_spans(const struct coded &k,
     if constexpr (F::MOVES)
         load_master(p, k.p + i, elem_of(k.lower, i), out + i);
     for (int j = 0; j < PER_THREAD; j++) {
-        while (k.span[s].end <= i + j)
+        while (k.range[s].end <= i + j)
             s++;
-        update_elem<F, PER_THREAD>(k.span[s].consts, p[j], state, j, grad[j]);
+        update_elem<F, PER_THREAD>(k.range[s].consts, p[j], state, j, grad[j]);
     }
     if constexpr (F::MOVES)
         store_master(k.p + i, elem_of(k.lower, i), elem_of(out, i), p);
@@ -409,10 +409,10 @@ static void launch_coded(struct iz_exec *x, const struct iz_update *u)
     struct coded k = {};
     if (!iz_aligned(u->p, u->d, u->lower, u->g, u->out) ||
         u->n % IZ_MOMENT_BLOCK || u->at % IZ_MOMENT_BLOCK ||
-        u->spans > IZ_ALIKE_MAX)
-        iz_die("update with coded states: %lld elements, %d spans, or an "
+        u->ranges > IZ_UPDATE_RANGES_MAX)
+        iz_die("update with coded states: %lld elements, %d ranges, or an "
                "address that is no multiple of 16",
-               (long long)u->n, u->spans);
+               (long long)u->n, u->ranges);
     k.n = u->n;
     k.first = u->first;
     k.key = u->key;
@@ -426,8 +426,8 @@ static void launch_coded(struct iz_exec *x, const struct iz_update *u)
         k.state[s].at = iz_update_at(u, s);
         k.state[s].positive = m.which == IZ_MOMENT_V;
     }
-    for (int s = 0; s < u->spans; s++)
-        k.span[s] = u->span[s];
+    for (int s = 0; s < u->ranges; s++)
+        k.range[s] = u->range[s];
     IZ_LAUNCH((update_coded<F, T, G, O>), iz_blocks(u->n, THREADS * PER_THREAD),
               THREADS, 0, x->stream, k, (const G *)u->g, (O *)u->out);
 }

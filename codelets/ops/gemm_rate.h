@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast the matrix library is here: the yardstick of a run. */
+/* How fast the matrix library is here: the reference GEMM. */
 #pragma once
 
 /* Best rate of y[m,n] = a[m,k] b[k,n] in fp32 on the calling thread within

@@ -155,7 +155,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     task->cl_arg = h;
     task->cl_arg_size = sizeof(*h) + t->arg_bytes;
     task->cl_arg_free = 1;
-    task->priority = iz_kinds[t->kind].priority + t->urgency;
+    task->priority = iz_kinds[t->kind].priority + t->priority_offset;
     task->flops = t->flops;
     task->name = iz_kinds[t->kind].codelet;
     h->where = choose_workers(g, task, t->where);

@@ -76,7 +76,7 @@ struct iz_task {
     struct iz_access data[IZ_TASK_DATA]; /* ends at the first NULL handle */
     struct iz_access *more;              /* n_more further ones */
     int n_more, room;
-    int urgency;         /* added to the kind's priority */
+    int priority_offset; /* added to the kind's priority */
     double flops, bytes; /* for the scheduler's cost and the trace */
     double squares;      /* elements that it squares while it has them */
     double moments;      /* elements whose states, of such a type, it updates */

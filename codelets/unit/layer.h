@@ -34,7 +34,7 @@ struct iz_param {
     /* Of experts, whose matrices lie one below the other: these outputs come so
      * many times, as rows.  0: once. */
     int64_t times;
-    bool unlearnt; /* it is frozen whatever a config says */
+    bool always_frozen; /* whatever a config says */
     /* Set by the runtime (runtime/model/rules.h), not by a model. */
     double lr_scale, weight_decay;
     bool by_matrix; /* its matrices are updated as such */

@@ -296,9 +296,9 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg)
     struct frame f;
     make_frame(&f, x, a, buf);
     set_scale(&f.layer, a, buf);
-    x->widens = a->repeat == IZ_REPEAT_WIDENED;
+    x->widens = a->recompute == IZ_RECOMPUTE_WIDENED;
     attach_save(x, a, buf);
-    if (a->call == IZ_CALL_BACKWARD && a->repeat == IZ_REPEAT_FULL &&
+    if (a->call == IZ_CALL_BACKWARD && a->recompute == IZ_RECOMPUTE_FULL &&
         !x->keeps_nothing)
         recompute(x, u, f.layer);
     call_layer(x, u, &f.layer, a->call);
@@ -342,17 +342,18 @@ static struct iz_exec dry_like(const struct iz_exec *like)
     return x;
 }
 
-/* Of one whose chunks keep nothing, and repeat what they are about to need. */
+/* Of one whose chunks keep nothing, and recompute what they are about to need.
+ */
 static void cost_of_chunks(struct iz_unit_cost *c, const struct iz_model *m,
                            int unit, int samples, enum iz_dtype param_type,
                            struct iz_exec *x)
 {
     x->keeps_nothing = true;
     dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, NULL);
-    c->repeat_flops[IZ_REPEAT_FULL] = x->flops - c->backward_flops;
-    c->repeat_bytes[IZ_REPEAT_FULL] = x->bytes - c->backward_bytes;
-    c->repeat_s[IZ_REPEAT_FULL] = iz_exec_seconds(x) - c->backward_s;
-    c->repeat_bus_bytes[IZ_REPEAT_FULL] =
+    c->recompute_flops[IZ_RECOMPUTE_FULL] = x->flops - c->backward_flops;
+    c->recompute_bytes[IZ_RECOMPUTE_FULL] = x->bytes - c->backward_bytes;
+    c->recompute_s[IZ_RECOMPUTE_FULL] = iz_exec_seconds(x) - c->backward_s;
+    c->recompute_bus_bytes[IZ_RECOMPUTE_FULL] =
         x->bus_bytes[0] - c->backward_bus_bytes[0];
     dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);
     c->work_bytes = max64(c->work_bytes, x->work.peak);
@@ -365,15 +366,15 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
 {
     struct iz_exec x = dry_like(like);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
-    c->save_bytes[IZ_REPEAT_NONE] =
-        max64(c->save_bytes[IZ_REPEAT_NONE], x.save.peak);
+    c->save_bytes[IZ_RECOMPUTE_NONE] =
+        max64(c->save_bytes[IZ_RECOMPUTE_NONE], x.save.peak);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
     c->forward_flops = x.flops;
     c->forward_bytes = x.bytes;
     c->forward_s = iz_exec_seconds(&x);
     memcpy(c->forward_bus_bytes, x.bus_bytes, sizeof(x.bus_bytes));
-    if (!c->save_bytes[IZ_REPEAT_NONE])
-        return; /* nothing is kept, so nothing is repeated */
+    if (!c->save_bytes[IZ_RECOMPUTE_NONE])
+        return; /* nothing is kept, so nothing is recomputed */
     x = dry_like(like);
     x.widens = true;
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_FORWARD, NULL);
@@ -382,13 +383,13 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     x.widens = true;
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     most = max64(most, x.work.peak);
-    c->save_bytes[IZ_REPEAT_WIDENED] = x.save.peak;
+    c->save_bytes[IZ_RECOMPUTE_WIDENED] = x.save.peak;
     if (!x.numerics.chunk_rows) /* scratch has room for all that is kept */
-        most -= c->save_bytes[IZ_REPEAT_NONE] - x.save.peak;
+        most -= c->save_bytes[IZ_RECOMPUTE_NONE] - x.save.peak;
     c->work_bytes = max64(c->work_bytes, most);
-    c->repeat_flops[IZ_REPEAT_WIDENED] = x.flops - c->backward_flops;
-    c->repeat_bytes[IZ_REPEAT_WIDENED] = x.bytes - c->backward_bytes;
-    c->repeat_s[IZ_REPEAT_WIDENED] = iz_exec_seconds(&x) - c->backward_s;
+    c->recompute_flops[IZ_RECOMPUTE_WIDENED] = x.flops - c->backward_flops;
+    c->recompute_bytes[IZ_RECOMPUTE_WIDENED] = x.bytes - c->backward_bytes;
+    c->recompute_s[IZ_RECOMPUTE_WIDENED] = iz_exec_seconds(&x) - c->backward_s;
     x = dry_like(like);
     if (like->numerics.chunk_rows) {
         cost_of_chunks(c, m, unit, samples, param_type, &x);
@@ -398,9 +399,9 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     iz_exec_work(&x, x.act, samples, m->unit[unit].out_elems);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, NULL);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
-    c->repeat_flops[IZ_REPEAT_FULL] = x.flops;
-    c->repeat_bytes[IZ_REPEAT_FULL] = x.bytes;
-    c->repeat_s[IZ_REPEAT_FULL] = iz_exec_seconds(&x);
+    c->recompute_flops[IZ_RECOMPUTE_FULL] = x.flops;
+    c->recompute_bytes[IZ_RECOMPUTE_FULL] = x.bytes;
+    c->recompute_s[IZ_RECOMPUTE_FULL] = iz_exec_seconds(&x);
 }
 
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
@@ -412,7 +413,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     struct iz_unit_cost c = {0};
     struct iz_exec x = dry_like(like);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
-    c.save_bytes[IZ_REPEAT_NONE] = x.save.peak;
+    c.save_bytes[IZ_RECOMPUTE_NONE] = x.save.peak;
     c.work_bytes = x.work.peak;
     c.backward_flops = x.flops;
     c.backward_bytes = x.bytes;
@@ -429,8 +430,8 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
         dry_call(&x, m, unit, call == IZ_CALL_GENERATE ? 1 : samples, rows,
                  param_type, (enum iz_unit_call)call, NULL);
         c.work_bytes = max64(c.work_bytes, x.work.peak);
-        c.save_bytes[IZ_REPEAT_NONE] =
-            max64(c.save_bytes[IZ_REPEAT_NONE], x.save.peak);
+        c.save_bytes[IZ_RECOMPUTE_NONE] =
+            max64(c.save_bytes[IZ_RECOMPUTE_NONE], x.save.peak);
     }
     return c;
 }

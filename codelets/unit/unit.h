@@ -14,13 +14,15 @@ enum iz_unit_call {
     IZ_CALL_AGAIN /* forward, inside a backward */
 };
 
-/* What a unit's backward repeats of its forward, which keeps the rest: nothing,
- * what makes the widened activations (iz_exec_save_widened), or all. */
-enum iz_repeat {
-    IZ_REPEAT_NONE,
-    IZ_REPEAT_WIDENED,
-    IZ_REPEAT_FULL,
-    IZ_REPEATS
+/* What a unit's backward recomputes of its forward, which keeps the rest:
+ * nothing, what makes the widened activations (iz_exec_save_widened), or all.
+ * AUTO, in a config alone: the plan chooses for each unit. */
+enum iz_recompute {
+    IZ_RECOMPUTE_NONE,
+    IZ_RECOMPUTE_WIDENED,
+    IZ_RECOMPUTE_FULL,
+    IZ_RECOMPUTES,
+    IZ_RECOMPUTE_AUTO = IZ_RECOMPUTES
 };
 
 /* Where the parameters of a unit lie in its flat buffer; shared by all tasks of
@@ -57,9 +59,9 @@ struct iz_unit_arg {
      * do parameters if `packed`. */
     signed char at_rows;
     bool packed;
-    bool reference;        /* a forward of the reference of pairs */
-    enum iz_repeat repeat; /* in training */
-    int64_t save_bytes;    /* of the call */
+    bool reference;              /* a forward of the reference of pairs */
+    enum iz_recompute recompute; /* in training */
+    int64_t save_bytes;          /* of the call */
     int64_t row;
     /* In training: the first sample's number among those of all steps; -1
      * otherwise, and then adapters have no dropout. */
@@ -71,18 +73,18 @@ void iz_unit_run(struct iz_exec *x, void **buf, const void *arg);
 /* Bytes and flops of a unit on `samples` samples, from dry runs of its
  * functions. */
 struct iz_unit_cost {
-    int64_t save_bytes[IZ_REPEATS]; /* what forward keeps; FULL: nothing */
-    /* Scratch of the hungriest call, without save_bytes[IZ_REPEAT_NONE]. */
+    int64_t save_bytes[IZ_RECOMPUTES]; /* what forward keeps; FULL: nothing */
+    /* Scratch of the hungriest call, without save_bytes[IZ_RECOMPUTE_NONE]. */
     int64_t work_bytes;
-    double forward_flops, backward_flops; /* backward without what it repeats */
+    double forward_flops, backward_flops; /* backward without recomputing */
     double forward_bytes, backward_bytes;
     double forward_s, backward_s; /* at the given rates; 0 without */
     /* Copied between host and GPU meanwhile, as in struct iz_exec. */
     double forward_bus_bytes[2], backward_bus_bytes[2];
-    double repeat_flops[IZ_REPEATS], repeat_bytes[IZ_REPEATS];
-    double repeat_s[IZ_REPEATS];
-    double repeat_bus_bytes[IZ_REPEATS]; /* more from the host */
-    bool attends;                        /* attention is among its ops */
+    double recompute_flops[IZ_RECOMPUTES], recompute_bytes[IZ_RECOMPUTES];
+    double recompute_s[IZ_RECOMPUTES];
+    double recompute_bus_bytes[IZ_RECOMPUTES]; /* more from the host */
+    bool attends;                              /* attention is among its ops */
     const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
 };
 /* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:

@@ -14,7 +14,7 @@
 struct iz_ckpt_part {
     char name[64]; /* "h.3/m" */
     int64_t total, first, count;
-    /* Copies elements [from, from + n) of the rank's piece into the run. Called
+    /* Copies elements [from, from + n) of the rank's range into the run. Called
      * with n <= IZ_CKPT_BLOCK, in ascending order. */
     void (*put)(void *arg, int64_t from, const float *in, int64_t n);
     void *arg;
@@ -146,17 +146,17 @@ void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
 
 /* ---- write.c: saving ---- */
 
-/* Fills piece[k->n_parts] with the pieces that this rank writes; the caller
- * frees each hash.  If each rank holds a piece of an array, it writes that
- * piece; if every rank holds the whole array, each writes a part of it.  Pieces
+/* Fills range[k->n_parts] with the ranges that this rank writes; the caller
+ * frees each hash.  If each rank holds a range of an array, it writes that
+ * range; if every rank holds the whole array, each writes a part of it.  Ranges
  * with gaps are refused.  Negative errno on every rank with the reason printed.
  */
 int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
-                   struct iz_piece *piece);
+                   struct iz_rank_range *range);
 
 struct iz_ckpt_writer {
-    const struct iz_ckpt *k; /* borrowed, and the pieces */
-    struct iz_piece *piece;  /* of this rank; their hashes are filled */
+    const struct iz_ckpt *k;     /* borrowed, and the ranges */
+    struct iz_rank_range *range; /* of this rank; their hashes are filled */
     int64_t step;
     int rank, ranks;
     int fd;

@@ -26,12 +26,12 @@ struct load {
     struct iz_progress progress;
 };
 
-static int ckpt_load_fault(const struct iz_safetensors *f, const char *what)
+static int ckpt_load_fault(const struct iz_rank_file *f, const char *what)
 {
     return iz_text_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
 }
 
-static int file_check(const struct load *l, const struct iz_safetensors *f,
+static int file_check(const struct load *l, const struct iz_rank_file *f,
                       int rank)
 {
     struct iz_ckpt_file want = l->index->file[rank];
@@ -49,8 +49,8 @@ static int file_check(const struct load *l, const struct iz_safetensors *f,
 
 /* Takes from a file what part i still lacks.  Files come in order of ranks, and
  * so do the elements in them. */
-static int part_take(struct load *l, int i, const struct iz_safetensors *f,
-                     const struct iz_piece *p)
+static int part_take(struct load *l, int i, const struct iz_rank_file *f,
+                     const struct iz_rank_range *p)
 {
     struct iz_ckpt_part *part = &l->k->part[i];
     int64_t at = part->first + l->done[i], end = part->first + part->count;
@@ -63,7 +63,7 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
         int64_t b = (at - p->first) / IZ_CKPT_BLOCK;
         int64_t from = p->first + b * IZ_CKPT_BLOCK;
         int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
-        err = iz_safetensors_read(f, p, b, l->block);
+        err = iz_rank_file_read(f, p, b, l->block);
         if (!err && l->put)
             part->put(part->arg, at - part->first, l->block + (at - from), n);
         at += n;
@@ -73,11 +73,12 @@ static int part_take(struct load *l, int i, const struct iz_safetensors *f,
     return err;
 }
 
-static int file_take(struct load *l, const struct iz_safetensors *f)
+static int file_take(struct load *l, const struct iz_rank_file *f)
 {
     int err = 0;
     for (int i = 0; i < l->k->n_parts && !err; i++) {
-        const struct iz_piece *p = iz_safetensors_find(f, l->k->part[i].name);
+        const struct iz_rank_range *p =
+            iz_rank_file_find(f, l->k->part[i].name);
         if (!p || p->total != l->k->part[i].total)
             err =
                 ckpt_load_fault(f, "has not the arrays that index.json gives");
@@ -87,12 +88,12 @@ static int file_take(struct load *l, const struct iz_safetensors *f)
     return err;
 }
 
-static int file_open(const struct load *l, int rank, struct iz_safetensors **f)
+static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
 {
     char path[IZ_CKPT_FILE_PATH];
     snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
              l->index->ranks);
-    int err = iz_safetensors_open(f, path);
+    int err = iz_rank_file_open(f, path);
     return err ? err : file_check(l, *f, rank);
 }
 
@@ -124,11 +125,11 @@ static int files_take(struct load *l, bool put)
         put ? "loading the checkpoint" : "checking the checkpoint", bytes);
     memset(l->done, 0, (size_t)l->k->n_parts * sizeof(*l->done));
     for (int q = 0; q < l->index->ranks && !err; q++) {
-        struct iz_safetensors *f = NULL;
+        struct iz_rank_file *f = NULL;
         err = file_open(l, q, &f);
         if (!err)
             err = file_take(l, f);
-        iz_safetensors_close(&f);
+        iz_rank_file_close(&f);
     }
     iz_progress_end(&l->progress);
     return err ? err : parts_complete(l);
@@ -161,9 +162,9 @@ static int load_check(struct load *l)
 {
     int err = load_open(l);
     for (int q = 0; !err && q < l->index->ranks; q++) {
-        struct iz_safetensors *f = NULL;
+        struct iz_rank_file *f = NULL;
         err = file_open(l, q, &f);
-        iz_safetensors_close(&f);
+        iz_rank_file_close(&f);
     }
     return err;
 }

@@ -18,12 +18,12 @@
 
 static_assert(sizeof(float) == 4, "tensors are fp32");
 
-int64_t iz_piece_blocks(const struct iz_piece *p)
+int64_t iz_rank_range_blocks(const struct iz_rank_range *p)
 {
     return p->count / IZ_CKPT_BLOCK + (p->count % IZ_CKPT_BLOCK != 0);
 }
 
-int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
+int64_t iz_rank_range_block_elems(const struct iz_rank_range *p, int64_t b)
 {
     int64_t left = p->count - b * IZ_CKPT_BLOCK;
     return left < IZ_CKPT_BLOCK ? left : IZ_CKPT_BLOCK;
@@ -32,8 +32,8 @@ int64_t iz_piece_block_elems(const struct iz_piece *p, int64_t b)
 /* ---- writing ---- */
 
 /* malloc'ed. */
-static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
-                           int rank, int ranks)
+static char *metadata_text(const struct iz_rank_range *range, int n,
+                           int64_t step, int rank, int ranks)
 {
     struct iz_text text;
     FILE *f = iz_text_open(&text);
@@ -41,10 +41,10 @@ static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
             "{\"izar\":\"" FORMAT "\",\"step\":\"%" PRId64
             "\",\"rank\":\"%d\",\"ranks\":\"%d\"",
             step, rank, ranks);
-    for (const struct iz_piece *p = piece; p < piece + n; p++) {
+    for (const struct iz_rank_range *p = range; p < range + n; p++) {
         fprintf(f, ",\"%s\":\"%" PRId64 " %" PRId64 " ", p->name, p->first,
                 p->total);
-        for (int64_t b = 0; b < iz_piece_blocks(p); b++)
+        for (int64_t b = 0; b < iz_rank_range_blocks(p); b++)
             fprintf(f, "%016" PRIx64, p->hash[b]);
         fputc('"', f);
     }
@@ -52,18 +52,18 @@ static char *metadata_text(const struct iz_piece *piece, int n, int64_t step,
     return iz_text_close(&text);
 }
 
-char *iz_safetensors_header(const struct iz_piece *piece, int n, int64_t step,
-                            int rank, int ranks, int64_t *bytes)
+char *iz_rank_file_header(const struct iz_rank_range *range, int n,
+                          int64_t step, int rank, int ranks, int64_t *bytes)
 {
-    char *metadata = metadata_text(piece, n, step, rank, ranks);
+    char *metadata = metadata_text(range, n, step, rank, ranks);
     struct iz_st_tensor *t = iz_take(n, sizeof(*t), "a header");
     for (int i = 0; i < n; i++)
-        t[i] = (struct iz_st_tensor){.name = piece[i].name,
+        t[i] = (struct iz_st_tensor){.name = range[i].name,
                                      .dtype = iz_st_dtype_text(IZ_F32),
-                                     .shape = {piece[i].count},
+                                     .shape = {range[i].count},
                                      .dims = 1,
-                                     .offset = piece[i].offset,
-                                     .bytes = 4 * piece[i].count};
+                                     .offset = range[i].offset,
+                                     .bytes = 4 * range[i].count};
     char *text = iz_st_header(metadata, t, n, bytes);
     free(metadata);
     free(t);
@@ -84,9 +84,9 @@ static int metadata_number(const struct iz_st *s, const char *key, int64_t max,
     return 0;
 }
 
-static bool hashes_parse(struct iz_piece *p, const char *text)
+static bool hashes_parse(struct iz_rank_range *p, const char *text)
 {
-    int64_t n = iz_piece_blocks(p);
+    int64_t n = iz_rank_range_blocks(p);
     if (strlen(text) != (size_t)n * HASH_DIGITS ||
         strspn(text, "0123456789abcdef") != (size_t)n * HASH_DIGITS)
         return false;
@@ -99,8 +99,8 @@ static bool hashes_parse(struct iz_piece *p, const char *text)
     return true;
 }
 
-/* "first total hashes": where the piece lies, and its checksums. */
-static int piece_place(const struct iz_st *s, struct iz_piece *p,
+/* "first total hashes": where the range lies, and its checksums. */
+static int range_place(const struct iz_st *s, struct iz_rank_range *p,
                        const char *text)
 {
     p->first = text ? iz_text_decimal(&text) : -1;
@@ -119,11 +119,11 @@ static int piece_place(const struct iz_st *s, struct iz_piece *p,
     if (!hashes_parse(p, text))
         return iz_st_fault(
             s, "tensor %s has no checksum for each of its %" PRId64 " blocks",
-            p->name, iz_piece_blocks(p));
+            p->name, iz_rank_range_blocks(p));
     return 0;
 }
 
-static int piece_parse(const struct iz_st *s, struct iz_piece *p,
+static int range_parse(const struct iz_st *s, struct iz_rank_range *p,
                        const struct iz_st_tensor *t)
 {
     if (strlen(t->name) >= sizeof(p->name))
@@ -136,11 +136,11 @@ static int piece_parse(const struct iz_st *s, struct iz_piece *p,
         return iz_st_fault(s, "tensor %s: shape is not [count]", t->name);
     p->count = t->shape[0];
     p->offset = t->offset;
-    return piece_place(
+    return range_place(
         s, p, json_string_value(json_object_get(s->metadata, t->name)));
 }
 
-static int contents_parse(struct iz_safetensors *s)
+static int contents_parse(struct iz_rank_file *s)
 {
     const char *format =
         json_string_value(json_object_get(s->st.metadata, "izar"));
@@ -157,50 +157,50 @@ static int contents_parse(struct iz_safetensors *s)
         err = metadata_number(&s->st, "ranks", INT_MAX, &ranks);
     s->rank = (int)rank;
     s->ranks = (int)ranks;
-    s->piece = iz_take(s->st.n, sizeof(*s->piece), "pieces");
+    s->range = iz_take(s->st.n, sizeof(*s->range), "ranges");
     for (int i = 0; i < s->st.n && !err; i++)
-        err = piece_parse(&s->st, &s->piece[s->n_pieces++], &s->st.tensor[i]);
+        err = range_parse(&s->st, &s->range[s->n_ranges++], &s->st.tensor[i]);
     return err;
 }
 
-int iz_safetensors_open(struct iz_safetensors **out, const char *path)
+int iz_rank_file_open(struct iz_rank_file **out, const char *path)
 {
-    struct iz_safetensors *s = *out = iz_take(1, sizeof(*s), "a file");
+    struct iz_rank_file *s = *out = iz_take(1, sizeof(*s), "a file");
     int err = iz_st_open(&s->st, "checkpoint: ", path, stderr);
     if (!err)
         err = contents_parse(s);
     if (err)
-        iz_safetensors_close(out);
+        iz_rank_file_close(out);
     return err;
 }
 
-void iz_safetensors_close(struct iz_safetensors **out)
+void iz_rank_file_close(struct iz_rank_file **out)
 {
-    struct iz_safetensors *s = *out;
+    struct iz_rank_file *s = *out;
     if (!s)
         return;
-    for (int i = 0; i < s->n_pieces; i++)
-        free(s->piece[i].hash);
-    free(s->piece);
+    for (int i = 0; i < s->n_ranges; i++)
+        free(s->range[i].hash);
+    free(s->range);
     iz_st_close(&s->st);
     free(s);
     *out = NULL;
 }
 
-const struct iz_piece *iz_safetensors_find(const struct iz_safetensors *s,
-                                           const char *name)
+const struct iz_rank_range *iz_rank_file_find(const struct iz_rank_file *s,
+                                              const char *name)
 {
-    for (int i = 0; i < s->n_pieces; i++)
-        if (strcmp(s->piece[i].name, name) == 0)
-            return &s->piece[i];
+    for (int i = 0; i < s->n_ranges; i++)
+        if (strcmp(s->range[i].name, name) == 0)
+            return &s->range[i];
     return NULL;
 }
 
-int iz_safetensors_read(const struct iz_safetensors *s,
-                        const struct iz_piece *p, int64_t b, float *out)
+int iz_rank_file_read(const struct iz_rank_file *s,
+                      const struct iz_rank_range *p, int64_t b, float *out)
 {
     int64_t from = b * IZ_CKPT_BLOCK;
-    int64_t n = iz_piece_block_elems(p, b);
+    int64_t n = iz_rank_range_block_elems(p, b);
     assert(b >= 0 && n > 0);
     int err = iz_st_read(&s->st, out, 4 * n, p->offset + 4 * from);
     if (!err && iz_hash(out, 4 * n) != p->hash[b])

@@ -28,10 +28,10 @@
 /* Of one unit at most 64, and a block may begin and end inside of one. */
 #define PIECES_MAX 72
 
-struct iz_saver {
+struct iz_ckpt_saver {
     struct iz_engine *e;
     struct iz_parts parts; /* its scalars: of the step that is saved */
-    struct iz_piece *piece;
+    struct iz_rank_range *range;
     struct iz_ckpt_writer writer;
     struct iz_vote vote; /* of saves as tasks */
     starpu_data_handle_t file, scalars;
@@ -43,22 +43,22 @@ struct iz_saver {
 
 /* What became of a block between an array and its file. */
 struct block_arg {
-    struct iz_saver *s;
+    struct iz_ckpt_saver *s;
     int part;
     int64_t block;
 };
 
 struct step_arg {
-    struct iz_saver *s;
+    struct iz_ckpt_saver *s;
     int64_t step;
 };
 
-static bool good(const struct iz_saver *s)
+static bool good(const struct iz_ckpt_saver *s)
 {
     return atomic_load(&s->err) == 0;
 }
 
-static void fail(struct iz_saver *s, int err)
+static void fail(struct iz_ckpt_saver *s, int err)
 {
     int none = 0;
     if (err)
@@ -140,7 +140,7 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
     bool gpu = r->e->plan.target.gpu && home == IZ_HOME_NONE;
     struct iz_task t = iz_task_of(r->e, IZ_SNAPSHOT,
                                   gpu ? IZ_ON_D2H : IZ_ON_HOST, run, r->unit);
-    t.urgency = iz_step_in_order(r->unit);
+    t.priority_offset = iz_step_in_order(r->unit);
     iz_task_add(&t, buffer, first ? STARPU_W : STARPU_RW);
     return t;
 }
@@ -301,14 +301,15 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct block_arg *a = arg;
     if (a->s->parts.arg[a->part].array == IZ_FROZEN)
-        widen_frozen(a->s->e, buf[0],
-                     iz_piece_block_elems(&a->s->piece[a->part], a->block));
+        widen_frozen(
+            a->s->e, buf[0],
+            iz_rank_range_block_elems(&a->s->range[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
 }
 
-static void submit_block(struct iz_saver *s, int part, int64_t block)
+static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
 {
     const struct iz_parts_range *p = &s->parts.arg[part];
     struct iz_engine *e = s->e;
@@ -320,12 +321,12 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
         iz_engine_array(e, p->unit, p->array,
                         iz_part_of_array(e, p->unit, p->array).first);
     struct range r = {e, p->unit, p->array, first + block * IZ_CKPT_BLOCK,
-                      iz_piece_block_elems(&s->piece[part], block)};
+                      iz_rank_range_block_elems(&s->range[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
     iz_task_add(&t, s->file, STARPU_R);
-    t.urgency = iz_step_in_order(p->unit);
+    t.priority_offset = iz_step_in_order(p->unit);
     t.bytes = 4.0 * (double)r.n;
     t.step--;
     iz_step_submit(e, &t, &a, sizeof(a));
@@ -334,12 +335,12 @@ static void submit_block(struct iz_saver *s, int part, int64_t block)
 /* ---- the file as a whole ---- */
 
 /* c: which of the step's numbers resuming needs. */
-static void begin_file(struct iz_saver *s, const struct iz_control *c,
+static void begin_file(struct iz_ckpt_saver *s, const struct iz_control *c,
                        int64_t step)
 {
     iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
     s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
-                                        .piece = s->piece,
+                                        .range = s->range,
                                         .step = step,
                                         .rank = s->e->plan.rank,
                                         .ranks = s->e->plan.ranks,
@@ -358,7 +359,7 @@ static void run_begin(struct iz_exec *x, void **buf, const void *arg)
 static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_saver *s = a->s;
+    struct iz_ckpt_saver *s = a->s;
     struct iz_vote *v = &s->vote;
     fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &v->own));
     atomic_store(&v->step, good(s) ? a->step : -1);
@@ -367,7 +368,7 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
-    struct iz_saver *s = a->s;
+    struct iz_ckpt_saver *s = a->s;
     int err = iz_ckpt_commit(&s->parts.k, a->step, s->vote.ranks, s->vote.of);
     fail(s, err);
     if (err)
@@ -377,7 +378,7 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 }
 
 /* file, scalars: how they are accessed. */
-static void submit_step(struct iz_saver *s, int64_t step,
+static void submit_step(struct iz_ckpt_saver *s, int64_t step,
                         void (*run)(struct iz_exec *, void **, const void *),
                         starpu_data_handle_t control,
                         enum starpu_data_access_mode file,
@@ -394,17 +395,17 @@ static void submit_step(struct iz_saver *s, int64_t step,
 
 /* ---- public ---- */
 
-int iz_save_open(struct iz_saver **out, struct iz_engine *e,
-                 const struct iz_ckpt_of *of)
+int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
+                      const struct iz_ckpt_of *of)
 {
-    struct iz_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
+    struct iz_ckpt_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     iz_parts_open(&s->parts, e, of, false);
-    s->piece = iz_take(s->parts.k.n_parts, sizeof(*s->piece), "a checkpoint");
+    s->range = iz_take(s->parts.k.n_parts, sizeof(*s->range), "a checkpoint");
     if (e->plan.staging[IZ_STAGING_SAVE].n)
         iz_vote_open(&s->vote, e);
-    int err = iz_ckpt_shares(&s->parts.k, e->coll, s->piece);
+    int err = iz_ckpt_shares(&s->parts.k, e->coll, s->range);
     if (!err && e->plan.rank == 0)
         err = iz_ckpt_dir_sweep(s->parts.k.dir);
     err = iz_agree(e->coll, err);
@@ -415,9 +416,9 @@ int iz_save_open(struct iz_saver **out, struct iz_engine *e,
     return 0;
 }
 
-void iz_save_close(struct iz_saver **out)
+void iz_ckpt_save_close(struct iz_ckpt_saver **out)
 {
-    struct iz_saver *s = *out;
+    struct iz_ckpt_saver *s = *out;
     if (!s)
         return;
     iz_graph_wait(s->e->graph);
@@ -427,16 +428,16 @@ void iz_save_close(struct iz_saver **out)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    for (int i = 0; s->piece && i < s->parts.k.n_parts; i++)
-        free(s->piece[i].hash);
-    free(s->piece);
+    for (int i = 0; s->range && i < s->parts.k.n_parts; i++)
+        free(s->range[i].hash);
+    free(s->range);
     iz_vote_close(&s->vote, s->e);
     iz_parts_close(&s->parts);
     free(s);
     *out = NULL;
 }
 
-void iz_save_begin(struct iz_saver *s)
+void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
@@ -444,17 +445,17 @@ void iz_save_begin(struct iz_saver *s)
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]); b++)
+        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]); b++)
             submit_block(s, i, b);
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
 
-bool iz_save_pending(const struct iz_saver *s)
+bool iz_ckpt_save_pending(const struct iz_ckpt_saver *s)
 {
     return s->pending != 0;
 }
 
-int iz_save_event(struct iz_saver *s, const struct iz_event *v)
+int iz_ckpt_save_event(struct iz_ckpt_saver *s, const struct iz_event *v)
 {
     if (v->eval)
         return 0;
@@ -471,7 +472,7 @@ int iz_save_event(struct iz_saver *s, const struct iz_event *v)
     return 0;
 }
 
-int iz_save_finish(struct iz_saver *s)
+int iz_ckpt_save_finish(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     iz_graph_wait(e->graph);
@@ -487,17 +488,18 @@ int iz_save_finish(struct iz_saver *s)
 }
 
 /* All blocks through one buffer. */
-static void copy_blocks(struct iz_saver *s, float *block)
+static void copy_blocks(struct iz_ckpt_saver *s, float *block)
 {
     struct iz_progress progress;
     int64_t bytes = 0;
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        bytes += 4 * s->piece[i].count;
+        bytes += 4 * s->range[i].count;
     iz_progress_begin(&progress, "saving", bytes);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]) && good(s); b++) {
+        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]) && good(s);
+             b++) {
             const struct iz_parts_range *p = &s->parts.arg[i];
-            int64_t n = iz_piece_block_elems(&s->piece[i], b);
+            int64_t n = iz_rank_range_block_elems(&s->range[i], b);
             iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_CKPT_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));
@@ -506,7 +508,7 @@ static void copy_blocks(struct iz_saver *s, float *block)
     iz_progress_end(&progress);
 }
 
-int iz_save_now(struct iz_saver *s)
+int iz_ckpt_save_now(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     float *block = iz_take(IZ_CKPT_BLOCK, sizeof(*block), "a checkpoint");
@@ -516,10 +518,10 @@ int iz_save_now(struct iz_saver *s)
     copy_blocks(s, block);
     free(block);
     run_seal(NULL, NULL, &(struct step_arg){s, e->step});
-    return iz_save_finish(s);
+    return iz_ckpt_save_finish(s);
 }
 
-int64_t iz_save_done(struct iz_saver *s)
+int64_t iz_ckpt_save_done(struct iz_ckpt_saver *s)
 {
     return atomic_exchange(&s->done, 0);
 }

@@ -23,31 +23,32 @@
 struct share {
     const struct iz_ckpt *k;
     struct iz_coll *c;
-    const int64_t *span;    /* [ranks][n_parts][2]: first and count */
-    struct iz_piece *piece; /* [n_parts], to fill */
+    const int64_t *first_count;  /* [ranks][n_parts][2]: first and count */
+    struct iz_rank_range *range; /* [n_parts], to fill */
 };
 
 /* first and count of part i on rank q. */
-static const int64_t *span(const struct share *s, int i, int q)
+static const int64_t *first_count(const struct share *s, int i, int q)
 {
-    return s->span + 2 * ((int64_t)q * s->k->n_parts + i);
+    return s->first_count + 2 * ((int64_t)q * s->k->n_parts + i);
 }
 
 static bool replicated(const struct share *s, int i)
 {
     for (int q = 0; q < s->c->size; q++)
-        if (span(s, i, q)[0] != 0 || span(s, i, q)[1] != s->k->part[i].total)
+        if (first_count(s, i, q)[0] != 0 ||
+            first_count(s, i, q)[1] != s->k->part[i].total)
             return false;
     return true;
 }
 
-/* Whether the ranks' pieces, in order of ranks, lie end to end and fill the
+/* Whether the ranks' ranges, in order of ranks, lie end to end and fill the
  * array. */
 static bool tiled(const struct share *s, int i)
 {
     int64_t end = 0;
     for (int q = 0; q < s->c->size; q++) {
-        const int64_t *p = span(s, i, q);
+        const int64_t *p = first_count(s, i, q);
         if (p[1] < 0 || (p[1] > 0 && p[0] != end))
             return false;
         end += p[1];
@@ -58,7 +59,7 @@ static bool tiled(const struct share *s, int i)
 static int share_set(struct share *s, int i)
 {
     const struct iz_ckpt_part *part = &s->k->part[i];
-    struct iz_piece *p = &s->piece[i];
+    struct iz_rank_range *p = &s->range[i];
     int64_t size = s->c->size, rank = s->c->rank;
     memcpy(p->name, part->name, sizeof(p->name));
     p->total = part->total;
@@ -71,16 +72,16 @@ static int share_set(struct share *s, int i)
     } else if (!tiled(s, i)) { /* all ranks see it, one says so */
         return iz_text_refuse(
             rank == 0 ? stderr : NULL,
-            "checkpoint: the ranks' pieces of %s do not lie end "
+            "checkpoint: the ranks' ranges of %s do not lie end "
             "to end over %" PRId64 " elements",
             part->name, part->total);
     }
-    p->hash = iz_take(iz_piece_blocks(p), sizeof(*p->hash), "hashes");
+    p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
     return 0;
 }
 
-/* Every rank's pieces; malloc'ed. */
-static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
+/* Every rank's ranges; malloc'ed. */
+static int64_t *ranges_gather(const struct iz_ckpt *k, struct iz_coll *c)
 {
     int n = k->n_parts;
     int64_t *mine = iz_take(2 * n, sizeof(*mine), "%d arrays", n);
@@ -94,16 +95,16 @@ static int64_t *spans_gather(const struct iz_ckpt *k, struct iz_coll *c)
 }
 
 int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
-                   struct iz_piece *piece)
+                   struct iz_rank_range *range)
 {
-    struct share s = {.k = k, .c = c, .piece = piece};
+    struct share s = {.k = k, .c = c, .range = range};
     int64_t *all, offset = 0;
     int err = 0;
-    s.span = all = spans_gather(k, c);
+    s.first_count = all = ranges_gather(k, c);
     for (int i = 0; i < k->n_parts && !err; i++) {
         err = share_set(&s, i);
-        piece[i].offset = offset;
-        offset += 4 * piece[i].count;
+        range[i].offset = offset;
+        offset += 4 * range[i].count;
     }
     free(all);
     return iz_agree(c, err);
@@ -134,8 +135,8 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
-    return iz_safetensors_header(w->piece, w->k->n_parts, w->step, w->rank,
-                                 w->ranks, bytes);
+    return iz_rank_file_header(w->range, w->k->n_parts, w->step, w->rank,
+                               w->ranks, bytes);
 }
 
 /* The data go first, because the header holds their hashes; its length does
@@ -152,7 +153,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
     free(header_make(w, &w->data));
     w->bytes = w->data;
     for (int i = 0; i < w->k->n_parts; i++)
-        w->bytes += 4 * w->piece[i].count;
+        w->bytes += 4 * w->range[i].count;
     w->fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return iz_durable_refuse("checkpoint", w->path, "cannot create", errno);
@@ -162,8 +163,8 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in)
 {
-    const struct iz_piece *p = &w->piece[i];
-    int64_t n = iz_piece_block_elems(p, b);
+    const struct iz_rank_range *p = &w->range[i];
+    int64_t n = iz_rank_range_block_elems(p, b);
     p->hash[b] = iz_hash(in, 4 * n);
     return writer_put(w, in, 4 * n,
                       w->data + p->offset + 4 * b * IZ_CKPT_BLOCK);

@@ -10,7 +10,7 @@
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
 #include "codelets/flat/quant.h"
-#include "codelets/ops/ops.h"
+#include "codelets/unit/unit.h"
 #include "runtime/base/key.h"
 
 #define IZ_MATCH_MAX 128
@@ -42,12 +42,6 @@ enum iz_sum_first { IZ_SUM_AUTO, IZ_SUM_RANKS_FIRST, IZ_SUM_LOCAL_FIRST };
 /* What a step does that has no target. */
 enum iz_empty { IZ_EMPTY_UPDATE, IZ_EMPTY_SKIP };
 enum iz_host_comm { IZ_HOST_AUTO, IZ_HOST_MEMORY, IZ_HOST_MESSAGES };
-enum iz_recompute {
-    IZ_RECOMPUTE_AUTO,
-    IZ_RECOMPUTE_FULL,
-    IZ_RECOMPUTE_WIDENED,
-    IZ_RECOMPUTE_NONE
-};
 
 /* DeepSpeed's after the first, then transformers'. */
 enum iz_lr_kind {

@@ -443,13 +443,14 @@ const struct iz_key iz_config_keys[] = {
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
          "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
          "gram, whose sums are fp32. auto: gpu."),
-    NUMBER("run.gpu_logits_bytes", TOLD, INT64, c.run.gpu_logits_bytes, 0,
-           COUNT_MAX, "0",
-           "On a GPU: bytes of fp32 logits that are computed at a time, at "
-           "least 8 rows of them; the more, the fewer passes over the last "
-           "layer's weights and their gradient. 0: 1 GiB if the plan may use "
-           "more than 64 GiB of the GPU and repeats nothing more for it, else "
-           "256 MiB. Another number adds in another order."),
+    NUMBER(
+        "run.gpu_logits_bytes", TOLD, INT64, c.run.gpu_logits_bytes, 0,
+        COUNT_MAX, "0",
+        "On a GPU: bytes of fp32 logits that are computed at a time, at "
+        "least 8 rows of them; the more, the fewer passes over the last "
+        "layer's weights and their gradient. 0: 1 GiB if the plan may use "
+        "more than 64 GiB of the GPU and recomputes nothing more for it, else "
+        "256 MiB. Another number adds in another order."),
     {KEY("run.sequence_chunk", TOLD, COUNT, c.run.sequence_chunk, "\"off\"",
          "Rows of a sample that a block handles at a time, so that only the "
          "keys and values of a sample are whole, with what run.recompute "
@@ -467,13 +468,13 @@ const struct iz_key iz_config_keys[] = {
          "depth_first: one micro-batch goes through all units before the next. "
          "breadth_first: one unit handles all micro-batches before the next "
          "unit, so parameters are fetched once per step and direction."),
-    WORD(
-        "run.recompute", FREE, c.run.recompute, "auto|full|widened|none",
-        "\"auto\"",
-        "What backward repeats of its unit's forward; it uses kept activations "
-        "for the rest. full: all; widened: what makes the widest activations, "
-        "which are not kept; none: nothing; auto: unit by unit as little as "
-        "memory allows."),
+    WORD("run.recompute", FREE, c.run.recompute, "none|widened|full|auto",
+         "\"auto\"",
+         "What backward recomputes of its unit's forward; it uses kept "
+         "activations "
+         "for the rest. full: all; widened: what makes the widest activations, "
+         "which are not kept; none: nothing; auto: unit by unit as little as "
+         "memory allows."),
     BOOL("run.overlap", FREE, c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),

@@ -126,7 +126,7 @@ static int pairs_check(const struct stream *t, int seq)
                                       : "its pairs have no loss mask beside "
                                         "them");
         for (int64_t at = 0; seq && at < s->count; at += seq)
-            if (!iz_shard_learnt(s, at + 1, seq - 1))
+            if (!iz_shard_loss_tokens(s, at + 1, seq - 1))
                 return iz_text_refuse(stderr,
                                       "data: %s: text %" PRId64
                                       " has nothing to be learnt",
@@ -204,12 +204,13 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
 }
 
 /* Of the targets [at, at + n). */
-static int64_t stream_learnt(const struct stream *t, int64_t at, int64_t n)
+static int64_t stream_loss_tokens(const struct stream *t, int64_t at, int64_t n)
 {
     int64_t loss_tokens = 0;
     for (int k = stream_find(t, at); n > 0; k++) {
         int64_t here = min64(t->first[k + 1] - at, n);
-        loss_tokens += iz_shard_learnt(&t->shard[k], at - t->first[k], here);
+        loss_tokens +=
+            iz_shard_loss_tokens(&t->shard[k], at - t->first[k], here);
         at += here;
         n -= here;
     }
@@ -236,8 +237,8 @@ static void read_targets(const struct iz_data *d, const struct stream *t,
 }
 
 /* Of the targets of a sample that begins at `at`. */
-static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
-                             int64_t at)
+static int64_t sample_loss_tokens(const struct iz_data *d,
+                                  const struct stream *t, int64_t at)
 {
     enum { AT_ONCE = 512 };
     int32_t input[AT_ONCE], target[AT_ONCE];
@@ -245,7 +246,7 @@ static int64_t sample_learnt(const struct iz_data *d, const struct stream *t,
     if (d->model)
         return 1; /* a record's */
     if (d->document_end < 0)
-        return stream_learnt(t, at + 1, d->targets);
+        return stream_loss_tokens(t, at + 1, d->targets);
     for (int64_t i = 0; i < d->seq; i += here) {
         here = min64(d->seq - i, AT_ONCE);
         stream_read(t, at + i, input, here, false);
@@ -301,7 +302,7 @@ static int split_check(const struct iz_data *d, enum iz_split s,
             path, d->split[s].count, d->model ? "records" : "tokens", use,
             (int64_t)d->seq + d->ahead, d->seq, d->ahead,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
-    if (!iz_data_masked(d, s) || iz_data_learnt(d, s, 0, windows) > 0)
+    if (!iz_data_masked(d, s) || iz_data_loss_tokens(d, s, 0, windows) > 0)
         return 0;
     return iz_text_refuse(
         stderr, "data: %s: %s nothing to be learnt for %s", path,
@@ -498,13 +499,13 @@ bool iz_data_masked(const struct iz_data *d, enum iz_split s)
     return d->document_end >= 0 || d->split[s].stream->shard[0].mask.at != NULL;
 }
 
-int64_t iz_data_learnt(const struct iz_data *d, enum iz_split which,
-                       int64_t first, int64_t n)
+int64_t iz_data_loss_tokens(const struct iz_data *d, enum iz_split which,
+                            int64_t first, int64_t n)
 {
     int64_t loss_tokens = 0;
     for (int64_t i = first; i < first + n; i += d->group)
-        loss_tokens +=
-            sample_learnt(d, d->split[which].stream, sample_start(d, which, i));
+        loss_tokens += sample_loss_tokens(d, d->split[which].stream,
+                                          sample_start(d, which, i));
     return loss_tokens;
 }
 

@@ -50,8 +50,8 @@ int64_t iz_data_targets(const struct iz_data *d, int64_t n);
  * a document, and how many of those of samples [first, first + n) are not; of
  * pairs, of the chosen ones.  Thread-safe. */
 bool iz_data_masked(const struct iz_data *d, enum iz_split s);
-int64_t iz_data_learnt(const struct iz_data *d, enum iz_split s, int64_t first,
-                       int64_t n);
+int64_t iz_data_loss_tokens(const struct iz_data *d, enum iz_split s,
+                            int64_t first, int64_t n);
 
 /* Sample number `index` (0, 1, ... over all epochs; each epoch a new
  * permutation of the training windows by a counter-based generator; validation

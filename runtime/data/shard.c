@@ -373,7 +373,7 @@ static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
     return s->mask.at + HEADER_INTS * sizeof(int32_t) + at;
 }
 
-int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n)
+int64_t iz_shard_loss_tokens(const struct iz_shard *s, int64_t at, int64_t n)
 {
     int64_t loss_tokens = 0;
     if (!s->mask.at)

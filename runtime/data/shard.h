@@ -51,4 +51,4 @@ bool iz_shard_begins(const struct iz_shard *s, int64_t at);
 int iz_shard_sample(const char *path);
 
 /* How many of the tokens [at, at + n) the mask does not exclude. */
-int64_t iz_shard_learnt(const struct iz_shard *s, int64_t at, int64_t n);
+int64_t iz_shard_loss_tokens(const struct iz_shard *s, int64_t at, int64_t n);

@@ -60,14 +60,14 @@ static_assert(CODES % IZ_MOMENT_BLOCK == 0, "whole blocks");
 
 /* Blocks of a state that lies on the GPU, those from element `at` on, as an
  * array in the pinned buffer: copied there, or back from there. */
-static void copy_codes(struct iz_engine *e, const struct iz_moments *near,
+static void copy_codes(struct iz_engine *e, const struct iz_moments *code,
                        const struct iz_moments *x, int64_t at, bool back)
 {
     int64_t size = x->type == IZ_MOMENT_BF16 ? 2 : 1;
     char *gpu[2] = {(char *)x->p + at * size,
                     (char *)x->p + x->n + at / IZ_MOMENT_BLOCK};
-    char *host[2] = {near->p, (char *)near->p + near->n};
-    int64_t bytes[2] = {near->n * size, near->n / IZ_MOMENT_BLOCK};
+    char *host[2] = {code->p, (char *)code->p + code->n};
+    int64_t bytes[2] = {code->n * size, code->n / IZ_MOMENT_BLOCK};
     for (int i = 0; i < (x->type == IZ_MOMENT_FP8 ? 2 : 1); i++)
         iz_device_copy(e->bounce.stream, back ? gpu[i] : host[i],
                        back ? host[i] : gpu[i], bytes[i]);
@@ -81,28 +81,28 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
                          int64_t n, bool put)
 {
     for (int64_t i = 0, k = n; i < n; i += k) {
-        struct iz_moments near = *x;
+        struct iz_moments code = *x;
         int64_t from = at;
-        if (iz_bounce_far(e, h)) {
+        if (iz_bounce_on_gpu(e, h)) {
             from = (at + i) % IZ_MOMENT_BLOCK;
             k = min64(n - i, CODES - from);
-            near.p = e->bounce.buffer;
-            near.n = round_up(from + k, IZ_MOMENT_BLOCK);
-            copy_codes(e, &near, x, at + i - from, false);
+            code.p = e->bounce.buffer;
+            code.n = round_up(from + k, IZ_MOMENT_BLOCK);
+            copy_codes(e, &code, x, at + i - from, false);
         }
         if (put)
-            iz_moment_put(&near, from, host + i, k);
+            iz_moment_put(&code, from, host + i, k);
         else
-            iz_moment_get(host + i, &near, from, k);
-        if (put && iz_bounce_far(e, h))
-            copy_codes(e, &near, x, at + i - from, true);
+            iz_moment_get(host + i, &code, from, k);
+        if (put && iz_bounce_on_gpu(e, h))
+            copy_codes(e, &code, x, at + i - from, true);
     }
 }
 
 char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
                     char *place)
 {
-    return iz_bounce_far(e, h)
+    return iz_bounce_on_gpu(e, h)
                ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
                : place;
 }

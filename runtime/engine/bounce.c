@@ -7,7 +7,7 @@
 #include "codelets/base/int64.h"
 #include "codelets/gpu/device.h"
 
-bool iz_bounce_far(const struct iz_engine *e, enum iz_home h)
+bool iz_bounce_on_gpu(const struct iz_engine *e, enum iz_home h)
 {
     return e->plan.target.gpu && h == IZ_HOME_NONE;
 }
@@ -16,7 +16,7 @@ void iz_bounce_move(struct iz_engine *e, enum iz_home h, char *place,
                     char *host, int64_t bytes, bool put)
 {
     char *bounce = e->bounce.buffer;
-    if (!iz_bounce_far(e, h)) {
+    if (!iz_bounce_on_gpu(e, h)) {
         memcpy(put ? place : host, put ? host : place, (size_t)bytes);
         return;
     }

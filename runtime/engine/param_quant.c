@@ -150,7 +150,7 @@ struct filling {
     bool *ready;
     double *sum;
     struct groups own;
-    bool far; /* the groups are a buffer's, and go to a GPU */
+    bool on_gpu; /* the groups are a buffer's, and go to a GPU */
 };
 
 /* Group g of the unit. */
@@ -238,13 +238,13 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
     size_t shard = (size_t)g->plan->quant.shard;
     size_t all = shard * (size_t)e->plan.ranks;
     char *own = g->quant + iz_param_quant_own(e, unit);
-    bool far = g->quant && iz_bounce_far(e, e->plan.zero.frozen.home);
+    bool on_gpu = g->quant && iz_bounce_on_gpu(e, e->plan.zero.frozen.home);
     *f = (struct filling){
         .format = quant_of(e, unit),
-        .group = far        ? calloc(shard, (size_t)group_bytes(e, unit))
+        .group = on_gpu     ? calloc(shard, (size_t)group_bytes(e, unit))
                  : g->quant ? own
                             : e->staging[IZ_STAGING_PARAM].buffer[0].p,
-        .far = far,
+        .on_gpu = on_gpu,
         .scale = malloc(shard * IZ_QUANT_SCALES * sizeof(float)),
         .values = malloc(RUN * IZ_QUANT_GROUP * sizeof(float)),
         .ready = calloc(shard, sizeof(bool)),
@@ -275,13 +275,13 @@ int iz_param_quant_fill(struct iz_engine *e, int unit,
                            "scales of quantised parameters");
     if (!err)
         fill_scales(&f, u);
-    if (!err && f.far)
+    if (!err && f.on_gpu)
         iz_param_quant_move(e, unit, 0, f.group, iz_plan_quant_shard(g->plan),
                             true);
     for (int64_t at = 0; at < filed && !err && !g->quant; at += IZ_QUANT_PIECE)
         iz_nvme_write(e->file.param, f.group + at, g->quant_at + at,
                       min64(filed - at, IZ_QUANT_PIECE));
-    if (f.far)
+    if (f.on_gpu)
         free(f.group);
     free(f.scale);
     free(f.values);

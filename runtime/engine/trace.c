@@ -267,9 +267,10 @@ static void write_run(const struct iz_engine *e, FILE *f, int64_t from,
             "\"compute_workers\": %d,\n\"units\": [",
             words[p->zero.fetch], p->micro_batches, p->slices, p->wave,
             p->n_rings ? p->ring[0].params : 0,
-            iz_plan_repeating(p, e->model, IZ_REPEAT_NONE),
-            iz_plan_repeating(p, e->model, IZ_REPEAT_WIDENED),
-            iz_plan_repeating(p, e->model, IZ_REPEAT_FULL), p->tasks_at_once);
+            iz_plan_recomputing(p, e->model, IZ_RECOMPUTE_NONE),
+            iz_plan_recomputing(p, e->model, IZ_RECOMPUTE_WIDENED),
+            iz_plan_recomputing(p, e->model, IZ_RECOMPUTE_FULL),
+            p->tasks_at_once);
     for (int u = 0; u < e->model->n_units; u++)
         fprintf(f, "%s\"%s\"", u ? ", " : "", e->model->unit[u].name);
     fprintf(f, "]\n");

@@ -59,7 +59,7 @@ static void update_once(const struct worker *w, char *states, char *grad,
 {
     struct iz_state_layout l = iz_plan_states(w->p, IZ_HOME_CPU, w->n, 0);
     struct iz_step step = {.hyper = *w->hyper, .t = 1, .grad_scale = 1};
-    struct iz_alike all = iz_alike_of(&step);
+    struct iz_update_range all = iz_update_range_of(&step);
     struct iz_update u = {.optimizer = l.optimizer,
                           .type = l.type,
                           .g_type = w->p->grad_type,
@@ -69,8 +69,8 @@ static void update_once(const struct worker *w, char *states, char *grad,
                           .g = grad,
                           .out = l.master ? param : NULL,
                           .key = 1,
-                          .span = &all,
-                          .spans = 1};
+                          .range = &all,
+                          .ranges = 1};
     if (l.lower)
         u.lower = (uint16_t *)states;
     else

@@ -42,7 +42,7 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
             if (r->given[IZ_RULE_LR])
                 p->lr_scale = r->lr_scale;
             if (r->given[IZ_RULE_FROZEN])
-                p->frozen = r->frozen || p->unlearnt;
+                p->frozen = r->frozen || p->always_frozen;
             if (r->given[IZ_RULE_SPARSE])
                 p->sparse = r->sparse;
             if (!r->given[IZ_RULE_MUON])
@@ -247,8 +247,8 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
             p->sparse = false;
             p->by_matrix =
                 iz_optimizer(c->optimizer.type)->matrices && p->outputs[0];
-            p->frozen = p->unlearnt || (c->lora.rank > 0 && !p->saved &&
-                                        k < iz_unit_base(&m->unit[u]));
+            p->frozen = p->always_frozen || (c->lora.rank > 0 && !p->saved &&
+                                             k < iz_unit_base(&m->unit[u]));
         }
     for (int i = 0; i < c->n_rules; i++) {
         int s = apply_rule(m, c, i, err);

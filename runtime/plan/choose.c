@@ -11,10 +11,10 @@
 
 #define GAIN 0.999 /* a larger part for the GPU has to save as much */
 
-/* Of the forward's flops, what a plan may repeat more to have room for cuDNN's
- * scratch.  A block of a 7B at 2048 tokens saves 0.05 of its forward's time by
- * cuDNN's forward, and twice that by its backward. */
-#define REPEATS_MORE 0.02
+/* Of the forward's flops, what a plan may recompute more to have room for
+ * cuDNN's scratch.  A block of a 7B at 2048 tokens saves 0.05 of its forward's
+ * time by cuDNN's forward, and twice that by its backward. */
+#define RECOMPUTED_MORE 0.02
 
 static bool agreed(const struct iz_plan_for *f, bool ok)
 {
@@ -24,7 +24,7 @@ static bool agreed(const struct iz_plan_for *f, bool ok)
 /* A plan with a config; not one that fits: step_s is INFINITY. */
 struct tried {
     double step_s; /* 0: not predicted */
-    double repeats;
+    double recomputed;
     bool near, attends;
 };
 
@@ -36,8 +36,9 @@ static struct tried try_config(const struct iz_config *c,
     if (iz_plan_make(&p, c, f->model, f->ranks, f->rank, f->target))
         return t;
     if (!iz_plan_fit(&p, c, f->model, f->limit, NULL))
-        t = (struct tried){iz_forecast(&p, f->rate).step_s, iz_plan_repeats(&p),
-                           p.zero.sums_on_gpu, p.attends};
+        t = (struct tried){iz_forecast(&p, f->rate).step_s,
+                           iz_plan_recomputed(&p), p.zero.sums_on_gpu,
+                           p.attends};
     iz_plan_clear(&p);
     return t;
 }
@@ -140,7 +141,7 @@ static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
         *bytes = i ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
         t[i] = try_config(c, f);
     }
-    ok = ok && isfinite(t[1].step_s) && t[1].repeats <= t[0].repeats &&
+    ok = ok && isfinite(t[1].step_s) && t[1].recomputed <= t[0].recomputed &&
          t[1].near == t[0].near;
     *bytes = agreed(f, ok) ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
 }
@@ -177,7 +178,7 @@ static void choose_attention(struct iz_config *c, const struct iz_plan_for *f,
         struct tried its = try_config(c, f);
         if (agreed(f, its.attends && isfinite(its.step_s) &&
                           its.near == ours.near &&
-                          its.repeats <= ours.repeats + REPEATS_MORE))
+                          its.recomputed <= ours.recomputed + RECOMPUTED_MORE))
             continue;
         *by[back] = IZ_ATTENTION_OWN;
         *why = isfinite(ours.step_s)

@@ -29,9 +29,9 @@ struct iz_plan_for {
  * - an order of sums "auto" that is faster if it fits, then the other if that
  *   does;
  * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
- *   may use more than 64 GiB of the GPU and nothing more is repeated;
- * - cuDNN's attention where it is possible, fits and repeats little more, else
- *   ours, and tells why in target. */
+ *   may use more than 64 GiB of the GPU and nothing more is recomputed;
+ * - cuDNN's attention where it is possible, fits and recomputes little more,
+ * else ours, and tells why in target. */
 void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
 
 /* The plan of a config that is completed so.  rates(arg) finds f->rate and the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether a plan fits into the memory there is, the smallest change of the
  * config with which it would, and the largest model of a shape that does: the
- * same units with more or fewer of the kind that repeats.  See plan.h. */
+ * same units with more or fewer of the kind that recomputes.  See plan.h. */
 #include "runtime/plan/fit.h"
 
 #include <errno.h>
@@ -348,7 +348,7 @@ static void suggest(const struct fitting *f, FILE *err)
 static void keep_most(struct iz_plan *p, const struct iz_config *c,
                       const struct iz_model *m, const struct iz_limits *limit)
 {
-    iz_plan_repeat(p, m, IZ_REPEAT_FULL);
+    iz_plan_recompute(p, m, IZ_RECOMPUTE_FULL);
     iz_plan_sum_on_gpu(p, c, m, false);
     if (iz_plan_within(p, limit) || fits_either_way(p, c, m, limit))
         iz_plan_keep(p, m, limit);

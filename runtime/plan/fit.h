@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a plan fit into the memory there is: what units repeat, where a single
- * rank adds, and, where nothing helps, what to change. */
+/* Makes a plan fit into the memory there is: what units recompute, where a
+ * single rank adds, and, where nothing helps, what to change. */
 #pragma once
 
 #include "runtime/plan/limits.h"
@@ -27,20 +27,21 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
 /* Counts anew with sums near or not, where they can be. */
 void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
                         const struct iz_model *m, bool near);
-/* ---- repeat.c ---- */
+/* ---- recompute.c ---- */
 
-/* Counts anew with units that repeat this, but no more than gains memory. */
-void iz_plan_repeat(struct iz_plan *p, const struct iz_model *m,
-                    enum iz_repeat repeat);
-/* Lets units repeat less, of the flops as many less as memory allows: p is
+/* Counts anew with units that recompute this, but no more than gains memory. */
+void iz_plan_recompute(struct iz_plan *p, const struct iz_model *m,
+                       enum iz_recompute level);
+/* Lets units recompute less, of the flops as many less as memory allows: p is
  * within the limits and stays there. */
 void iz_plan_keep(struct iz_plan *p, const struct iz_model *m,
                   const struct iz_limits *limit);
-/* Of the flops of all forwards, those that backwards repeat; 0: none does. */
-double iz_plan_repeats(const struct iz_plan *p);
-/* How many units that have something to keep repeat this. */
-int iz_plan_repeating(const struct iz_plan *p, const struct iz_model *m,
-                      enum iz_repeat repeat);
-/* A line with that part and these numbers, if anything is repeated. */
-void iz_plan_repeat_print(const struct iz_plan *p, const struct iz_model *m,
-                          FILE *out);
+/* Of the flops of all forwards, those that backwards recompute; 0: none does.
+ */
+double iz_plan_recomputed(const struct iz_plan *p);
+/* How many units that have something to keep recompute this. */
+int iz_plan_recomputing(const struct iz_plan *p, const struct iz_model *m,
+                        enum iz_recompute level);
+/* A line with that part and these numbers, if anything is recomputed. */
+void iz_plan_recompute_print(const struct iz_plan *p, const struct iz_model *m,
+                             FILE *out);

@@ -341,7 +341,7 @@ static void backward(struct course *c, int first, int micros)
         for (int i = 0; i < micros; i++) {
             double *grad = &c->grad[2 * p->unit[u].ring + c->sent % 2];
             c->gpu_s = fmax(fmax(c->gpu_s, t), *grad) + k->backward_s +
-                       k->repeat_s[p->unit[u].repeat];
+                       k->recompute_s[p->unit[u].recompute];
             reduce(c, u, first + i);
         }
         if (slot)
@@ -353,11 +353,11 @@ static double passes_s(const struct iz_plan *p)
 {
     double s = 0;
     for (int u = 0; u < p->n_units; u++)
-        s +=
-            p->cost[u].forward_s +
-            (u < p->first_trained ? 0
-                                  : p->cost[u].backward_s +
-                                        p->cost[u].repeat_s[p->unit[u].repeat]);
+        s += p->cost[u].forward_s +
+             (u < p->first_trained
+                  ? 0
+                  : p->cost[u].backward_s +
+                        p->cost[u].recompute_s[p->unit[u].recompute]);
     return s * p->micro_batches;
 }
 

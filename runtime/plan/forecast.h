@@ -10,8 +10,9 @@
  * that is needed is not known, or without memory. */
 struct iz_forecast {
     double step_s;
-    double compute_s; /* of it, forwards and backwards with what they repeat */
-    double host_s;    /* what the host's part of the optimizer takes, beside */
+    double
+        compute_s; /* of it, forwards and backwards with what they recompute */
+    double host_s; /* what the host's part of the optimizer takes, beside */
 };
 
 /* rate: of IZ_RATES, for this plan; the costs of its units are those of

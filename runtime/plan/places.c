@@ -265,7 +265,7 @@ static void put_track(struct iz_plan *p, const struct iz_model *m, int t)
             put(p, IZ_DATUM_BOUNDARY, tier_of(home), u, t,
                 home == IZ_HOME_NVME ? room : iz_plan_boundary_bytes(p, m, u));
         put(p, IZ_DATUM_SAVED, IZ_TIER_DEVICE, u, t,
-            iz_plan_saved(p, m, u, p->unit[u].repeat));
+            iz_plan_saved(p, m, u, p->unit[u].recompute));
     }
 }
 

@@ -281,11 +281,12 @@ static void plan_costs(struct iz_plan *p, const struct iz_config *c,
                                              p->param_type, &like);
         /* Every kept buffer is a whole number of cache lines. */
         int64_t *save = p->cost[u].save_bytes;
-        for (int r = 0; r < IZ_REPEATS; r++)
+        for (int r = 0; r < IZ_RECOMPUTES; r++)
             save[r] = round_up(save[r], 64);
         /* In chunks of rows what nobody keeps is in the scratch of a chunk. */
         if (!p->target.numerics.chunk_rows)
-            p->act.save_bytes = max64(p->act.save_bytes, save[IZ_REPEAT_NONE]);
+            p->act.save_bytes =
+                max64(p->act.save_bytes, save[IZ_RECOMPUTE_NONE]);
         p->act.scratch_bytes =
             max64(p->act.scratch_bytes, p->cost[u].work_bytes);
         bool trained = u >= p->first_trained;
@@ -421,11 +422,6 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target)
 {
-    static const enum iz_repeat repeats[] = {
-        [IZ_RECOMPUTE_AUTO] = IZ_REPEAT_FULL,
-        [IZ_RECOMPUTE_FULL] = IZ_REPEAT_FULL,
-        [IZ_RECOMPUTE_WIDENED] = IZ_REPEAT_WIDENED,
-        [IZ_RECOMPUTE_NONE] = IZ_REPEAT_NONE};
     memset(p, 0, sizeof(*p));
     if (!iz_sum_possible(c, ranks) || !divides(c->run.sum_group, ranks) ||
         !divides(c->zero.hpz_partition, ranks))
@@ -457,7 +453,9 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     iz_plan_count(p, c, m);
-    iz_plan_repeat(p, m, repeats[c->run.recompute]);
+    iz_plan_recompute(p, m,
+                      c->run.recompute == IZ_RECOMPUTE_AUTO ? IZ_RECOMPUTE_FULL
+                                                            : c->run.recompute);
     return 0;
 }
 
@@ -515,7 +513,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         fprintf(out, " (%.2fM trained)", (double)n / 1e6);
     fprintf(out, " in %d units, %d rank%s, %s, activations %s%s\n", m->n_units,
             p->ranks, p->ranks > 1 ? "s" : "", iz_dtype_name(p->param_type),
-            !iz_plan_repeats(p)                        ? "kept"
+            !iz_plan_recomputed(p)                     ? "kept"
             : p->bytes.b[IZ_TIER_DEVICE][IZ_MEM_SAVED] ? "kept in part"
                                                        : "recomputed",
             boundaries[p->act.boundary_home]);
@@ -533,7 +531,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
                 (double)quant / 1e6, iz_quant_name(format),
                 iz_units_mib(quant_bytes),
                 8 * (double)quant_bytes / (double)quant);
-    iz_plan_repeat_print(p, m, out);
+    iz_plan_recompute_print(p, m, out);
     if (p->ranks > 1 &&
         (p->micro_batches > 1 || iz_sum_group(&p->sum) < p->ranks)) {
         fprintf(out, "      gradients are added over ");

@@ -54,7 +54,7 @@ struct iz_plan_unit {
     /* The last of them is a sum of the host, which takes the norm's squares
      * too; else they are a pass of their own. */
     bool sums_squares;
-    enum iz_repeat repeat; /* by its backward */
+    enum iz_recompute recompute; /* by its backward */
     /* For a sparse table: the largest number of rows that a step can touch,
      * and their length.  packed: rows x cols, rounded up to cache lines.  All
      * 0 for a dense unit. */
@@ -262,7 +262,7 @@ struct iz_plan {
     const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
     struct iz_places places;
     struct iz_bytes bytes; /* of all places */
-    double step_flops;     /* of one rank and step, without what is repeated */
+    double step_flops; /* of one rank and step, without what is recomputed */
 };
 
 /* The least number of slices with which a micro-batch occupies these workers,

@@ -28,10 +28,10 @@ int64_t iz_plan_boundary_room(const struct iz_plan *p)
 }
 
 int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
-                      int unit, enum iz_repeat repeat)
+                      int unit, enum iz_recompute level)
 {
     return m->unit[unit].forward && unit >= p->first_trained
-               ? p->cost[unit].save_bytes[repeat]
+               ? p->cost[unit].save_bytes[level]
                : 0;
 }
 

@@ -47,7 +47,7 @@ bool iz_plan_straight(const struct iz_plan *p, bool first);
 int64_t iz_plan_boundary_bytes(const struct iz_plan *p,
                                const struct iz_model *m, int unit);
 int64_t iz_plan_boundary_room(const struct iz_plan *p);
-/* Bytes that a unit which repeats this keeps from forward to backward, for one
- * track. */
+/* Bytes that a unit which recomputes this keeps from forward to backward, for
+ * one track. */
 int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
-                      int unit, enum iz_repeat repeat);
+                      int unit, enum iz_recompute level);

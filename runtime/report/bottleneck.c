@@ -75,7 +75,7 @@ enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
  * micro-batches than must be under way. */
 static bool waves(const struct iz_bottleneck_setting *s)
 {
-    return s->repeats && s->breadth_first && s->micro_batches > 1;
+    return s->recomputes && s->breadth_first && s->micro_batches > 1;
 }
 
 #define LARGER_PART                                                            \
@@ -102,12 +102,13 @@ static const char *advice_of_tasks(enum iz_bottleneck limit,
                                    const struct iz_bottleneck_setting *s)
 {
     const struct advice table[] = {
-        {IZ_BOTTLENECK_COMPUTE, s->repeats && s->repeats_asked,
-         "run.recompute=auto would repeat only the forwards that memory has no "
+        {IZ_BOTTLENECK_COMPUTE, s->recomputes && s->recompute_asked,
+         "run.recompute=auto would recompute only the forwards that memory has "
+         "no "
          "room to keep"},
         {IZ_BOTTLENECK_COMPUTE, waves(s),
          "run.schedule=depth_first would leave room to keep more activations"},
-        {IZ_BOTTLENECK_COMPUTE, s->repeats && s->samples > 1,
+        {IZ_BOTTLENECK_COMPUTE, s->recomputes && s->samples > 1,
          "fewer samples a micro-batch (train_micro_batch_size_per_gpu) would "
          "leave room to keep more activations"},
         {IZ_BOTTLENECK_COMPUTE, s->gpu && !s->half,
@@ -220,7 +221,7 @@ static enum iz_use small_loss(const struct iz_bottleneck_measured *m,
                               const struct iz_bottleneck_setting *s)
 {
     double lost = 1 - m->usage.share[IZ_USE_UNITS];
-    bool moves = (s->repeats && (s->repeats_asked || s->samples > 1)) ||
+    bool moves = (s->recomputes && (s->recompute_asked || s->samples > 1)) ||
                  waves(s) || (s->gpu && !s->half);
     return iz_bottleneck_find(m) == IZ_BOTTLENECK_COMPUTE && !moves &&
                    lost >= IZ_BOTTLENECK_COST

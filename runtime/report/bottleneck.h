@@ -43,10 +43,10 @@ struct iz_bottleneck_measured {
 
 /* What the sentence needs to know to name a setting that is not there yet. */
 struct iz_bottleneck_setting {
-    bool gpu, repeats, overlap, overlap_comm, breadth_first, rings, half;
+    bool gpu, recomputes, overlap, overlap_comm, breadth_first, rings, half;
     bool param_on_disk, frozen_on_disk, state_on_disk, boundary_on_disk;
-    bool few_slices;    /* more are possible */
-    bool repeats_asked; /* by run.recompute, not for want of memory */
+    bool few_slices;      /* more are possible */
+    bool recompute_asked; /* by run.recompute, not for want of memory */
     bool divisible; /* more of the optimizer can go from the host to the GPU */
     int workers, ring, slices, samples, micro_batches, in_flight;
 };

@@ -82,8 +82,8 @@ static struct iz_bottleneck_setting setting_of(const struct iz_engine *e)
     const struct iz_plan *p = &e->plan;
     return (struct iz_bottleneck_setting){
         .gpu = p->target.gpu,
-        .repeats = iz_plan_repeats(p) > 0,
-        .repeats_asked = c->run.recompute != IZ_RECOMPUTE_AUTO,
+        .recomputes = iz_plan_recomputed(p) > 0,
+        .recompute_asked = c->run.recompute != IZ_RECOMPUTE_AUTO,
         .overlap = c->run.overlap,
         .overlap_comm = c->zero.overlap_comm,
         .breadth_first = c->run.schedule == IZ_BREADTH_FIRST,

@@ -506,6 +506,6 @@ int iz_run_start(struct run *r)
         iz_run_print_header(r);
     }
     if (r->e->plan.staging[IZ_STAGING_SAVE].n)
-        s = iz_save_open(&r->saver, r->e, &r->of);
+        s = iz_ckpt_save_open(&r->saver, r->e, &r->of);
     return s ? s : open_metrics(r);
 }

@@ -16,9 +16,9 @@
 
 /* ---- the rate of products, also to estimate with ---- */
 
-enum { LEAST = 64, USUAL = 8192 }; /* side of a yardstick */
+enum { LEAST = 64, USUAL = 8192 }; /* side of the reference GEMM */
 
-int iz_run_yardstick(void)
+int iz_run_reference_gemm(void)
 {
     bool asked = getenv("IZ_REFERENCE_GEMM") != NULL;
     int n = iz_environment_number("IZ_REFERENCE_GEMM", asked ? -1 : USUAL);
@@ -34,7 +34,7 @@ struct rate_arg {
 static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
 {
     double rate = 0;
-    int n = iz_run_yardstick();
+    int n = iz_run_reference_gemm();
     for (int least = n < 1024 ? n : 1024; rate == 0 && n >= least; n /= 2) {
         rate = iz_gemm_rate_cuda(x, n, n, n, 0.3);
         a->side = n;
@@ -42,11 +42,11 @@ static double measure_gpu(struct rate_arg *a, struct iz_exec *x)
     return rate;
 }
 
-/* A smaller yardstick is for less time, and below 512 for a smaller product: it
+/* A smaller one is for less time, and below 512 for a smaller product: it
  * is formed three times at least. */
 static double measure_core(const struct iz_exec *x)
 {
-    int side = iz_run_yardstick(), m = side < 512 ? side : 512;
+    int side = iz_run_reference_gemm(), m = side < 512 ? side : 512;
     double seconds = 0.15 * side / USUAL;
     return x->numerics.bf16_products
                ? iz_rate_gemm16(m, 3 * m, 3 * m / 4, seconds)

@@ -12,7 +12,7 @@
 /* Of a save that has become a checkpoint. */
 static void report_save(struct run *r)
 {
-    int64_t step = r->saver ? iz_save_done(r->saver) : 0;
+    int64_t step = r->saver ? iz_ckpt_save_done(r->saver) : 0;
     if (!step || !iz_run_first(r))
         return;
     iz_metrics_pause(r->metrics);
@@ -25,7 +25,7 @@ static void take_event(struct run *r)
     struct iz_event v = iz_train_event(r->e);
     iz_metrics_event(r->metrics, &v);
     if (r->saver && !r->save_error)
-        r->save_error = iz_save_event(r->saver, &v);
+        r->save_error = iz_ckpt_save_event(r->saver, &v);
     report_save(r);
     if (v.eval)
         return;
@@ -48,9 +48,9 @@ int iz_run_save_now(struct run *r)
     if (r->progress.failure)
         return 0;
     const char *before = atomic_exchange(&r->coll->phase, SAVE);
-    int s = r->saver ? 0 : iz_save_open(&r->saver, r->e, &r->of);
+    int s = r->saver ? 0 : iz_ckpt_save_open(&r->saver, r->e, &r->of);
     if (!s)
-        s = iz_save_now(r->saver);
+        s = iz_ckpt_save_now(r->saver);
     r->coll->phase = before;
     iz_metrics_pause(r->metrics);
     report_save(r);
@@ -61,7 +61,7 @@ int iz_run_save_now(struct run *r)
 static int end_saves(struct run *r)
 {
     r->coll->phase = SAVE;
-    int s = r->saver ? iz_save_finish(r->saver) : 0;
+    int s = r->saver ? iz_ckpt_save_finish(r->saver) : 0;
     r->coll->phase = NULL;
     report_save(r);
     return s;
@@ -73,12 +73,12 @@ static int save(struct run *r)
     int s = 0;
     if (!r->e->plan.staging[IZ_STAGING_SAVE].n)
         return iz_run_save_now(r);
-    if (iz_save_pending(r->saver)) {
+    if (iz_ckpt_save_pending(r->saver)) {
         take_all(r);
         s = end_saves(r);
     }
     if (!s && !r->progress.failure && !r->save_error)
-        iz_save_begin(r->saver);
+        iz_ckpt_save_begin(r->saver);
     return s;
 }
 

@@ -245,7 +245,7 @@ static int find_rates(void *arg)
         return 0;
     if (!r->o.machine) {
         int s = iz_machine_measure(f->machine, &r->plan, c, r->gpu.device,
-                                   ranks_here(r), iz_run_yardstick());
+                                   ranks_here(r), iz_run_reference_gemm());
         if (s)
             return s;
         t->compute =
@@ -359,7 +359,7 @@ static int check_environment(const struct run *r)
                 "beside what is planned: unset it, and start a rank for each "
                 "of them"))
         return -EINVAL;
-    bool odd = iz_run_yardstick() < 0;
+    bool odd = iz_run_reference_gemm() < 0;
     return refused(r, "IZ_REFERENCE_GEMM", odd,
                    "is the side of a product, from 64 to 8192")
                ? -EINVAL

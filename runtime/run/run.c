@@ -53,7 +53,7 @@ static void close_all(struct run *r)
     iz_box_close();
     iz_metrics_close(&r->metrics);
     iz_chain_close(r);
-    iz_save_close(&r->saver);
+    iz_ckpt_save_close(&r->saver);
     iz_train_close(&r->e);
     iz_data_close(&r->data);
     iz_plan_clear(&r->plan);

@@ -65,7 +65,7 @@ struct run {
     int64_t free_bytes, reserve_bytes; /* that made limit.host; see memory.h */
     struct iz_data *data;
     struct iz_engine *e;
-    struct iz_saver *saver; /* of checkpoints; NULL: none so far */
+    struct iz_ckpt_saver *saver; /* of checkpoints; NULL: none so far */
     int save_error;
     struct iz_metrics *metrics;
     int workers;
@@ -118,7 +118,7 @@ static inline int64_t iz_run_last(const struct run *r)
 /* Rows and columns of the product that a GPU is measured with, or less than 0
  * if IZ_REFERENCE_GEMM is none: a debugging tool takes long for a large one.  A
  * core is measured for a time in proportion. */
-int iz_run_yardstick(void);
+int iz_run_reference_gemm(void);
 /* The rate of matrix products on this rank's GPU or on all its workers. */
 void iz_run_measure(struct run *r);
 /* Plan, place and speed, told by the first rank.  All ranks. */

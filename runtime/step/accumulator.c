@@ -11,7 +11,7 @@
 
 /* Nobody waits for the sum of a single rank, unless its update follows at once
  * and comes first. */
-int iz_accumulator_urgency(const struct iz_engine *e)
+int iz_accumulator_priority(const struct iz_engine *e)
 {
     return iz_step_updates_early(e) && iz_step_updates_first(e) ? 0 : -3500;
 }
@@ -60,7 +60,7 @@ void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
                         const starpu_data_handle_t *from, struct iz_piece_sum a)
 {
     struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
-    t.urgency = iz_accumulator_urgency(e) + iz_step_in_order(unit);
+    t.priority_offset = iz_accumulator_priority(e) + iz_step_in_order(unit);
     for (int i = 0; i < e->unit[unit].plan->pieces; i++) {
         submit_piece(e, t, acc, i, from, a);
         a.first += e->unit[unit].plan->piece;
@@ -118,7 +118,7 @@ void iz_accumulator_squares(struct iz_engine *e, int unit, int i,
     iz_task_add(&t, sum, a.add ? STARPU_RW : STARPU_R);
     iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
     iz_task_add(&t, tied, STARPU_R);
-    t.urgency = iz_step_in_order(unit) + 3500;
+    t.priority_offset = iz_step_in_order(unit) + 3500;
     t.rate = IZ_RATE_SQUARES;
     t.bytes = pass_bytes(a.n, &a, true);
     iz_step_submit(e, &t, &a, sizeof(a));

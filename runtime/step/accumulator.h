@@ -16,7 +16,7 @@ struct iz_piece_sum {
 
 /* Of a task that adds: nobody waits for the sum of a single rank, unless its
  * update follows at once and comes first. */
-int iz_accumulator_urgency(const struct iz_engine *e);
+int iz_accumulator_priority(const struct iz_engine *e);
 /* Adds to all pieces, from the buffers of contributions on the host. */
 void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
                         const starpu_data_handle_t *from,

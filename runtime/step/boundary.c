@@ -60,7 +60,7 @@ static void boundary_io(struct iz_engine *e, bool back, int unit, int track,
     struct iz_io a = {.file = e->file.boundary,
                       .offset = e->track[track].boundary_at[unit],
                       .bytes = iz_plan_boundary_room(&e->plan),
-                      .urgency = BEFORE_UPDATES};
+                      .priority_offset = BEFORE_UPDATES};
     iz_disk_io(e, back ? IZ_LOAD : IZ_STORE, unit, host,
                back ? STARPU_W : STARPU_R, token, a);
 }

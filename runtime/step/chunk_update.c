@@ -24,32 +24,32 @@ static bool take_step(const struct iz_chunk_update *a, void **buf,
     return !c->skip;
 }
 
-static struct iz_alike alike_of(const struct iz_step *step,
-                                const struct iz_segment *s)
+static struct iz_update_range range_of(const struct iz_step *step,
+                                       const struct iz_segment *s)
 {
     struct iz_step own = *step;
     own.hyper.lr *= s->lr_scale;
     own.hyper.weight_decay = s->weight_decay;
     own.matrix = s->by_matrix;
-    return iz_alike_of(&own);
+    return iz_update_range_of(&own);
 }
 
 /* How the elements from i on of the chunk are updated, as far as one call takes
  * them: decay and rate change where one tensor ends and the next one begins.
- * Returns the number of spans.  *n: elements of their whole blocks. */
-static int find_spans(const struct iz_chunk_update *a,
-                      const struct iz_step *step, int64_t i,
-                      struct iz_alike *span, int64_t *n)
+ * Returns the number of ranges.  *n: elements of their whole blocks. */
+static int find_ranges(const struct iz_chunk_update *a,
+                       const struct iz_step *step, int64_t i,
+                       struct iz_update_range *range, int64_t *n)
 {
     const struct iz_segment *s = a->segment;
     int64_t end = i;
     int k = 0;
-    for (; k < IZ_ALIKE_MAX && end < a->n; k++) {
+    for (; k < IZ_UPDATE_RANGES_MAX && end < a->n; k++) {
         while (s->end <= a->first + end)
             s++;
         end = min64(s->end - a->first, a->n);
-        span[k] = alike_of(step, s);
-        span[k].end = end - i;
+        range[k] = range_of(step, s);
+        range[k].end = end - i;
     }
     if (end < a->n)
         end -= end % IZ_MOMENT_BLOCK;
@@ -119,11 +119,11 @@ static void update(struct iz_exec *x, const struct iz_chunk_update *a,
 static void update_all(struct iz_exec *x, const struct iz_chunk_update *a,
                        void **buf, const struct iz_step *step)
 {
-    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
     struct iz_update u = begin_update(a, buf, step);
-    u.span = span;
+    u.range = range;
     for (; u.at < a->n; u.at += u.n) {
-        u.spans = find_spans(a, step, u.at, span, &u.n);
+        u.ranges = find_ranges(a, step, u.at, range, &u.n);
         update(x, a, buf, u.at, &u);
     }
 }
@@ -134,18 +134,18 @@ static void update_rows(struct iz_exec *x, const struct iz_chunk_update *a,
                         void **buf, const struct iz_step *step)
 {
     struct iz_touched_piece t = {0};
-    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
     int64_t whole;
     struct iz_touched rows = iz_touched_get(&a->rows, buf[a->in.rows]);
     int64_t packed =
         a->whole_grads ? 0 : iz_touched_first(&a->rows, &rows, a->rows.rank);
     struct iz_update u = begin_update(a, buf, step);
-    u.span = span;
-    u.spans = 1;
+    u.range = range;
+    u.ranges = 1;
     while (iz_touched_next(&rows, a->first, a->first + a->n, &t)) {
         u.at = t.flat - a->first;
         u.n = t.n;
-        find_spans(a, step, u.at, span, &whole);
+        find_ranges(a, step, u.at, range, &whole);
         update(x, a, buf, t.packed - packed, &u);
     }
 }
@@ -158,20 +158,20 @@ static void update_along(struct iz_exec *x, const struct iz_chunk_update *a,
     const struct iz_segment *s = a->segment;
     char *param = (char *)buf[a->in.param] + a->param_at;
     float *master = l->master ? buf[1] : (float *)param;
-    struct iz_alike span;
+    struct iz_update_range range;
     step->hyper.type = IZ_OPTIMIZER_ALONG;
     for (int64_t i = 0, n; i < a->n; i += max64(n, 0), s++) {
         n = min64(s->end - a->first, a->n) - i;
         if (n <= 0 || !s->by_matrix)
             continue;
-        span = alike_of(step, s);
+        range = range_of(step, s);
         struct iz_update u = {
             .optimizer = step->hyper.type,
             .type = IZ_MOMENT_F32,
             .g_type = IZ_F32,
             .out_type = a->param_type,
-            .spans = 1,
-            .span = &span,
+            .ranges = 1,
+            .range = &range,
             .n = n,
             .g = (float *)buf[0] + a->grad_first + i,
             .p = l->lower ? NULL : master + i,

@@ -170,7 +170,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     put_event(e, &v);
 }
 
-void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty)
+void iz_clip_step(struct iz_engine *e, int64_t step, bool empty)
 {
     struct control_arg a = {e, step, .samples = 0, .empty = empty};
     struct iz_task t = iz_task_of(e, IZ_CLIP, IZ_ON_COMM, run_clip, -1);

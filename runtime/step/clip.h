@@ -5,6 +5,6 @@
 #include "runtime/engine/engine.h"
 
 /* empty: nothing of the step was submitted. */
-void iz_clip_clip(struct iz_engine *e, int64_t step, bool empty);
+void iz_clip_step(struct iz_engine *e, int64_t step, bool empty);
 /* samples: of the evaluation. */
 void iz_clip_eval(struct iz_engine *e, int64_t step, int64_t samples);

@@ -118,7 +118,8 @@ void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
         arg.rows = iz_touched_in(e, unit);
         iz_task_add(&t, iz_touched_list(e, unit), STARPU_R);
     }
-    t.urgency = a.urgency ? a.urgency : iz_step_in_order(unit);
+    t.priority_offset =
+        a.priority_offset ? a.priority_offset : iz_step_in_order(unit);
     t.bytes = io_bytes(e, unit, &a);
     iz_step_submit(e, &t, &arg, sizeof(arg));
 }

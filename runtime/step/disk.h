@@ -12,7 +12,7 @@ struct iz_io {
      * with touched rows are read and written. */
     int64_t first, count;
     struct iz_state_bytes array[IZ_STATE_BYTES];
-    int urgency; /* of an update; 0: that of the unit */
+    int priority_offset; /* of an update; 0: that of the unit */
     int arrays;
 };
 

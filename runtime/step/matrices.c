@@ -127,8 +127,9 @@ static void range_of_side(const struct iz_engine *e, int unit,
 
 /* Copies from the other side: what has its states on the side `states`,
  * IZ_SIDES: anywhere on any rank; owned: only what this rank owns. */
-static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
-                  enum iz_side to, enum iz_side states, bool owned)
+static void copy_across(struct iz_engine *e, int unit,
+                        struct iz_matrix_buffer *b, enum iz_side to,
+                        enum iz_side states, bool owned)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     const struct iz_plan_stack *a = stacks_of(e, unit);
@@ -147,7 +148,7 @@ static void bring(struct iz_engine *e, int unit, struct iz_matrix_buffer *b,
             list[m.n++] = (struct iz_stretch){at, at, n};
     }
     if (m.n) {
-        t.urgency = iz_step_in_order(unit);
+        t.priority_offset = iz_step_in_order(unit);
         m.from = iz_task_add(&t, b->handle[other_side(to)], STARPU_R);
         m.to = iz_task_add(&t, b->handle[to], STARPU_R);
         add_all(p, b, &t);
@@ -244,7 +245,7 @@ static void submit_matrix(struct iz_engine *e, int unit,
         run_matrix, unit);
     t.flops = a.matrix.flops;
     t.bytes = a.matrix.bytes;
-    t.urgency = iz_step_in_order(unit);
+    t.priority_offset = iz_step_in_order(unit);
     iz_task_add(&t, b->handle[side_of_products(e)], STARPU_R);
     iz_task_add(&t, b->matrix[i], b->gathered ? STARPU_RW : STARPU_W);
     if (!a.early)
@@ -261,18 +262,18 @@ void iz_matrices_update(struct iz_engine *e, int unit,
     const struct iz_plan_matrix *a = matrices_of(e, unit);
     enum iz_side side = side_of_products(e);
     if (all_here(e)) {
-        bring(e, unit, b, side, other_side(side), true);
+        copy_across(e, unit, b, side, other_side(side), true);
     } else {
-        bring(e, unit, b, IZ_SIDE_HOST, IZ_SIDE_DEVICE, false);
+        copy_across(e, unit, b, IZ_SIDE_HOST, IZ_SIDE_DEVICE, false);
         submit_move(e, unit, b, false);
         if (side == IZ_SIDE_DEVICE)
-            bring(e, unit, b, side, IZ_SIDES, true);
+            copy_across(e, unit, b, side, IZ_SIDES, true);
     }
     for (int i = 0; i < e->unit[unit].plan->matrices; i++)
         if (e->plan.matrices.stack[a[i].stack].owner == e->plan.rank)
             submit_matrix(e, unit, b, i);
     if (e->plan.ranks > 1 && side == IZ_SIDE_DEVICE)
-        bring(e, unit, b, IZ_SIDE_HOST, IZ_SIDES, true);
+        copy_across(e, unit, b, IZ_SIDE_HOST, IZ_SIDES, true);
 }
 
 void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
@@ -280,7 +281,7 @@ void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
     enum iz_side from = e->plan.ranks > 1 ? IZ_SIDE_HOST : side_of_products(e);
     if (e->plan.ranks > 1)
         submit_move(e, unit, b, true);
-    bring(e, unit, b, other_side(from), other_side(from), false);
+    copy_across(e, unit, b, other_side(from), other_side(from), false);
 }
 
 void iz_matrices_add(struct iz_engine *e, int unit, const struct iz_chunk *k,

@@ -155,7 +155,7 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
     t->bytes = a.coll ? wire * (a.ranks - 1)
                       : wire * a.slots + type * (a.sum.accumulate ? 2 : 1);
     t->squares = a.squares ? shard : 0;
-    t->urgency += iz_step_in_order(t->unit);
+    t->priority_offset += iz_step_in_order(t->unit);
     count_link(e, &a);
     iz_step_submit(e, t, &a, sizeof(a));
 }
@@ -188,7 +188,7 @@ static void take_down(struct iz_engine *e, int unit, int acc,
     m.from = iz_task_add(&t, from, STARPU_R);
     m.to = buffer ? iz_task_add(&t, buffer, STARPU_W)
                   : iz_accumulator_whole(&t, &e->unit[unit], acc, STARPU_W);
-    t.urgency = iz_step_in_order(unit);
+    t.priority_offset = iz_step_in_order(unit);
     iz_move(e, &t, m);
 }
 
@@ -284,7 +284,7 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
     a.sum.shard = iz_plan_sent(g->plan);
     a.narrow = last && a.sum.out_type != a.sum.wire;
     a.out = iz_task_add(&t, *sum, a.sum.accumulate ? STARPU_RW : STARPU_W);
-    t.urgency = last ? 0 : iz_accumulator_urgency(e);
+    t.priority_offset = last ? 0 : iz_accumulator_priority(e);
     submit_reduce(e, &t, slot, a.narrow, a);
     if (last && !a.narrow)
         slot[0] = p->zero.sums == IZ_SUMS_IN_ACCUMULATOR ? NULL : *sum;
@@ -305,7 +305,7 @@ static void add_together(struct iz_engine *e, int unit, int acc,
                    many ? run_reduce : run_own_sum, unit);
     a.squares = squares;
     a.out = iz_accumulator_whole(&t, g, acc, kept ? STARPU_RW : STARPU_W);
-    t.urgency = many ? 0 : iz_accumulator_urgency(e);
+    t.priority_offset = many ? 0 : iz_accumulator_priority(e);
     submit_reduce(e, &t, slot, many, a);
 }
 

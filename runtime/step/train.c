@@ -134,7 +134,7 @@ static bool is_empty(struct iz_engine *e)
     if (e->config->run.empty_steps != IZ_EMPTY_SKIP || !e->data ||
         !iz_data_masked(e->data, IZ_TRAIN))
         return false;
-    while (i < end && !iz_data_learnt(e->data, IZ_TRAIN, i, 1))
+    while (i < end && !iz_data_loss_tokens(e->data, IZ_TRAIN, i, 1))
         i++;
     if (i == end)
         e->events.targets[e->step % IZ_EVENTS] = 0;
@@ -168,7 +168,7 @@ void iz_train_step(struct iz_engine *e)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
     iz_graph_position(e->graph, 2 * e->model->n_units);
-    iz_clip_clip(e, e->step + 1, empty);
+    iz_clip_step(e, e->step + 1, empty);
     if (!empty)
         submit_updates(e);
     barrier(e);
@@ -237,7 +237,7 @@ struct iz_event iz_train_probe(struct iz_engine *e)
                            val ? 0 : last * e->config->train_batch_size,
                            (int64_t)e->plan.slices * e->plan.samples *
                                e->plan.ranks};
-    while (!iz_data_learnt(e->data, s.split, s.first, s.n))
+    while (!iz_data_loss_tokens(e->data, s.split, s.first, s.n))
         s.first += s.n;
     eval_samples(e, s);
     return iz_train_event(e);

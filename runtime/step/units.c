@@ -31,11 +31,11 @@ static bool is_masked(const struct iz_engine *e, enum iz_split split)
     return e->data && iz_data_masked(e->data, split);
 }
 
-/* buf: targets that are learnt. */
+/* buf: loss tokens. */
 static void run_count(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
-    int64_t n = iz_data_learnt(a->data, a->split, a->first, a->samples);
+    int64_t n = iz_data_loss_tokens(a->data, a->split, a->first, a->samples);
     *(double *)buf[0] = (double)n;
     if (a->told)
         *a->told = n;
@@ -66,11 +66,11 @@ static double weight(const struct batch_arg *a, const double *loss_tokens)
     if (!a->share)
         return 1;
     double own =
-        (double)iz_data_learnt(a->data, a->split, a->first, a->samples);
+        (double)iz_data_loss_tokens(a->data, a->split, a->first, a->samples);
     return a->sum ? own : *loss_tokens ? own * a->share / *loss_tokens : 0;
 }
 
-/* buf: samples, their weight, targets that are learnt, what routers tell. */
+/* buf: samples, their weight, loss tokens, what routers tell. */
 static void run_batch(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct batch_arg *a = arg;
@@ -125,11 +125,11 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
 {
     const struct iz_unit_cost *k = &e->plan.cost[c->unit];
     bool backward = c->call == IZ_CALL_BACKWARD;
-    enum iz_repeat r = e->plan.unit[c->unit].repeat;
+    enum iz_recompute r = e->plan.unit[c->unit].recompute;
     if (backward) {
-        t->flops = k->backward_flops + k->repeat_flops[r];
-        t->bytes = k->backward_bytes + k->repeat_bytes[r];
-        t->seconds = k->backward_s + k->repeat_s[r];
+        t->flops = k->backward_flops + k->recompute_flops[r];
+        t->bytes = k->backward_bytes + k->recompute_bytes[r];
+        t->seconds = k->backward_s + k->recompute_s[r];
     } else if (c->call == IZ_CALL_FORWARD) {
         t->flops = k->forward_flops;
         t->bytes = k->forward_bytes;
@@ -152,7 +152,7 @@ static void count_copies(struct iz_engine *e, const struct iz_call *c)
     e->counts.up_bytes += (int64_t)n[0];
     if (c->call == IZ_CALL_BACKWARD)
         e->counts.up_bytes +=
-            (int64_t)k->repeat_bus_bytes[e->plan.unit[c->unit].repeat];
+            (int64_t)k->recompute_bus_bytes[e->plan.unit[c->unit].recompute];
     if (forward || c->call == IZ_CALL_BACKWARD)
         e->counts.down_bytes += (int64_t)n[1];
 }
@@ -191,14 +191,15 @@ static void submit_call(struct iz_engine *e, const struct iz_call *c,
     bool scaled = last || e->model->unit[u].own_loss;
     bool rows = e->plan.zero.fetch || backward;
     /* What is not kept takes its place in scratch. */
-    enum iz_repeat repeat = training ? e->plan.unit[u].repeat : IZ_REPEAT_NONE;
-    enum iz_repeat saves =
-        repeat == IZ_REPEAT_WIDENED ? repeat : IZ_REPEAT_NONE;
+    enum iz_recompute level =
+        training ? e->plan.unit[u].recompute : IZ_RECOMPUTE_NONE;
+    enum iz_recompute saves =
+        level == IZ_RECOMPUTE_WIDENED ? level : IZ_RECOMPUTE_NONE;
     struct iz_unit_arg a = {.layout = &e->unit[u].layout,
                             .call = c->call,
                             .samples = c->samples,
                             .type = e->plan.param_type,
-                            .repeat = repeat,
+                            .recompute = level,
                             .save_bytes = e->plan.cost[u].save_bytes[saves],
                             .row = c->row,
                             .reference = c->reference,

@@ -74,7 +74,7 @@ static void submit_update(struct chunk_pass *u)
     struct iz_task t = iz_task_of(
         e, IZ_ADAM, k->home == IZ_HOME_NONE ? IZ_ON_COMPUTE : IZ_ON_HOST,
         iz_chunk_update, u->unit);
-    t.urgency =
+    t.priority_offset =
         iz_step_updates_first(e) ? BEFORE_PASSES : iz_step_in_order(u->unit);
     t.bytes = iz_state_traffic(&e->plan, n, lacks);
     t.moments = u->a.along ? 0 : (double)n;
@@ -125,7 +125,7 @@ static struct iz_task copy_task(const struct chunk_pass *u, enum iz_where where)
 {
     struct iz_task t = iz_task_of(
         u->e, where == IZ_ON_H2D ? IZ_FETCH : IZ_OFFLOAD, where, NULL, u->unit);
-    t.urgency = iz_step_in_order(u->unit);
+    t.priority_offset = iz_step_in_order(u->unit);
     return t;
 }
 
@@ -225,7 +225,7 @@ static void move_chunk(const struct chunk_pass *u, enum iz_kind kind,
                        .bytes = k->state_bytes,
                        .first = a->first,
                        .count = k->count,
-                       .urgency = IZ_BY_SUBMISSION};
+                       .priority_offset = IZ_BY_SUBMISSION};
     if (e->plan.zero.state.home == IZ_HOME_NVME) {
         io.arrays = in ? 0 : iz_state_list(&a->states, io.array);
         if (masters && !a->still) {

@@ -223,7 +223,7 @@ static void experts_without_tokens_have_no_gradient(void **state)
     struct twin t = twin_new(&kind, &mixtral, IZ_F32, 2);
     int first = twin_first(&t, 1), router = first + REST;
     twin_set(&t, router, 0);
-    twin_train(&t, IZ_REPEAT_NONE);
+    twin_train(&t, IZ_RECOMPUTE_NONE);
     assert_true(t.aux.most == 2 && t.aux.least == 0);
     for (int i = GATE_UP; i <= DOWN; i++) {
         int64_t n = iz_view_len(t.dw[first + i].v);
@@ -262,7 +262,7 @@ static void memory_does_not_grow_with_the_experts(void **state)
         many.num_experts = i ? 64 : 4;
         struct iz_model *m = twin_open(&kind, &many);
         struct iz_unit_cost k = iz_unit_cost(m, 1, 64, 0, IZ_F32, &like);
-        bytes[i] = k.work_bytes + k.save_bytes[IZ_REPEAT_NONE];
+        bytes[i] = k.work_bytes + k.save_bytes[IZ_RECOMPUTE_NONE];
         iz_model_close(&m);
     }
     /* a router's row in p and in its gradient */

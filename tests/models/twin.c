@@ -211,19 +211,19 @@ static void call_again(struct twin *t, int u, struct iz_exec *x)
     t->y[u] = y;
 }
 
-void twin_train(struct twin *t, enum iz_repeat repeat)
+void twin_train(struct twin *t, enum iz_recompute level)
 {
     int last = t->m->n_units - 1;
     t->aux = (struct iz_aux){.least = INFINITY};
     for (int u = 0; u < last; u++) {
-        t->saved[u].widens = repeat == IZ_REPEAT_WIDENED;
+        t->saved[u].widens = level == IZ_RECOMPUTE_WIDENED;
         call_exact(t, u, t->m->unit[u].forward, &t->saved[u], NULL);
-        if (repeat == IZ_REPEAT_FULL)
+        if (level == IZ_RECOMPUTE_FULL)
             forget(&t->saved[u]);
     }
     for (int u = last; u >= 0; u--) {
         struct iz_exec *x = &t->saved[u];
-        if (repeat == IZ_REPEAT_FULL && u < last)
+        if (level == IZ_RECOMPUTE_FULL && u < last)
             call_again(t, u, x);
         call_exact(t, u, t->m->unit[u].backward, x, NULL);
         forget(x);

@@ -77,9 +77,9 @@ int twin_first(const struct twin *t, int unit);
 /* All elements of parameter i become the value. */
 void twin_set(struct twin *t, int i, double value);
 
-/* Forward and backward of all units; what a backward repeats is not kept. Every
- * call is made dry first and has arenas of exactly that size. */
-void twin_train(struct twin *t, enum iz_repeat repeat);
+/* Forward and backward of all units; what a backward recomputes is not kept.
+ * Every call is made dry first and has arenas of exactly that size. */
+void twin_train(struct twin *t, enum iz_recompute level);
 /* The last unit alone, by its evaluate or generate. */
 typedef void twin_layer(struct iz_exec *x, const struct iz_layer *a);
 void twin_call_last(struct twin *t, twin_layer *f, float *logits);

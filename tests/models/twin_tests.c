@@ -47,7 +47,7 @@ static void check_gradients(struct twin_case c, enum iz_dtype type)
     double want = kind->loss(&t, NULL), tol = 2e-5;
     if (type != IZ_F32)
         tol = type == IZ_BF16 ? 0x1p-8 : 0x1p-11;
-    twin_train(&t, IZ_REPEAT_NONE);
+    twin_train(&t, IZ_RECOMPUTE_NONE);
     assert_true(fabs(t.got + t.aux.loss - want) <= 1e-5 * fmax(1, want));
     for (int u = 0, i = 0; u < t.m->n_units; u++)
         for (int p = 0; p < t.m->unit[u].n_params; p++, i++)
@@ -92,10 +92,10 @@ static void recomputed_activations_give_the_same_bits(void **state)
 {
     for (int type = 0; type < 3; type++) {
         struct twin a = seeded(kind->recomputed, fixture_types[type]);
-        twin_train(&a, IZ_REPEAT_NONE);
-        for (int r = IZ_REPEAT_WIDENED; r < IZ_REPEATS; r++) {
+        twin_train(&a, IZ_RECOMPUTE_NONE);
+        for (int r = IZ_RECOMPUTE_WIDENED; r < IZ_RECOMPUTES; r++) {
             struct twin b = seeded(kind->recomputed, fixture_types[type]);
-            twin_train(&b, (enum iz_repeat)r);
+            twin_train(&b, (enum iz_recompute)r);
             assert_same_gradients(&a, &b);
             twin_free(&b);
         }
@@ -114,21 +114,22 @@ static struct iz_unit_cost cost_of(const struct twin *t, int unit)
 }
 
 /* What is not kept is made again: the more of it, the less is kept. */
-static void what_is_repeated_is_counted(void **state)
+static void what_is_recomputed_is_counted(void **state)
 {
     struct twin t = seeded(kind->recomputed, IZ_F32);
     for (int u = 0; u + 1 < t.m->n_units; u++) {
         struct iz_unit_cost k = cost_of(&t, u);
         const int64_t *save = k.save_bytes;
-        const double *flops = k.repeat_flops;
-        bool widens = save[IZ_REPEAT_WIDENED] < save[IZ_REPEAT_NONE];
-        assert_true(save[IZ_REPEAT_WIDENED] <= save[IZ_REPEAT_NONE]);
-        assert_true(save[IZ_REPEAT_FULL] == 0 && flops[IZ_REPEAT_NONE] == 0);
-        assert_true(widens == (flops[IZ_REPEAT_WIDENED] > 0));
-        assert_true(flops[IZ_REPEAT_WIDENED] <= flops[IZ_REPEAT_FULL]);
-        assert_true(flops[IZ_REPEAT_FULL] <= k.forward_flops);
-        assert_true(widens == (save[IZ_REPEAT_NONE] > 0));
-        assert_true(!widens || flops[IZ_REPEAT_FULL] < k.forward_flops);
+        const double *flops = k.recompute_flops;
+        bool widens = save[IZ_RECOMPUTE_WIDENED] < save[IZ_RECOMPUTE_NONE];
+        assert_true(save[IZ_RECOMPUTE_WIDENED] <= save[IZ_RECOMPUTE_NONE]);
+        assert_true(save[IZ_RECOMPUTE_FULL] == 0 &&
+                    flops[IZ_RECOMPUTE_NONE] == 0);
+        assert_true(widens == (flops[IZ_RECOMPUTE_WIDENED] > 0));
+        assert_true(flops[IZ_RECOMPUTE_WIDENED] <= flops[IZ_RECOMPUTE_FULL]);
+        assert_true(flops[IZ_RECOMPUTE_FULL] <= k.forward_flops);
+        assert_true(widens == (save[IZ_RECOMPUTE_NONE] > 0));
+        assert_true(!widens || flops[IZ_RECOMPUTE_FULL] < k.forward_flops);
     }
     twin_free(&t);
 }
@@ -139,8 +140,8 @@ static void loss_scale_scales_exactly(void **state)
     struct twin a = seeded(kind->usual, IZ_F32);
     struct twin b = seeded(kind->usual, IZ_F32);
     b.loss_scale = 1024;
-    twin_train(&a, IZ_REPEAT_NONE);
-    twin_train(&b, IZ_REPEAT_NONE);
+    twin_train(&a, IZ_RECOMPUTE_NONE);
+    twin_train(&b, IZ_RECOMPUTE_NONE);
     assert_true(a.got == b.got);
     for (int i = 0; i < a.n; i++) {
         twin_load(&a, i);
@@ -162,7 +163,7 @@ static void generated_logits_agree(void **state)
     assert_true(vocab <= MOST_LOGITS);
     assert_true((t.m->unit[last].generate != NULL) == (vocab > 0));
     if (vocab) {
-        twin_train(&t, IZ_REPEAT_NONE);
+        twin_train(&t, IZ_RECOMPUTE_NONE);
         twin_call_last(&t, t.m->unit[last].generate, logits);
         kind->loss(&t, want);
     }
@@ -182,7 +183,7 @@ static void nan_reaches_the_loss(void **state)
         for (int64_t k = 0; k < (ends ? iz_view_len(t.w[i].v) : 1); k++)
             t.w[i].d[k] = NAN;
         tensor_store(&t.w[i]);
-        twin_train(&t, IZ_REPEAT_NONE);
+        twin_train(&t, IZ_RECOMPUTE_NONE);
         assert_true(isnan(t.got));
         twin_free(&t);
     }
@@ -211,7 +212,7 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
         SEEDED(gradients_agree_with_central_differences),
         SEEDED(gradients_of_16_bit_weights_agree),
         SEEDED(recomputed_activations_give_the_same_bits),
-        SEEDED(what_is_repeated_is_counted),
+        SEEDED(what_is_recomputed_is_counted),
         SEEDED(loss_scale_scales_exactly),
         SEEDED(generated_logits_agree),
         SEEDED(nan_reaches_the_loss),

@@ -10,7 +10,7 @@ from checking import training
 from checking.small import TABLE, command
 from checking.work import Job, harness
 
-SMALL_YARDSTICK = {"IZ_REFERENCE_GEMM": "256"}
+SMALL_REFERENCE_GEMM = {"IZ_REFERENCE_GEMM": "256"}
 
 
 def tool(name):
@@ -27,7 +27,7 @@ def memcheck(c):
     job = command(c, row._replace(name="memcheck", more={**row.more, "run.steps": 2}), "cuda")
     line = [tool("compute-sanitizer"), "--tool", "memcheck", "--report-api-errors", "no",
             "--error-exitcode", "9", *job.line]
-    return Job("memcheck", line, 90, SMALL_YARDSTICK)
+    return Job("memcheck", line, 90, SMALL_REFERENCE_GEMM)
 
 
 def kernels(c):
@@ -40,7 +40,7 @@ def kernels(c):
     line = [tool("ncu"), "--metrics", "gpu__time_duration.sum", "--csv", "--clock-control",
             "none", "--log-file", c.out / "kernels.csv", c.programs["gpt2"], path,
             *harness.settings(changes)]
-    return Job("kernels", line, 120, SMALL_YARDSTICK)
+    return Job("kernels", line, 120, SMALL_REFERENCE_GEMM)
 
 
 def op_times(c):

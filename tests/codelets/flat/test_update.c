@@ -182,8 +182,8 @@ static void new_gradients(struct arrays *a, double scale)
 
 static struct iz_update update_of(const struct arrays *a,
                                   const struct iz_step *s,
-                                  const struct iz_alike *all, int64_t from,
-                                  int64_t n)
+                                  const struct iz_update_range *all,
+                                  int64_t from, int64_t n)
 {
     return (struct iz_update){
         .optimizer = s->hyper.type,
@@ -200,15 +200,15 @@ static struct iz_update update_of(const struct arrays *a,
         .out = a->out ? fixture_at(a->out, a->out_type, from) : NULL,
         .key = (uint64_t)s->t,
         .first = 6400 + from,
-        .span = all,
-        .spans = 1};
+        .range = all,
+        .ranges = 1};
 }
 
 /* Elements [from, from + n). */
 static void update(const struct arrays *a, const struct iz_step *s,
                    int64_t from, int64_t n)
 {
-    struct iz_alike all = iz_alike_of(s);
+    struct iz_update_range all = iz_update_range_of(s);
     struct iz_update u = update_of(a, s, &all, from, n);
     iz_update(&u);
 }

@@ -236,7 +236,7 @@ struct update {
     bool copies, wild, uncorrected;
     bool halves;              /* the master is out and, in P, lower halves */
     int64_t n, before, after; /* elements of m and v before and behind */
-    int64_t span;             /* length of one */
+    int64_t range;            /* length of one */
     double beta1, beta2;
     int t;   /* the update */
     int odd; /* elements before the first of the others */
@@ -261,11 +261,11 @@ static struct iz_moments moment_of(const struct update *k, char *state, int w)
 }
 
 /* Spans that differ in rate and decay, of which the first one ends early. */
-static int spans_of(const struct update *k, struct iz_alike *span)
+static int ranges_of(const struct update *k, struct iz_update_range *range)
 {
     int s = 0;
-    for (int64_t end = 1; s == 0 || span[s - 1].end < k->n;
-         s++, end += k->span) {
+    for (int64_t end = 1; s == 0 || range[s - 1].end < k->n;
+         s++, end += k->range) {
         struct iz_step a = {.hyper = {.type = k->optimizer,
                                       .lr = 1e-3 * (s + 1),
                                       .beta1 = k->beta1,
@@ -276,18 +276,18 @@ static int spans_of(const struct update *k, struct iz_alike *span)
                                       .bias_correction = !k->uncorrected},
                             .t = k->t,
                             .grad_scale = k->wild ? 1.0f : 0.37f};
-        assert_true(s < IZ_ALIKE_MAX);
-        span[s] = iz_alike_of(&a);
-        span[s].end = end;
+        assert_true(s < IZ_UPDATE_RANGES_MAX);
+        range[s] = iz_update_range_of(&a);
+        range[s].end = end;
     }
-    span[s - 1].end = INT64_MAX;
+    range[s - 1].end = INT64_MAX;
     return s;
 }
 
 static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
     const struct update *k = arg;
-    struct iz_alike span[IZ_ALIKE_MAX];
+    struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
     if (!x->dry)
         iz_buffer_update(
             x, &(struct iz_update){.optimizer = k->optimizer,
@@ -305,9 +305,9 @@ static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
                                    .out_type = k->out,
                                    .key = 77 + (uint64_t)k->t,
                                    .first = 64000 + k->before,
-                                   .span = span,
-                                   .spans = spans_of(k, span)});
-    memset(span, 0xff, sizeof(span));
+                                   .range = range,
+                                   .ranges = ranges_of(k, range)});
+    memset(range, 0xff, sizeof(range));
 }
 
 /* Values that the type holds; every third block is zero.  In fp32 every fifth
@@ -386,7 +386,7 @@ static struct update chosen_update(uint64_t k)
                        .n = blocks[k % 7] * BLOCK,
                        .before = chosen(k, 6) % 3 * BLOCK,
                        .after = chosen(k, 7) % 2 * BLOCK,
-                       .span = chosen(k, 8) % 2 ? 1000 : 77,
+                       .range = chosen(k, 8) % 2 ? 1000 : 77,
                        .beta1 = 0.9,
                        .beta2 = 0.95,
                        .t = 1 + (int)k};
@@ -414,7 +414,7 @@ static void updates_have_the_bits_of_the_cpu(void **state)
                                      .copies = true,
                                      .n = c ? 1027 * BLOCK : MOST,
                                      .after = c ? BLOCK : BLOCK - MOST % BLOCK,
-                                     .span = c ? 30000 : MOST / 4,
+                                     .range = c ? 30000 : MOST / 4,
                                      .beta1 = 0.9,
                                      .beta2 = 0.95});
 }
@@ -425,8 +425,8 @@ static enum iz_moment_type type_of(int i)
 }
 
 /* Without memory of the last step m and v are any numbers, from the smallest to
- * those whose square is near the end of fp32.  Then as many spans as a call may
- * have, each of one element. */
+ * those whose square is near the end of fp32.  Then as many ranges as a call
+ * may have, each of one element. */
 static void coded_updates_have_them_at_every_exponent(void **state)
 {
     for (int c = 0; c < 4; c++)
@@ -434,7 +434,7 @@ static void coded_updates_have_them_at_every_exponent(void **state)
                                      .copies = true,
                                      .wild = true,
                                      .n = 300 * BLOCK,
-                                     .span = 1000,
+                                     .range = 1000,
                                      .beta1 = c / 2 * 0.5,
                                      .beta2 = c / 2 * 0.5});
     for (int c = 0; c < 2; c++)
@@ -443,7 +443,7 @@ static void coded_updates_have_them_at_every_exponent(void **state)
                                      .out = IZ_BF16,
                                      .copies = true,
                                      .n = BLOCK,
-                                     .span = 1,
+                                     .range = 1,
                                      .beta1 = 0.9,
                                      .beta2 = 0.999});
 }
@@ -452,7 +452,7 @@ static void coded_updates_have_them_at_every_exponent(void **state)
 static void what_is_not_finite_shows(void **state)
 {
     struct update k = {
-        .n = 4 * BLOCK, .span = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
+        .n = 4 * BLOCK, .range = 1000, .beta1 = 0.9, .beta2 = 0.999, .t = 1};
     float m[4 * BLOCK];
     for (int c = 0; c < 4; c++) {
         k.type = type_of(c);
@@ -475,7 +475,7 @@ static void what_is_not_finite_shows(void **state)
 static void odd_address(const void *arg)
 {
     struct update k = {
-        .type = IZ_MOMENT_BF16, .n = BLOCK, .span = BLOCK, .t = 1, .odd = 1};
+        .type = IZ_MOMENT_BF16, .n = BLOCK, .range = BLOCK, .t = 1, .odd = 1};
     struct scene s = update_new(&k);
     scene_run(&s, &updates, &k);
 }

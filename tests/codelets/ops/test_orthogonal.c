@@ -44,7 +44,7 @@ static void pass_over(struct passed *x, struct iz_step s, int64_t from,
                       int64_t n)
 {
     float v[MANY] = {0};
-    struct iz_alike first = iz_alike_of(&s);
+    struct iz_update_range first = iz_update_range_of(&s);
     struct iz_update u = {.optimizer = from % 2 ? IZ_OPTIMIZER_DIRECTION
                                                 : IZ_OPTIMIZER_MUON,
                           .g_type = IZ_F32,
@@ -57,11 +57,11 @@ static void pass_over(struct passed *x, struct iz_step s, int64_t from,
                           .g = x->g + from,
                           .d = x->d + from,
                           .out = x->out + from,
-                          .span = &first,
-                          .spans = 1};
+                          .range = &first,
+                          .ranges = 1};
     iz_update(&u);
     s.hyper.type = IZ_OPTIMIZER_ALONG;
-    struct iz_alike last = iz_alike_of(&s);
+    struct iz_update_range last = iz_update_range_of(&s);
     u = (struct iz_update){.optimizer = IZ_OPTIMIZER_ALONG,
                            .g_type = IZ_F32,
                            .out_type = IZ_BF16,
@@ -69,8 +69,8 @@ static void pass_over(struct passed *x, struct iz_step s, int64_t from,
                            .p = x->p + from,
                            .g = x->d + from,
                            .out = x->out + from,
-                           .span = &last,
-                           .spans = 1};
+                           .range = &last,
+                           .ranges = 1};
     iz_update(&u);
     for (int i = 0; i < MANY; i++)
         assert_true(v[i] == 0);

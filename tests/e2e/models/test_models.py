@@ -133,7 +133,7 @@ def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, perc
     r = run.call(run.PROGRAM, path, "--plan", "--machine",
                  run.ROOT / "configs/machines/h200-141.json")
     assert r.rc == 0 and ("the GPU adds the micro-batches" in r.out) == near, str(r)
-    found = re.search(r"backward repeats ([\d.]+) %", r.out)
+    found = re.search(r"backward recomputes ([\d.]+) %", r.out)
     assert (found and found.group(1)) == percent, str(r)
 
 

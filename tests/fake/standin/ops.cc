@@ -320,10 +320,11 @@ static void call(decltype(&iz_quant_load) load, struct iz_exec *x,
 static void call(decltype(&iz_update) op, struct iz_exec *x,
                  const struct iz_update *given)
 {
-    std::vector<struct iz_alike> span(given->span, given->span + given->spans);
+    std::vector<struct iz_update_range> range(given->range,
+                                              given->range + given->ranges);
     struct iz_update u = *given;
     enqueue(x, [=]() mutable {
-        u.span = span.data();
+        u.range = range.data();
         if (u.lower)
             u.lower = reach(u.lower, u.n * iz_dtype_bytes(IZ_BF16));
         else

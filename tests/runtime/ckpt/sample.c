@@ -115,10 +115,10 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
     static float block[IZ_CKPT_BLOCK];
     int err = iz_ckpt_writer_open(w);
     for (int i = 0; i < k->n_parts; i++) {
-        const struct iz_piece *p = &w->piece[i];
-        for (int64_t b = 0; b < iz_piece_blocks(p) && !err; b++) {
+        const struct iz_rank_range *p = &w->range[i];
+        for (int64_t b = 0; b < iz_rank_range_blocks(p) && !err; b++) {
             get(k->part[i].arg, p->first - k->part[i].first + b * IZ_CKPT_BLOCK,
-                block, iz_piece_block_elems(p, b));
+                block, iz_rank_range_block_elems(p, b));
             err = iz_ckpt_writer_block(w, i, b, block);
         }
     }
@@ -128,15 +128,15 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 /* As a run saves while training waits. */
 int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
-    struct iz_piece piece[ARRAYS] = {0};
+    struct iz_rank_range range[ARRAYS] = {0};
     struct iz_ckpt_writer w = {.k = k,
-                               .piece = piece,
+                               .range = range,
                                .step = step,
                                .rank = c->rank,
                                .ranks = c->size};
     struct iz_ckpt_file mine = {0};
     bool first = c->rank == 0;
-    int err = iz_ckpt_shares(k, c, piece);
+    int err = iz_ckpt_shares(k, c, range);
     if (!err)
         err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
     if (!err) {
@@ -148,7 +148,7 @@ int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
             iz_ckpt_dir_abort(k->dir, step);
     }
     for (int i = 0; i < k->n_parts; i++)
-        free(piece[i].hash);
+        free(range[i].hash);
     return err;
 }
 

@@ -61,7 +61,7 @@ static void ranks_that_do_not_fit_together_are_refused(void **state)
 {
     for (int how = SHORTER; how <= LAST_ONE_SHORTER; how++) {
         all_return(3, save_differently, &how, EINVAL);
-        assert_said("pieces of wte/master do not lie end to end over 1000");
+        assert_said("ranges of wte/master do not lie end to end over 1000");
     }
     assert_int_equal(latest(), -ENOENT);
 }

@@ -163,7 +163,7 @@ static const struct lie {
 static void each_lie_of_a_header_is_named(void **state)
 {
     for (int i = 0; i < N_OF(lies); i++) {
-        struct iz_safetensors *s;
+        struct iz_rank_file *s;
         char text[2048] = "";
         uint64_t n =
             (uint64_t)snprintf(text + 8, sizeof(text) - 16,
@@ -171,11 +171,11 @@ static void each_lie_of_a_header_is_named(void **state)
                                json(lies[i].meta), json(lies[i].tensors));
         memcpy(text, &n, 8);
         replace(in_folder("x"), text, (int64_t)n + 16);
-        assert_int_equal(HEARD(iz_safetensors_open(&s, in_folder("x"))) != 0,
+        assert_int_equal(HEARD(iz_rank_file_open(&s, in_folder("x"))) != 0,
                          lies[i].words != NULL);
         assert_int_equal(!s, lies[i].words != NULL);
         assert_said(lies[i].words ? lies[i].words : "");
-        iz_safetensors_close(&s);
+        iz_rank_file_close(&s);
     }
 }
 
@@ -184,11 +184,11 @@ static void no_length_of_a_header_is_believed(void **state)
     static const uint64_t lengths[] = {
         0, 1, 9, 1 << 20, 200 << 20, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
     for (int i = 0; i < N_OF(lengths); i++) {
-        struct iz_safetensors *s;
+        struct iz_rank_file *s;
         char text[16] = "xxxxxxxx{}      ";
         memcpy(text, &lengths[i], 8);
         replace(in_folder("x"), text, sizeof(text));
-        assert_true(HEARD(iz_safetensors_open(&s, in_folder("x"))) != 0);
+        assert_true(HEARD(iz_rank_file_open(&s, in_folder("x"))) != 0);
         assert_null(s);
         assert_said("in a file of 16: not safetensors, or truncated");
     }
@@ -207,7 +207,7 @@ static void no_header_breaks_the_reader(void **state)
     char *p = contents(in_step(5, "/rank-00000-of-00001.safetensors"), &bytes);
     char *q = malloc((size_t)bytes);
     for (int n = 0; n < 800; n++) {
-        struct iz_safetensors *s;
+        struct iz_rank_file *s;
         int64_t header = bytes - 4 * 1006;
         memcpy(q, p, (size_t)bytes);
         for (uint64_t k = random_next() % 3 + 1; k-- > 0;) {
@@ -220,16 +220,16 @@ static void no_header_breaks_the_reader(void **state)
         }
         replace(in_folder("x"), q, random_next() % 4 ? bytes : header);
         listen_begin();
-        if (iz_safetensors_open(&s, in_folder("x")) == 0) {
+        if (iz_rank_file_open(&s, in_folder("x")) == 0) {
             opened++;
-            for (int i = 0; i < s->n_pieces; i++)
-                for (int64_t b = 0; b < iz_piece_blocks(&s->piece[i]); b++)
-                    iz_safetensors_read(s, &s->piece[i], b, block);
+            for (int i = 0; i < s->n_ranges; i++)
+                for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]); b++)
+                    iz_rank_file_read(s, &s->range[i], b, block);
         }
         listen_end();
         if (!s)
             assert_said("/x: ");
-        iz_safetensors_close(&s);
+        iz_rank_file_close(&s);
     }
     assert_true(opened > 0 && opened < 800);
     free(p);

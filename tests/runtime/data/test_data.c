@@ -48,7 +48,7 @@ static void documents_begin_behind_a_token(void **state)
     for (int seq = 8; seq >= 4; seq -= 4) {
         struct iz_data *d = opened(seq, 0, false);
         assert_true(iz_data_masked(d, IZ_TRAIN));
-        assert_int_equal(iz_data_learnt(d, IZ_TRAIN, 0, 8 / seq), 5);
+        assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 8 / seq), 5);
         for (int i = 0; i < 8 / seq; i++) {
             iz_data_sample(d, IZ_TRAIN, i, input, target);
             int at = input[0] == 3 ? 0 : 4;
@@ -90,7 +90,7 @@ static void packed_samples_hold_whole_documents(void **state)
     struct iz_data *d = opened(4, 3, true);
     assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
     assert_int_equal(iz_data_windows(d, IZ_VAL), 1);
-    assert_int_equal(iz_data_learnt(d, IZ_TRAIN, 0, 1), 2);
+    assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 1), 2);
     assert_int_equal(iz_data_targets(d, 2), 6);
     for (int s = IZ_TRAIN; s <= IZ_VAL; s++) {
         iz_data_sample(d, (enum iz_split)s, 0, input, target);

@@ -13,11 +13,12 @@ static int fit_host(struct iz_plan *plan, const struct iz_config *c,
     return fit(plan, c, (struct iz_limits){.host = bytes});
 }
 
-static void assert_repeats(int none, int widened, int full)
+static void assert_recomputes(int none, int widened, int full)
 {
-    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_NONE), none);
-    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_WIDENED), widened);
-    assert_int_equal(iz_plan_repeating(&p, model, IZ_REPEAT_FULL), full);
+    assert_int_equal(iz_plan_recomputing(&p, model, IZ_RECOMPUTE_NONE), none);
+    assert_int_equal(iz_plan_recomputing(&p, model, IZ_RECOMPUTE_WIDENED),
+                     widened);
+    assert_int_equal(iz_plan_recomputing(&p, model, IZ_RECOMPUTE_FULL), full);
 }
 
 static double bytes_per_param(void)
@@ -187,45 +188,46 @@ static void units_keep_what_memory_allows(void **state)
     struct iz_config c = plain(3, IZ_BF16);
     make(&p, &c, 1, &target1);
     int64_t lean = iz_plan_host_bytes(&p), all, widened;
-    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    iz_plan_recompute(&p, model, IZ_RECOMPUTE_NONE);
     all = (iz_plan_host_bytes(&p) - lean) / 32;
-    iz_plan_repeat(&p, model, IZ_REPEAT_WIDENED);
+    iz_plan_recompute(&p, model, IZ_RECOMPUTE_WIDENED);
     widened = (iz_plan_host_bytes(&p) - lean) / 32;
     assert_true(all == INT64_C(1024) * (9 * 2560 * 4 + 4 * (4 + 32)));
     assert_true(all - widened == INT64_C(4) * 4 * 1024 * 2560);
     assert_int_equal(fit_host(&p, &c, lean), 0);
-    assert_true(iz_plan_repeats(&p) > 0.6 && iz_plan_repeats(&p) < 0.8);
+    assert_true(iz_plan_recomputed(&p) > 0.6 && iz_plan_recomputed(&p) < 0.8);
     assert_int_equal(fit_host(&p, &c, INT64_MAX), 0);
-    assert_repeats(32, 0, 0);
+    assert_recomputes(32, 0, 0);
     double most = 1;
     for (int64_t more = 0; more <= 32 * all; more += all / 7) {
         assert_int_equal(fit_host(&p, &c, lean + more), 0);
-        int n[IZ_REPEATS];
-        for (int r = 0; r < IZ_REPEATS; r++)
-            n[r] = iz_plan_repeating(&p, model, (enum iz_repeat)r);
-        int64_t kept = n[IZ_REPEAT_NONE] * all + n[IZ_REPEAT_WIDENED] * widened;
+        int n[IZ_RECOMPUTES];
+        for (int r = 0; r < IZ_RECOMPUTES; r++)
+            n[r] = iz_plan_recomputing(&p, model, (enum iz_recompute)r);
+        int64_t kept =
+            n[IZ_RECOMPUTE_NONE] * all + n[IZ_RECOMPUTE_WIDENED] * widened;
         assert_int_equal(n[0] + n[1] + n[2], 32);
         assert_true(iz_plan_host_bytes(&p) == lean + kept && kept <= more);
-        assert_true(!n[IZ_REPEAT_FULL] || more - kept < widened);
-        assert_true(!n[IZ_REPEAT_WIDENED] || more - kept < all - widened);
-        assert_true(iz_plan_repeats(&p) <= most);
-        most = iz_plan_repeats(&p);
+        assert_true(!n[IZ_RECOMPUTE_FULL] || more - kept < widened);
+        assert_true(!n[IZ_RECOMPUTE_WIDENED] || more - kept < all - widened);
+        assert_true(iz_plan_recomputed(&p) <= most);
+        most = iz_plan_recomputed(&p);
     }
     assert_int_equal(fit_host(&p, &c, lean + 32 * all), 0);
-    assert_repeats(32, 0, 0);
+    assert_recomputes(32, 0, 0);
     /* A byte less than all: one unit repeats a product. */
     assert_int_equal(fit_host(&p, &c, lean + 32 * all - 1), 0);
-    assert_repeats(31, 1, 0);
+    assert_recomputes(31, 1, 0);
 }
 
-static void what_is_asked_for_is_repeated(void **state)
+static void what_is_asked_for_is_recomputed(void **state)
 {
     struct iz_config c = plain(3, IZ_BF16);
     c.run.recompute = IZ_RECOMPUTE_WIDENED;
     make(&p, &c, 1, &target1);
     int64_t need = iz_plan_host_bytes(&p);
     assert_int_equal(fit_host(&p, &c, INT64_MAX), 0);
-    assert_repeats(0, 32, 0);
+    assert_recomputes(0, 32, 0);
     assert_true(iz_plan_host_bytes(&p) == need);
     assert_int_equal(fit_host(&p, &c, need - 1), -ENOMEM);
     assert_said("it fits with run.recompute=auto (");
@@ -371,7 +373,7 @@ static int64_t keeps_all(struct iz_config c, int64_t logits)
 {
     c.run.gpu_logits_bytes = logits;
     make(&p, &c, 1, &gpu_bf16);
-    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    iz_plan_recompute(&p, model, IZ_RECOMPUTE_NONE);
     return iz_plan_device_bytes(&p);
 }
 
@@ -383,7 +385,7 @@ static int64_t logits_chosen(struct iz_config c, int64_t device,
     return c.run.gpu_logits_bytes;
 }
 
-/* A large GPU has more of them at a time if it repeats nothing for it. */
+/* A large GPU has more of them at a time if it recomputes nothing for it. */
 static void logits_take_what_activations_leave(void **state)
 {
     struct iz_config c = plain(0, IZ_BF16);
@@ -507,7 +509,7 @@ int main(void)
         cmocka_unit_test(copies_live_where_parameters_do),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(units_keep_what_memory_allows),
-        cmocka_unit_test(what_is_asked_for_is_repeated),
+        cmocka_unit_test(what_is_asked_for_is_recomputed),
         cmocka_unit_test(boundaries_on_the_host_leave_slots),
         cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),

@@ -243,7 +243,7 @@ static void activations_and_states_are_weighed(void **state)
     struct iz_limits l = {.host = INT64_MAX};
     c.micro_batch = 32;
     make(&p, &c, 1, &gpu_bf16);
-    iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+    iz_plan_recompute(&p, model, IZ_RECOMPUTE_NONE);
     l.device = iz_plan_device_bytes(&p);
     assert_true(needs(c, 0).device <= l.device);
     assert_true(chosen(c, l, gpu_bf16, 1e14) == 1);
@@ -267,7 +267,7 @@ static void a_step_is_cut_where_memory_is_short(void **state)
         assert_int_equal(open.grad_accum, 64 / samples);
         assert_int_equal(open.grad_accum_fp32, samples < 64);
         make(&p, &open, 1, &gpu_bf16);
-        iz_plan_repeat(&p, model, IZ_REPEAT_NONE);
+        iz_plan_recompute(&p, model, IZ_RECOMPUTE_NONE);
         l.device = iz_plan_device_bytes(&p) / 2;
     }
     open = c;

@@ -320,7 +320,7 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     struct iz_bottleneck_measured m = measured(IZ_USE_OPTIMIZER, 0.05);
     assert_text(&m, &s, "fill 95 %");
     assert_text(&m, &s, "more ranks");
-    s.repeats = true;
+    s.recomputes = true;
     assert_text(&m, &s, "more ranks");
     s.samples = 2;
     assert_text(&m, &s, "fewer samples a micro-batch");
@@ -328,7 +328,7 @@ static void a_sentence_names_a_setting_that_would_move_it(void **state)
     assert_text(&m, &s, "fewer samples a micro-batch");
     s.micro_batches = 4;
     assert_text(&m, &s, "run.schedule=depth_first");
-    s.repeats_asked = true;
+    s.recompute_asked = true;
     assert_text(&m, &s, "run.recompute=auto");
     s = (struct iz_bottleneck_setting){.overlap = true, .overlap_comm = true};
     m = measured(IZ_USE_OPTIMIZER, 0.25);
@@ -405,12 +405,12 @@ static void small_losses_together_are_told(void **state)
     m.usage.share[IZ_USE_UNITS] -= 0.095;
     m.submitting = 1;
     assert_text(&m, &s, "gaps between tasks: larger tasks");
-    s.repeats = true; /* for want of memory, and one sample is the least */
+    s.recomputes = true; /* for want of memory, and one sample is the least */
     s.samples = 1;
     assert_text(&m, &s, "gaps between tasks: larger tasks");
     s.samples = 2;
     assert_text(&m, &s, "fewer samples a micro-batch");
-    s.repeats_asked = true;
+    s.recompute_asked = true;
     assert_text(&m, &s, "run.recompute=auto");
 }
 
