@@ -203,6 +203,8 @@ def valid(row):
     if row.get("update") == "muon" and (row.get("model") in WITHOUT_MATRICES or row.get(
             "tuned") in ("lora", "dropout", "nf4", "int8")):
         return False
+    if row.get("model") == "sparse" and row.get("moments") == "fp8":
+        return False
     if row.get("master") == "remainder" and \
             not row.get("dtype", "bf16").startswith("bf16"):
         return False

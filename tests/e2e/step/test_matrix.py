@@ -3,7 +3,7 @@
 the plainest one: stage 0, nothing offloaded, depth first.  A part of the matrix
 that covers every pair of settings, and a smaller one of other models than GPT-2;
 IZ_TEST_FULL=1 runs the whole product of stages, homes, schedules, schedulers,
-ranks and delays."""
+ranks and delays, and random rows of all models."""
 import random
 
 import pytest
@@ -77,6 +77,12 @@ OTHER_KINDS = cover.rows(OTHER_SUMS, valid, beside="model")
 # What the rows of GPT-2 have without a model is not tried again.
 OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid, beside="model",
                     few=OTHER_KINDS)
+if run.FULL:
+    every = {**FREE, **OTHER_SUMS, **OTHER_FREE, "moments": SUMS["moments"],
+             "clip": SUMS["clip"], "group": (1,)}
+    rng = random.Random(11)
+    OTHERS += [r for r in ({f: rng.choice(v) for f, v in every.items()}
+                           for _ in range(4000)) if valid(r)]
 
 
 def whole(row):
