@@ -10,7 +10,7 @@
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
 #include "codelets/flat/quant.h"
-#include "codelets/unit/unit.h"
+#include "codelets/unit/layer.h"
 #include "runtime/base/key.h"
 
 #define IZ_MATCH_MAX 128
