@@ -21,8 +21,8 @@ enum iz_optimizer_type {
     IZ_OPTIMIZER_LION,
     IZ_OPTIMIZER_MUON,
     IZ_OPTIMIZERS,
-    /* No words: the first pass over what is nothing but matrices that are
-     * updated as such, and their last pass. */
+    /* Not in a config: Muon's first pass over chunks of nothing but matrices,
+     * and its last pass. */
     IZ_OPTIMIZER_DIRECTION = IZ_OPTIMIZERS,
     IZ_OPTIMIZER_ALONG,
     IZ_UPDATES

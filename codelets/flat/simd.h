@@ -100,8 +100,8 @@ struct iz_simd_level {
 
 extern const struct iz_simd_level iz_simd_levels[];
 
-/* The loops of the level in use: that of the environment's IZ_SIMD, or the best
- * one.  iz_die on a name that this processor or this build does not have. */
+/* The loops of the level that IZ_SIMD names, or of the best one.  iz_die if
+ * this processor or this build does not have it. */
 const struct iz_simd *iz_simd(void);
 const struct iz_attention_loops *iz_attention_loops(void);
 const char *iz_simd_name(void);

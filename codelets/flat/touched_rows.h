@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of a table that a step touches.  Of such a table what is gathered
- * and what is reduced are the touched rows alone, end to end in ascending
- * order: packed.  "flat" is a position in all rows of the table, end to end. */
+/* The rows of a table that a step touches.  Only these are gathered and
+ * reduced, packed: end to end in ascending order.  "flat" is a position in all
+ * rows of the table, end to end. */
 #pragma once
 
 #include <stdbool.h>
@@ -42,7 +42,7 @@ struct iz_touched_piece {
 bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
                      struct iz_touched_piece *p);
 
-/* Copies what is touched within the flat positions [from, to), elements of
+/* Copies the touched rows within flat positions [from, to), elements of
  * `size` bytes.  `flat` begins with position `from`, `packed` with the first
  * touched row. */
 void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,

@@ -52,10 +52,10 @@ void *iz_device_stream_open(void);
 /* The stream of the GPU's worker, which calls this. */
 void *iz_device_worker_stream(void);
 
-/* *event, which is opened if it is NULL, is what is enqueued so far. */
+/* *event happens after all that is enqueued so far; opened if it is NULL. */
 void iz_device_record(void **event, void *stream);
-/* What comes later waits until the event as it is now has happened; NULL: it
- * has. */
+/* Later work on the stream waits for the event as recorded now; NULL: for
+ * nothing. */
 void iz_device_follow(void *stream, void *event);
 /* Accepts NULL. */
 void iz_device_event_close(void *event);

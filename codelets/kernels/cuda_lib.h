@@ -34,8 +34,8 @@ void iz_cublas_close(struct iz_cublas **b);
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch);
 
-/* The first rows and columns of y = those of a; with `clear` what y has beyond
- * them becomes 0, else it stays. */
+/* Copies the first rows and columns of a into y; with `clear` the rest of y
+ * becomes 0. */
 void iz_matmul_corner_cuda(struct iz_exec *x, struct iz_view y,
                            struct iz_view a, int64_t rows, int64_t cols,
                            bool clear);
@@ -45,8 +45,8 @@ void iz_matmul_corner_cuda(struct iz_exec *x, struct iz_view y,
 void iz_matmul_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                                struct iz_view dy, struct iz_view scratch);
 
-/* Every row of y [M,N] = that of r [M,N] + b [1,N], r IZ_NONE for zeros; all of
- * one type.  y may be r. */
+/* y = r + b in each row: y, r [M,N], b [1,N] of one type, r IZ_NONE for zeros.
+ * y may be r. */
 void iz_matmul_bias_rows_cuda(struct iz_exec *x, struct iz_view y,
                               struct iz_view r, struct iz_view b);
 

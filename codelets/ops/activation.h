@@ -35,7 +35,7 @@ IZ_EITHER float iz_activation_up(enum iz_activation act, float u)
     return act == IZ_SWISH_7 ? iz_activation_clamp(u, 7) + 1 : u;
 }
 
-/* The gradient of u from that of what stands for it. */
+/* The gradient of u from that of iz_activation_up. */
 IZ_EITHER float iz_activation_up_slope(enum iz_activation act, float u, float d)
 {
     return act == IZ_SWISH_7 && (u > 7 || u < -7) ? 0 : d;

@@ -21,7 +21,7 @@ struct iz_head {
     bool adds; /* to dk and dv */
     bool full; /* not causal */
     /* Of all rows of the sample or NULL: the first key that a row sees; never
-     * less than that of the row before, never after the row. */
+     * less than the previous row's, never after the row. */
     const int32_t *begins;
     int64_t window;    /* keys that a row sees, itself included, at most */
     float scale;       /* 0: 1 / sqrt(d) */

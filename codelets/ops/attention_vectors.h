@@ -12,7 +12,7 @@
 typedef float vec __attribute__((vector_size(4 * IZ_LANES), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * IZ_LANES), may_alias));
 
-/* Where the mask is -1 that of a, where it is 0 that of b. */
+/* a where the mask is -1, b where it is 0. */
 static inline vec pick(ivec mask, vec a, vec b)
 {
     return (vec)((mask & (ivec)a) | (~mask & (ivec)b));

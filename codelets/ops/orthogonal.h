@@ -21,7 +21,7 @@ struct iz_orthogonal {
     double scale; /* multiplies the result */
 };
 
-/* In place.  Scratch is that of the task; a dry run counts. */
+/* In place, with scratch of the task; a dry run counts. */
 void iz_orthogonal(struct iz_exec *x, const struct iz_orthogonal *m);
 
 /* ---- the iteration, whoever forms its products ---- */

@@ -33,7 +33,7 @@ struct worker {
 
 #define WAITING_DATA 8
 
-/* A task that may wait: what messages call it, and what it may wait for. */
+/* A task that may wait: its name in messages, and what it may wait for. */
 struct waiting {
     enum iz_kind kind;
     int unit, step, position;

@@ -46,9 +46,9 @@ struct iz_kind_info {
 };
 extern const struct iz_kind_info iz_kinds[IZ_KINDS];
 
-/* StarPU reads the first bytes of what is registered with it in main memory, so
- * memory of a GPU at `base` is registered under other addresses: `shadow` is as
- * large, readable and unused.  Tasks are given the real addresses. */
+/* StarPU reads the first bytes of registered memory on the host, so a GPU's
+ * memory at `base` is registered under other addresses: `shadow` is as large,
+ * readable and unused.  Tasks are given the real addresses. */
 struct iz_shadow {
     char *shadow, *base;
     int64_t bytes;

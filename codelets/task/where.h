@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where tasks run, for those too that only count what they take. */
+/* Where tasks run; also for code that only counts what they take. */
 #pragma once
 
 /* Kinds of workers: which ones may run a task. */

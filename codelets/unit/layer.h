@@ -77,8 +77,8 @@ struct iz_layer {
     /* Where the model's documents are apart: int32 [samples, tokens], as ops.h
      * has it; absent otherwise. */
     struct iz_view begins;
-    /* Forward, repeated for a backward: y is thrown away, so what only y needs
-     * may be left out. */
+    /* Forward, recomputed for a backward: y is thrown away, so what only y
+     * needs may be left out. */
     bool again;
     /* Last unit only.  It writes *loss: the mean over the targets of the
      * micro-batch that count.  The gradients are those of loss * loss_scale;
@@ -102,6 +102,17 @@ struct iz_layer {
 
 /* A unit has fewer parameters than this, adapters and a tied one included. */
 #define IZ_UNIT_PARAMS 128
+
+/* What a unit's backward recomputes of its forward, which keeps the rest:
+ * nothing, what makes the widened activations (iz_exec_save_widened), or all.
+ * AUTO, in a config alone: the plan chooses for each unit. */
+enum iz_recompute {
+    IZ_RECOMPUTE_NONE,
+    IZ_RECOMPUTE_WIDENED,
+    IZ_RECOMPUTE_FULL,
+    IZ_RECOMPUTES,
+    IZ_RECOMPUTE_AUTO = IZ_RECOMPUTES
+};
 
 struct iz_unit {
     char name[32]; /* "wte", "h.3", "head" */

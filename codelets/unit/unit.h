@@ -14,17 +14,6 @@ enum iz_unit_call {
     IZ_CALL_AGAIN /* forward, inside a backward */
 };
 
-/* What a unit's backward recomputes of its forward, which keeps the rest:
- * nothing, what makes the widened activations (iz_exec_save_widened), or all.
- * AUTO, in a config alone: the plan chooses for each unit. */
-enum iz_recompute {
-    IZ_RECOMPUTE_NONE,
-    IZ_RECOMPUTE_WIDENED,
-    IZ_RECOMPUTE_FULL,
-    IZ_RECOMPUTES,
-    IZ_RECOMPUTE_AUTO = IZ_RECOMPUTES
-};
-
 /* Where the parameters of a unit lie in its flat buffer; shared by all tasks of
  * the unit, valid as long as the run. */
 struct iz_unit_layout {

@@ -16,7 +16,7 @@ struct iz_ckpt_saver;
  * has is borrowed until close. Negative errno on every rank, reason printed. */
 int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
                       const struct iz_ckpt_of *of);
-/* After the last task; what has not become a checkpoint is removed. */
+/* After the last task; removes unfinished checkpoints. */
 void iz_ckpt_save_close(struct iz_ckpt_saver **s);
 
 /* Saves the step done last; waits for all tasks, and none is pending.  All

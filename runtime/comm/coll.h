@@ -67,7 +67,7 @@ void iz_coll_all_gather_among(struct iz_coll *c, void *full,
                               int64_t shard_bytes, int n, const char *what);
 
 /* For a copy of all shards in each group of n consecutive ranks: the rank at
- * position j of a group receives in `out`, in order, those of the size / n
+ * position j of a group receives in `out`, in order, the shards of the size / n
  * ranks from j * size / n on.  own: this rank's shard, not in `out`. */
 void iz_coll_refresh(struct iz_coll *c, void *out, const void *own,
                      int64_t shard_bytes, int n, const char *what);

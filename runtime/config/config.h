@@ -10,7 +10,7 @@
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
 #include "codelets/flat/quant.h"
-#include "codelets/unit/unit.h"
+#include "codelets/unit/layer.h"
 #include "runtime/base/key.h"
 
 #define IZ_MATCH_MAX 128
@@ -120,8 +120,8 @@ struct iz_data_config {
  * auto: where it must. */
 enum iz_save_mode { IZ_SAVE_AUTO, IZ_SAVE_ASYNC, IZ_SAVE_SYNC };
 
-/* How the fp32 master of a bf16 parameter is kept: whole, or as what the
- * parameter lacks. */
+/* How the fp32 master of a bf16 parameter is kept: whole, or as its difference
+ * from the parameter. */
 enum iz_master_form { IZ_MASTER_FULL, IZ_MASTER_REMAINDER };
 
 struct iz_run_config {
@@ -211,8 +211,8 @@ enum {
     IZ_RULE_KEYS
 };
 
-/* "parameters": what the tensors whose names match get; of several rules that
- * match one, a later one overrides what it gives. */
+/* "parameters": settings of the tensors whose names match; a later rule that
+ * matches overrides what it gives. */
 struct iz_rule {
     char match[IZ_MATCH_MAX]; /* a pattern as in a shell: * ? [...] */
     bool frozen, sparse, use_muon;

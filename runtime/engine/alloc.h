@@ -43,7 +43,7 @@ void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
 
 /* ---- handle.c: memory of the engine as StarPU knows it, and arrays ---- */
 
-/* What StarPU knows an address by: that of memory on a GPU has a stand-in. */
+/* The address that StarPU is given: a stand-in for memory on a GPU. */
 uintptr_t iz_handle_address(const struct iz_engine *e, const void *p);
 /* Names and places a handle for traces. */
 void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x);

@@ -4,7 +4,7 @@
 
 #include "runtime/engine/engine.h"
 
-/* Whether what has this home lies in the memory of a GPU. */
+/* Whether this home is the memory of a GPU. */
 bool iz_bounce_on_gpu(const struct iz_engine *e, enum iz_home h);
 /* Between the host and a place whose home is h; through a pinned buffer to and
  * from a GPU. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of a run, shared by the files that submit its tasks: what a rank
- * holds.  Each file's header declares what it does with it. */
+/* What a rank holds in a run, shared by the files that submit its tasks; each
+ * file's header declares what it does with it. */
 #pragma once
 
 #include <math.h>
@@ -219,8 +219,8 @@ struct iz_events {
 
 #define IZ_BALLOT 4
 
-/* Numbers that each rank adds to the scalars of a step, and what comes of those
- * of all ranks, `per` apart: sealed in struct iz_event.  NULL: there are none.
+/* Numbers that each rank adds to the scalars of a step.  `hear` gets those of
+ * all ranks, `per` apart; its result is iz_event.sealed.  NULL: there are none.
  */
 struct iz_ballot {
     void (*tell)(void *arg, double own[IZ_BALLOT]);

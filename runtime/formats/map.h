@@ -50,8 +50,8 @@ void iz_hf_map_close(struct iz_hf_map *m);
 /* The tensor that is called so, with or without the prefix; NULL: none. */
 const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,
                                           const char *name);
-/* A tensor's name without the prefix, and without that of a text model inside
- * of another. */
+/* A tensor's name without the prefix, and without a prefix of the text model
+ * inside another model. */
 const char *iz_hf_bare(const struct iz_hf_map *m, const char *name);
 /* Whether a tensor of this name is known to mean nothing. */
 bool iz_hf_map_ignores(const struct iz_hf_map *m, const char *name);

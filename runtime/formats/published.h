@@ -28,8 +28,8 @@ const struct iz_hf_type *iz_published_type(const struct iz_hf *hf,
                                            const void *self);
 
 /* The text of config.json for weights of type t of the model that `self` is;
- * malloc'ed.  `like`: a folder whose config.json has keys beyond those of the
- * table, which are kept; NULL or "": none.  NULL with the reason printed. */
+ * malloc'ed.  `like`: a folder, of whose config.json the keys that the table
+ * lacks are kept; NULL or "": none.  NULL with the reason printed. */
 char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
