@@ -10,6 +10,7 @@
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
 #include "codelets/flat/quant.h"
+#include "codelets/ops/ops.h"
 #include "codelets/unit/layer.h"
 #include "runtime/base/key.h"
 
