@@ -471,10 +471,9 @@ const struct iz_key iz_config_keys[] = {
     WORD("run.recompute", FREE, c.run.recompute, "none|widened|full|auto",
          "\"auto\"",
          "What backward recomputes of its unit's forward; it uses kept "
-         "activations "
-         "for the rest. full: all; widened: what makes the widest activations, "
-         "which are not kept; none: nothing; auto: unit by unit as little as "
-         "memory allows."),
+         "activations for the rest. full: all; widened: what makes the widest "
+         "activations, which are not kept; none: nothing; auto: unit by unit "
+         "as little as memory allows."),
     BOOL("run.overlap", FREE, c.run.overlap, "true",
          "false: barriers around the optimizer, for comparison. The losses "
          "are the same bit for bit."),

@@ -87,6 +87,7 @@ PROGRAM |= {name: PROGRAM.get(of, of) for name, (of, _) in BESIDE.items()}
 # Whose frozen tensors may have a home of their own.
 FROZEN = {name for name, (_, more) in BESIDE.items()
           if {"parameters", "lora", "loss"} & set(more)} - {"sparse"}
+# Of which Muon would train none.
 WITHOUT_MATRICES = {name for name, (_, more) in BESIDE.items() if "lora" in more} | {
     name for name in MODELS if PROGRAM.get(name, name) == "dlrm"}
 

@@ -241,8 +241,8 @@ PAIRS = [("lora", 2, "nccl", 3, "none", "none", "host"),
 @pytest.mark.parametrize("tuned, ranks, comm, stage, optimizer, param, boundaries", PAIRS)
 def test_pairs_of_texts_have_the_same_bits(tuned, ranks, comm, stage, optimizer, param,
                                            boundaries, same):
-    r = same({**ROW, "model": "pairs", "ranks": ranks, "tuned": tuned, "micro": 2, "batch": 12, "comm": comm,
-              "stage": stage, "optimizer": optimizer, "param": param,
+    r = same({**ROW, "model": "pairs", "ranks": ranks, "tuned": tuned, "micro": 2,
+              "batch": 12, "comm": comm, "stage": stage, "optimizer": optimizer, "param": param,
               "boundaries": boundaries},
              {"run.eval_batches": 1})
     assert len(told(r)[2][0]) == 6
