@@ -190,3 +190,29 @@ def start(place, nvme):
         return act(row["ranks"], {**rows.config_of(row, nvme), **(changes or {})},
                    env=env, **more)
     return start
+
+
+@pytest.fixture
+def compare(start, references, place):
+    """compare(row, plain, changes, before): a row's run, whose first half is that of the
+    row `before` if there is one.  All that it computes, and its checkpoint of each step,
+    are those of the plain row, which is run once for all that ask."""
+    def compare(row, plain, changes=None, before=None):
+        changes = {**rows.SAVED, **(changes or {})}
+        key = sorted(plain.items()), changes
+        with turn(references.path(key).with_suffix(".turn")):
+            if key not in references:
+                r = start(plain, {**changes, "run.save_mode": "sync"})
+                references[key] = rows.told(r), rows.figures(r)
+        want, figures = references[key]
+        more = {**changes, "run.inject_seed": 3 + row.get("ring", 0),
+                "run.nvme_checksum": not before}  # with which training waits for a save
+        output = place.folder / f"compared{place.count}"
+        if before:
+            start(before, more, output=output)
+        r = start(row, more, output=output, options=["--resume"] if before else [])
+        assert rows.told(r) == want, str(r)
+        assert [pytest.approx(x, rel=1e-12) for x in rows.figures(r)] == figures
+        assert len(r.bits) == len(r.saved) == row["steps"]
+        return r
+    return compare

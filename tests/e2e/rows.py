@@ -275,10 +275,32 @@ def cases(rows):
 
 # ---- what a run has computed ----
 
+# Each step is saved, beside training where that can be; the rate of a run that goes on
+# is that of its step.
+SAVED = {"run.save": True, "run.save_interval": 1, "run.keep_last": 9,
+         "run.save_buffers": 2, "run.hash_interval": 1,
+         "scheduler": {"type": "WarmupCosineLR", "params": {
+             "warmup_min_ratio": 0.2, "warmup_num_steps": 2, "total_num_steps": 8}}}
+
+
 def figures(r):
     """Those of experts and of pairs of texts."""
     words = "/", "expert", "router"
     return [{k: v for k, v in x.items() if any(w in k for w in words)} for x in r.steps]
+
+
+def told(r):
+    """All of it, to the bit, but for the figures."""
+    return (r.numbers, r.validation[-1:],
+            [x["hash"]["state"] for x in r.lines if "hash" in x], r.files)
+
+
+def elsewhere(row, free, have, valid):
+    """This row up to its middle, in the place of another one that may be there."""
+    places = [{k: v for k, v in x.items() if k in free} for x in have]
+    random.Random(repr(row)).shuffle(places)
+    return next(x for x in ({**row, **p, "steps": row["steps"] // 2} for p in places)
+                if valid(x))
 
 
 # ---- activations ----

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what is stopped and continued has the bits of what was not, and
-what another number of ranks saved has its weights."""
+"""Checkpoints: what another number of ranks saved has its weights, and what is stopped
+goes on.  That a run that goes on at any place has the bits of one that never stopped
+is in tests/e2e/step/test_matrix.py."""
 import itertools
 import math
 import os
@@ -16,21 +17,10 @@ import pytest
 import rows
 import run
 
-NONE, NVME = (0, "none", "none"), (3, "nvme", "nvme")
-HOMES = [NONE, (1, "nvme", "none"), (2, "cpu", "none"), (3, "none", "none"), NVME]
-# What decides the bits of six steps.  fp16 overflows at first, so the scale has a
-# history.
-KINDS = {**{t: run.typed(t, initial_scale_power=18, loss_scale_window=2)
-            for t in ("fp32", "bf16", "fp16")},
-         "moments of bf16": {"run.state_dtype": "bf16"},
-         "moments of fp8": {"run.state_dtype": "fp8"},
-         "lion": rows.UPDATES["lion"],
-         "lion of fp8": {**rows.UPDATES["lion"], "run.state_dtype": "fp8"},
-         "muon": rows.UPDATES["muon"],
-         "muon of fp8": {**rows.UPDATES["muon"], "run.state_dtype": "fp8"}}
+NONE, NEAR, NVME = (0, "none", "none"), (3, "none", "none"), (3, "nvme", "nvme")
 
 
-def config(ranks, kind="fp32", home=NONE, nvme=None):
+def config(ranks, dtype="fp32", home=NONE, nvme=None):
     return {"train_batch_size": 12, "run.save": True,
             "gradient_accumulation_steps": 2,
             "train_micro_batch_size_per_gpu": 6 // ranks, "run.steps": 6,
@@ -38,60 +28,7 @@ def config(ranks, kind="fp32", home=NONE, nvme=None):
             "scheduler": {"type": "WarmupCosineLR",
                           "params": {"warmup_num_steps": 2,
                                      "total_num_steps": 8}},
-            **run.offload(*home, nvme), **KINDS[kind]}
-
-
-# Every home saves and loads, every type and optimizer is saved.
-CASES = [
-    (1, "fp32", NONE, NONE), (1, "fp32", NVME, HOMES[1]), (2, "fp32", HOMES[1], HOMES[2]),
-    (2, "fp32", HOMES[2], HOMES[3]), (2, "fp32", HOMES[3], NVME),
-    (1, "bf16", HOMES[2], NVME), (2, "bf16", NONE, HOMES[3]), (2, "bf16", NVME, NVME),
-    (1, "fp16", NONE, NVME), (2, "fp16", NVME, NONE),
-    (2, "moments of fp8", NVME, NVME),
-    (2, "moments of bf16", HOMES[1], (3, "cpu", "cpu")),
-    (2, "lion", NVME, (1, "cpu", "none")),
-    (2, "lion of fp8", (2, "none", "none"), (3, "nvme", "cpu")),
-    (1, "muon", HOMES[1], NVME), (2, "muon", NVME, (1, "cpu", "none")),
-    (2, "muon of fp8", (2, "none", "none"), (3, "nvme", "cpu"))]
-
-
-def through(place, ranks, c, at=3):
-    """A run that also saves on its way, and its output as if it had ended there."""
-    whole = place.good(ranks, {**c, "run.save_interval": at, "run.keep_last": 2})
-    assert whole.saved == [at, 6]
-    shutil.rmtree(whole.output / "checkpoints/step-00000006")
-    return whole, whole.output
-
-
-def end(r):
-    """What a run computed behind step 3: of a step the last line counts."""
-    return {x[0]: x for x in r.bits if x[0] > 3}, r.hash
-
-
-@pytest.mark.parametrize("ranks, kind, a, b", CASES, ids=lambda x: "-".join(
-    map(str, x)) if isinstance(x, tuple) else str(x))
-def test_three_and_three_are_six(ranks, kind, a, b, place, nvme):
-    """In any other place too."""
-    whole, out = through(place, ranks, config(ranks, kind, a, nvme))
-    r = place.good(ranks, config(ranks, kind, b, nvme), ["--resume"], output=out)
-    assert end(r) == end(whole), str(r)
-    assert len(end(r)[0]) == 3
-    if kind == "fp16":
-        assert 0 < r.summary["skipped_steps"] + sum(x["skipped"] for x in whole.steps[:3])
-
-
-@pytest.mark.parametrize("first, home", (
-    ("full", NVME), ("remainder", (2, "cpu", "none")), ("remainder", NVME)))
-def test_a_checkpoint_has_whole_masters(first, home, known, place, nvme):
-    """However these are kept: the files of both are equal, and either goes on with
-    those of the other."""
-    other = {"full": "remainder", "remainder": "full"}[first]
-    a = {**config(2, "bf16", home, nvme), "run.master": first}
-    b = {**config(2, "bf16", NONE), "run.master": other}
-    want = known(2, config(2, "bf16"))
-    r = place.halves(2, {**a, "run.steps": 3}, b)
-    assert r.numbers == want.numbers, str(r)
-    assert {k: r.files[k] for k in want.files} == want.files
+            **run.offload(*home, nvme), **run.typed(dtype)}
 
 
 @pytest.mark.sanitized
@@ -156,20 +93,17 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
 
 def test_a_resumed_run_keeps_its_order_of_sums(place):
     """What auto chose when it began, in stages where it would choose otherwise."""
-    def begin(stage):
-        c = {**config(2), "run.sum_order": "auto", "zero_optimization.stage": stage}
-        return c, *through(place, 2, c)
-    c, whole, out = begin(1)
-    assert whole.config["run"]["sum_order"] == "local_first"
-    c["zero_optimization.stage"] = 3
-    r = place.launch(2, c, ["--resume"], output=out)
+    stage = "zero_optimization.stage"
+    for order, first, then in (
+            ("local_first", 1, {stage: 3, "run.schedule": "breadth_first"}),
+            ("ranks_first", 3, {stage: 1})):
+        c, out = {**config(2), "run.sum_order": "auto", stage: first}, place.folder / order
+        whole = place.good(2, c)
+        r = place.halves(2, {**c, "run.steps": 3}, {**c, **then}, output=out)
+        assert r.numbers == whole.numbers
+        assert r.config["run"]["sum_order"] == whole.config["run"]["sum_order"] == order
+    r = place.launch(2, {**c, stage: 3}, ["--resume"], output=place.folder / "local_first")
     run.refused(r, "run.sum_order: local_first: in stage 3", "breadth_first")
-    r = place.good(2, {**c, "run.schedule": "breadth_first"}, ["--resume"], output=out)
-    assert end(r) == end(whole) and r.config["run"]["sum_order"] == "local_first"
-    c, whole, out = begin(3)
-    assert whole.config["run"]["sum_order"] == "ranks_first"
-    r = place.good(2, {**c, "zero_optimization.stage": 1}, ["--resume"], output=out)
-    assert end(r) == end(whole) and r.config["run"]["sum_order"] == "ranks_first"
 
 
 # ---- signals ----
@@ -183,7 +117,7 @@ SLOW = {"run.inject_delay_us": 3000, "run.steps": 10**6}
     (1, None, signal.SIGHUP), (1, None, signal.SIGUSR2), (1, None, signal.SIGXCPU)])
 def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     """`only`: to one rank; the others learn it from the step's scalars."""
-    c = config(ranks, "bf16", HOMES[3], nvme)
+    c = config(ranks, "bf16", NEAR, nvme)
     if number == signal.SIGHUP:  # which those who start tests may have ignored
         place.wrap('#!/bin/sh\nexec env --default-signal=HUP {} "$@"\n')
     run_ = place.start(ranks, {**c, **SLOW}, output=place.folder / "stopped")
@@ -270,7 +204,7 @@ def test_a_signal_twice_at_once_counts_once(place):
 
 def test_mpirun_hands_a_signal_on(place, nvme):
     """SIGUSR1 to mpirun reaches all ranks: what batch systems can send."""
-    c = config(2, "fp32", HOMES[3], nvme)
+    c = config(2, "fp32", NEAR, nvme)
     run_ = place.start(2, {**c, **SLOW})
     run_.until_step(1)
     run_.process.send_signal(signal.SIGUSR1)

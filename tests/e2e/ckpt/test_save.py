@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints written beside training: the same files as those for which
-training waits, and the same losses as without any."""
+"""Checkpoints written beside training: that they have the files and losses of those
+for which training waits is in tests/e2e/step/test_matrix.py."""
 import json
 
 import pytest
@@ -15,38 +15,6 @@ def config(home=NONE, nvme=None, **more):
     return {"run.save": False, "run.save_interval": 2, "run.keep_last": 9,
             "run.steps": 7, "train_batch_size": 12, "run.save_buffers": 2,
             **run.offload(*home, nvme), **more}
-
-
-FP32, BF16, FP16 = {}, run.typed("bf16"), run.typed("fp16", initial_scale_power=18)
-FROZEN = {"parameters": [{"match": "h.?.mlp.*", "frozen": True},
-                         {"match": "h.1.*", "frozen": True}]}
-# The scale of fp16 has a history.
-CASES = [(FP32, 1, NONE), (FP32, 2, (1, "cpu", "none")), (FP32, 3, NVME), (BF16, 1, NVME),
-         (BF16, 3, (2, "nvme", "none")), (FP16, 2, (3, "none", "none")),
-         ({**BF16, **FROZEN}, 1, NVME), ({**FP16, **FROZEN}, 3, (3, "none", "none")),
-         (rows.UPDATES["lion"], 2, (3, "cpu", "cpu")),
-         # Of its v some blocks alone, which begin anywhere in pages of a file.
-         (rows.UPDATES["muon"], 2, NVME),
-         ({**rows.UPDATES["muon"], **BF16}, 3, (2, "cpu", "none"))]
-
-
-@pytest.mark.parametrize("more, ranks, home", CASES)
-def test_same_files_and_losses_as_when_training_waits(more, ranks, home, place, known,
-                                                      nvme):
-    """Chunks that no block respects, and fewer buffers than blocks."""
-    c = {**config(home, nvme, **more), "run.inject_delay_us": 300,
-         "zero_optimization.sub_group_size": 2048}
-    wait = place.good(ranks, {**c, "run.save_mode": "sync"})
-    free = place.good(ranks, {**c, "run.save_mode": "async"})
-    assert wait.numbers == free.numbers and len(free.bits) == 7
-    if more is FP32:
-        assert free.numbers == known(ranks, config(**{"run.save_interval": 0})).numbers
-    assert free.saved == wait.saved == [2, 4, 6]
-    a, b = wait.files, free.files
-    assert sorted(a) == sorted(b)
-    assert [k for k in a if a[k] != b[k]] == []
-    for s in (2, 4, 6):
-        assert f"saved step {s} in" in free.out
 
 
 @pytest.mark.parametrize("dtype, home", (("bf16", (1, "cpu", "none")), ("fp8", NVME)))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units computed on a GPU.  On the stand-in of tests/fake the numbers are
-those of a run on the CPU, bit for bit, in every stage and placement, with
-random delays in front of tasks and of everything on a stream; on a real GPU
-(IZ_TEST_GPU=real) they are those of the plainest run there."""
+"""Units computed on a GPU.  On the stand-in of tests/fake the numbers and checkpoints
+are those of a run on the CPU, bit for bit, in every stage and placement, also of one
+that goes on with another place's checkpoint, with random delays in front of tasks and
+of everything on a stream; on a real GPU (IZ_TEST_GPU=real) they are those of the
+plainest run there."""
 import itertools
 import random
 import re
@@ -43,6 +44,7 @@ FREE = {
     "boundaries": ("near", "host", "disk"),
     "ring": (0, 1, 3),
     "workers": (1, 2),
+    "begins": ("here", "elsewhere", "on the CPU"),
 }
 if REAL:  # one GPU: ranks share it through MPI
     FREE["comm"], FREE["jitter_us"] = ("mpi",), (0,)
@@ -77,33 +79,31 @@ def far_sums(start, row, changes=None, near=None):
                        r.bytes_in("device") - more - 1})
 
 
-def told(r):
-    """What a run has computed, to the bit."""
-    return r.numbers, r.validation, rows.figures(r)
+HERE = (*FREE, "products", "group")
+BEGIN = {**PLAIN, "ratio": 1, "boundaries": "near", "comm": "mpi", "device": "cpu",
+         "products": "host"}
 
 
 @pytest.fixture
-def same(start, references):
+def same(compare):
     """Starts a row's run, which has the bits of what is left of it in the plainest
-    places."""
-    def same(row, changes=None):
+    places.  Where it begins elsewhere, it is in the place of one of `have`."""
+    def same(row, changes=None, have=()):
         if REAL and row.get("comm") == "nccl":
             pytest.skip("one GPU")
-        row = {**PLACE, **row}
-        left = {k: v for k, v in row.items() if k not in (*FREE, "products", "group")}
-        plain = {**PLACE, **left, **ON_CPU}
-        key = sorted(plain.items()), changes
-        if key not in references:
-            references[key] = told(start(plain, changes))
-        r = start(row, changes)
-        assert len(r.bits) == row["steps"] and told(r) == references[key], str(r)
-        return r
+        row, before = {**PLACE, **row}, None
+        if row.get("begins") == "elsewhere":
+            before = rows.elsewhere(row, HERE, have, valid_on_gpu)
+        elif row.get("begins") == "on the CPU":
+            before = {**row, **BEGIN, "steps": 1}
+        left = {k: v for k, v in row.items() if k not in HERE}
+        return compare(row, {**PLACE, **left, **ON_CPU}, changes, before)
     return same
 
 
 @pytest.mark.parametrize("row", rows.cases(ROWS))
 def test_same_bits_as_the_plain_run(row, same):
-    same({"batch": 12, **row})
+    same({"batch": 12, **row}, have=ROWS)
 
 
 # ---- other optimizers and models ----
@@ -117,7 +117,7 @@ WHERE = {
              "3 cpu none", "3 cpu cpu", "3 nvme cpu", "3 nvme nvme"),
     "products": ("host", "gpu"), "ratio": (1, 0.4, 0), "master": ("full", "remainder"),
     "comm": ("mpi", "nccl"), "chunk": (10**9, 2048),
-    "schedule": ("depth_first", "breadth_first")}
+    "schedule": ("depth_first", "breadth_first"), "begins": FREE["begins"]}
 
 
 def at_home(row):
@@ -142,7 +142,8 @@ UPDATES = cover.rows({**STATES, **WHERE}, valid_at_home, [
 @standin
 @pytest.mark.parametrize("row", rows.cases(UPDATES))
 def test_every_update_has_the_same_bits(row, same):
-    r = same({"batch": 12, "micro": 2, "tuned": "rules", **at_home(row)})
+    r = same({"batch": 12, "micro": 2, "tuned": "rules", **at_home(row)},
+             have=list(map(at_home, UPDATES)))
     if row["update"] == "muon":
         where = "GPU" if row["products"] == "gpu" else "host"
         assert f"are updated as such on the {where}" in r.out
@@ -178,7 +179,7 @@ def test_other_models_have_the_same_bits(row, same):
     changes = {} if row["model"] in rows.RECORD else {
         "run.eval_batches": 1, "run.slices": 1}
     r = same({"batch": 12, "micro": 2, **row}, changes)
-    assert told(r)[2][0] or "expert" not in row["model"]
+    assert rows.figures(r)[0] or "expert" not in row["model"]
 
 
 # Rows of what units read and write come to the GPU from the host and go back.
@@ -245,7 +246,7 @@ def test_pairs_of_texts_have_the_same_bits(tuned, ranks, comm, stage, optimizer,
               "batch": 12, "comm": comm, "stage": stage, "optimizer": optimizer, "param": param,
               "boundaries": boundaries},
              {"run.eval_batches": 1})
-    assert len(told(r)[2][0]) == 6
+    assert len(rows.figures(r)[0]) == 6
 
 
 # A base in 4 or 8 bits: where it lives, on one rank and on several, which meet on
@@ -268,8 +269,7 @@ def quant_row(form, ranks, comm, stage, optimizer, param):
 def test_a_quantised_base_has_the_same_bits(case, same, start, place):
     """An export's values go up in place of the codes."""
     row = {**PLACE, **quant_row(*case), "batch": 12, "micro": 2}
-    r = same(row, {"run.save": True, "run.save_interval": 2, "run.eval_batches": 1})
-    assert r.saved == [2, 3]
+    same(row, {"run.eval_batches": 1})
     r = start(row, {"run.export": str(place.folder / "out")})
     assert "\nexport: loss" in r.out, str(r)
 
@@ -281,6 +281,19 @@ def test_a_skipped_step_changes_nothing_on_either_side(param, same):
              {"fp16.initial_scale_power": 22, "fp16.hysteresis": 1})
     skipped = [x["skipped"] for x in r.steps]
     assert True in skipped and False in skipped
+
+
+@standin
+@pytest.mark.parametrize("ratio", (1, 0.4))
+def test_checkpoints_of_coded_states_on_the_gpu_wait(ratio, start):
+    """What auto chooses; those on the host alone are saved beside training."""
+    row = {**ROW, "stage": 2, "optimizer": "cpu", "ratio": ratio, "moments": "fp8"}
+    wait, free = (start(row, {**rows.SAVED, "run.save_mode": x}) for x in ("sync", "auto"))
+    more = free.bytes_of("staging") - wait.bytes_of("staging")
+    assert (more > 0) == (ratio == 1)
+    if ratio < 1:
+        run.refused(start(row, {**rows.SAVED, "run.save_mode": "async"}, good=False),
+                    "run.save_mode", "state_dtype")
 
 
 # ---- groups of ranks ----

@@ -95,13 +95,6 @@ def test_dropout_is_for_training_alone(place):
     assert other.hash != some.hash
 
 
-def test_dropout_goes_on_where_it_was(place):
-    c = {**LORA, "lora.dropout": 0.3, "run.save": True, "run.steps": 4}
-    whole = place.good(1, c)
-    out = place.good(1, {**c, "run.steps": 2}).output
-    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
-
-
 # ---- what it costs ----
 
 def test_bytes_are_those_of_the_arithmetic(place):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However a run is cut, placed, scheduled and delayed, its numbers are those of
-the plainest one: stage 0, nothing offloaded, depth first.  A part of the matrix
-that covers every pair of settings, and a smaller one of other models than GPT-2;
-IZ_TEST_FULL=1 runs the whole product of stages, homes, schedules, schedulers,
-ranks and delays, and random rows of all models."""
+"""However a run is cut, placed, scheduled and delayed, wherever its checkpoint comes
+from, its numbers and files are those of the plainest one: stage 0, nothing offloaded,
+depth first.  A part of the matrix that covers every pair of settings, and a smaller
+one of other models than GPT-2; IZ_TEST_FULL=1 runs the whole product of stages, homes,
+schedules, schedulers, ranks and delays, and random rows of all models."""
 import random
 
 import pytest
@@ -48,6 +48,7 @@ FREE = {
     "buffers": (1, 4),
     "workers": (1, 2, 3),
     "wave": (0, 1, 2),
+    "begins": ("here", "elsewhere"),  # in the place of another row, and goes on
 }
 FACTORS = {**SUMS, **FREE}
 PLACEMENTS = product(**PLACES)
@@ -71,7 +72,8 @@ if run.FULL:
 OTHER_SUMS = {"model": tuple(MODELS)[1:], "ranks": (1, 3),
               "dtype": ("fp32", "bf16", "fp16"), "sums": SUMS["sums"],
               "update": SUMS["update"]}
-OTHER_FREE = {**{k: FREE[k] for k in (*PLAIN, "ring", "wave", "boundaries", "in_flight")},
+OTHER_FREE = {**{k: FREE[k] for k in (*PLAIN, "ring", "wave", "boundaries", "in_flight",
+                                      "begins")},
               "param": (*FREE["param"], "nvme/cpu")}
 OTHER_KINDS = cover.rows(OTHER_SUMS, valid, beside="model")
 # What the rows of GPT-2 have without a model is not tried again.
@@ -87,48 +89,44 @@ if run.FULL:
 
 def whole(row):
     """With what the name of its shape stands for, and what all rows have."""
+    if "model" in row:
+        return {**row, "batch": 12, "steps": 3, "micro": 2, "device": "cpu",
+                "eval_batches": 1}
     micro, slices = SHAPES[row["shape"]]
-    return {**row, "batch": BATCH, "steps": 4, "micro": micro, "slices": slices}
+    return {**row, "model": "gpt2", "batch": BATCH, "steps": 4, "micro": micro,
+            "slices": slices}
 
 
-def check(row, start, plain):
-    """Its bits are those of what is left of it beside the plain settings."""
-    r = start(row, {"run.inject_seed": 3 + row.get("ring", 0),
-                    "run.nvme_checksum": row["model"] == "gpt2"})
-    assert len(r.bits) == row["steps"]
-    assert (r.numbers, r.validation) == (plain.numbers, plain.validation), str(r)
-    assert [pytest.approx(x, rel=1e-12) for x in rows.figures(r)] == rows.figures(plain)
+def plain(row):
+    """What is left of a row at its plainest."""
+    return {**{k: v for k, v in whole(row).items() if k not in FREE}, **PLAIN}
+
+
+def check(row, have, compare):
+    full, before = whole(row), None
+    if row["begins"] == "elsewhere":
+        before = rows.elsewhere(full, FREE, have, valid)
+    r = compare(full, plain(row), before=before)
     assert ("are updated as such" in r.out) == (row["update"] == "muon")
 
 
-@pytest.fixture
-def plainly(known):
-    """What is left of a row at its plainest."""
-    def plainly(row):
-        left = {k: v for k, v in row.items() if k not in FREE}
-        return known(row["ranks"], rows.config_of({**left, **PLAIN}, None), row["model"])
-    return plainly
-
-
 @pytest.mark.parametrize("row", rows.cases(ROWS))
-def test_same_bits_as_the_plain_run(row, start, plainly, request):
+def test_same_bits_as_the_plain_run(row, compare, request):
     if row["dtype"] == "bf16_products":  # a mark of one case asks for no fixture
         request.getfixturevalue("bf16_products")
-    row = {"model": "gpt2", **whole(row)}
-    check(row, start, plainly(row))
+    check(row, ROWS, compare)
 
 
 @pytest.mark.parametrize("row", rows.cases(OTHERS))
-def test_other_models_have_the_same_bits(row, start, plainly):
-    row = {**row, "batch": 12, "steps": 3, "micro": 2, "device": "cpu", "eval_batches": 1}
-    check(row, start, plainly(row))
+def test_other_models_have_the_same_bits(row, compare):
+    check(row, OTHERS, compare)
 
 
 @pytest.mark.parametrize("name", rows.BESIDE)
-def test_what_is_beside_a_model_changes_the_bits(name, plainly):
-    row = {"ranks": 1, "dtype": "fp32", "batch": 12, "steps": 3, "micro": 2}
-    assert plainly({**row, "model": name}).hash != \
-        plainly({**row, "model": rows.BESIDE[name][0]}).hash
+def test_what_is_beside_a_model_changes_the_bits(name, start):
+    a, b = (start(plain({"ranks": 1, "dtype": "fp32", "model": x}))
+            for x in (rows.BESIDE[name][0], name))
+    assert a.hash != b.hash
 
 
 ONE = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": BATCH, "steps": 4, "micro": 0,
