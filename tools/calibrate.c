@@ -308,10 +308,13 @@ static void calibrate_network(struct iz_machine *m, struct iz_coll *c)
 {
     enum { SMALL = 64, LARGE = 8 << 20 };
     char *full = calibrate_take((int64_t)LARGE * c->size);
+    c->scratch_bytes = iz_coll_scratch_bytes(c->size, LARGE);
+    c->scratch = calibrate_take(c->scratch_bytes);
     double per = c->size - 1, large = 0;
     double small = collective(c, full, SMALL, true);
     for (int gathers = 0; gathers <= 1; gathers++)
         large += collective(c, full, LARGE, gathers) / 2;
+    free(c->scratch);
     free(full);
     m->peer_bytes_per_s =
         (int64_t)(per * LARGE / (large > small ? large - small : large));

@@ -33,6 +33,9 @@ struct iz_coll {
     /* [size + 1]: where each rank's part starts.  The caller of a collective
      * with unequal parts fills it; the next such collective overwrites it. */
     int64_t *first;
+    void *scratch; /* of reduce-scatters, iz_coll_scratch_bytes of their longest
+                      part.  Set by the owner, whose it is. */
+    int64_t scratch_bytes;
     struct iz_coll_state *state; /* NULL: one rank of a simulation, which stands
                                     for all ranks */
     struct iz_coll_gpu *gpu;
@@ -104,8 +107,7 @@ void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
 /* iz_coll_all_gather and iz_coll_reduce_scatter for parts of different lengths.
  * Rank r owns the bytes (all-gather) or elements (reduce-scatter) from
  * c->first[r] to c->first[r + 1] - 1 of `full`; `first` must be equal on all
- * ranks.  No part of a reduce-scatter may be longer than the shards that the
- * scratch was planned for. */
+ * ranks. */
 void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
 void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
                                   enum iz_dtype out_type, bool accumulate,
@@ -224,8 +226,8 @@ int64_t *iz_agree_numbers(struct iz_coll *c, const int64_t *mine, int n,
 /* The same result on all ranks: the error of the first rank that has one. */
 int iz_agree(struct iz_coll *c, int err);
 
-/* Bytes of scratch that the collectives need for shards of at most
- * `shard_bytes`; allocated at first use, counted by the planner. */
+/* Bytes of scratch that reduce-scatters need for shards of at most
+ * `shard_bytes`. */
 int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes);
 /* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
  * the norm, or all of a shard. */

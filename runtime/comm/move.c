@@ -264,19 +264,6 @@ void iz_coll_refresh(struct iz_coll *c, void *out, const void *own,
 
 /* ---- reduce-scatter ---- */
 
-static void need_scratch(struct iz_coll *c, int64_t bytes, const char *what)
-{
-    struct iz_coll_state *s = c->state;
-    if (bytes <= s->scratch_bytes)
-        return;
-    free(s->scratch);
-    s->scratch = aligned_alloc(64, (size_t)bytes);
-    if (!s->scratch)
-        iz_die("%s: no memory for %lld bytes of scratch", what,
-               (long long)bytes);
-    s->scratch_bytes = bytes;
-}
-
 /* Ranks whose contributions are added in one sum, in order. */
 struct team {
     int first, step, n, self; /* self: this rank's place */
@@ -349,7 +336,7 @@ static char *reduce_source(const struct reduction *d, const struct team *t,
         place += owner / t->n * (t->n - 1);
     else
         place += t->n * (d->within.n - 1);
-    return c->state->scratch + place * d->cut.bytes;
+    return (char *)c->scratch + place * d->cut.bytes;
 }
 
 static void reduce_recv(struct reduction *d, const struct team *t, int slot,
@@ -490,7 +477,10 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         *norm2 = 0;
     if (bytes == 0)
         return;
-    need_scratch(c, iz_coll_scratch_bytes(c->size, bytes), what);
+    int64_t needs = iz_coll_scratch_bytes(c->size, bytes);
+    if (needs > c->scratch_bytes)
+        iz_die("%s: a reduce-scatter needs %lld bytes of scratch and has %lld",
+               what, (long long)needs, (long long)c->scratch_bytes);
     set_teams(&d);
     d.direct = direct_source(&d);
     iz_coll_count(c, all - own, reduce_received(&d));

@@ -225,7 +225,6 @@ void iz_coll_close(struct iz_coll **c)
         iz_coll_gone_close(*c);
         iz_flight_close(*c);
         free(s->piece);
-        free(s->scratch);
         free(s->host);
         free(s->index);
         free(s->seat);

@@ -126,8 +126,6 @@ struct iz_coll_last {
 struct iz_coll_state {
     void *requests;     /* mpi.c's */
     const void **piece; /* size: what is summed, in rank order */
-    char *scratch;
-    int64_t scratch_bytes;
 
     int *host, *index;     /* of each rank: first rank of its host, position */
     struct iz_seat **seat; /* of each rank of this host; NULL: other hosts */

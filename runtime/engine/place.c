@@ -98,6 +98,10 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
     case IZ_DATUM_BLOCK_SUMS:
         iz_unit_memory_pieces(e, a, p);
         return 0;
+    case IZ_DATUM_COLL:
+        e->coll->scratch = p;
+        e->coll->scratch_bytes = a->bytes;
+        return 0;
     case IZ_DATUM_COLL_STAGING:
     case IZ_DATUM_COLL_EXCHANGE:
         iz_coll_gpu_open(e->coll,
@@ -159,7 +163,7 @@ int iz_places_open(struct iz_engine *e)
         const struct iz_place *a = &l->list[i];
         enum iz_class class = iz_datum_infos[a->what].class;
         void *p = NULL;
-        if (a->tier == IZ_TIER_NVME || a->what == IZ_DATUM_COLL)
+        if (a->tier == IZ_TIER_NVME)
             iz_memory_note(e->memory, a->tier, class, a->bytes);
         else if (!(p = iz_memory_take(e->memory, a->tier, class, a->bytes)))
             return -ENOMEM;

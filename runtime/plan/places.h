@@ -39,7 +39,7 @@ enum iz_datum {
     IZ_DATUM_GATHERED,  /* ring, slot */
     IZ_DATUM_UNIT_GRAD, /* ring, slot */
     IZ_DATUM_RING_SUM,  /* ring, slot: of a rank's micro-batches */
-    IZ_DATUM_COLL,      /* of MPI, which takes it itself */
+    IZ_DATUM_COLL,      /* scratch of reduce-scatters by MPI */
     IZ_DATUM_COLL_STAGING,
     IZ_DATUM_COLL_EXCHANGE,
     IZ_DATUM_BOUNDARY_SLOT, /* -, slot: a boundary that came back from the host

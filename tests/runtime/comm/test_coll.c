@@ -516,7 +516,10 @@ int main(int argc, char **argv)
 {
     if (iz_coll_open(&coll, &argc, &argv) != 0)
         return 1;
+    coll->scratch_bytes = iz_coll_scratch_bytes(coll->size, 4 * LONGEST);
+    coll->scratch = take(coll->scratch_bytes);
     int failed = argc > 1 ? end_late(argv[1]) : check_all();
+    free(coll->scratch);
     iz_coll_close(&coll);
     return failed != 0;
 }
