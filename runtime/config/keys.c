@@ -197,7 +197,9 @@ const struct iz_key iz_config_keys[] = {
 
     NUMBER("zero_optimization.stage", FREE, INT, c.zero.stage, 0, 3, "0",
            "Sharded over the ranks are: 0 nothing, 1 optimizer states, 2 also "
-           "gradients, 3 also parameters."),
+           "gradients, 3 also parameters. With several micro-batches or slices "
+           "1 and 2 are the same: gradients are sharded, or whole if "
+           "run.sum_order needs them so."),
     WORD("zero_optimization.offload_optimizer.device", FREE,
          c.zero.optimizer.home, "none|cpu|nvme", "\"none\"",
          "Home of master weights and moments. Needs stage 1 or more, also "
