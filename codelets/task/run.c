@@ -307,17 +307,10 @@ static void codelet_init_cuda(struct starpu_codelet *c)
     c->dyn_nodes = nodes;
 }
 
-static unsigned codelet_color(const char *codelet)
-{
-    for (int k = 0; k < IZ_KINDS; k++)
-        if (!strcmp(iz_kinds[k].name, codelet))
-            return iz_kinds[k].color;
-    return 0;
-}
-
 void iz_task_codelets_init(bool gpu)
 {
     for (int k = 0; k < IZ_KINDS; k++) {
+        const struct iz_kind_info *lender = &iz_kinds[iz_kinds[k].codelet];
         starpu_codelet_init(&iz_codelets[k]);
         models[k] = (struct starpu_perfmodel){.type = STARPU_PER_ARCH,
                                               .arch_cost_function = cost_us,
@@ -326,8 +319,8 @@ void iz_task_codelets_init(bool gpu)
         iz_codelets[k].cpu_funcs[0] = run_cpu;
         iz_codelets[k].nbuffers = STARPU_VARIABLE_NBUFFERS;
         iz_codelets[k].model = &models[k];
-        iz_codelets[k].name = iz_kinds[k].codelet;
-        iz_codelets[k].color = codelet_color(iz_kinds[k].codelet);
+        iz_codelets[k].name = lender->name;
+        iz_codelets[k].color = lender->color;
         /* clip has a buffer per unit, more than `nodes` has room for, and
          * snapshot one per chunk. */
         if (gpu && k != IZ_CLIP && k != IZ_SNAPSHOT)

@@ -157,7 +157,7 @@ static void task_submit(struct iz_graph *g, const struct iz_task *t)
     task->cl_arg_free = 1;
     task->priority = iz_kinds[t->kind].priority + t->priority_offset;
     task->flops = t->flops;
-    task->name = iz_kinds[t->kind].codelet;
+    task->name = iz_kinds[iz_kinds[t->kind].codelet].name;
     h->where = choose_workers(g, task, t->where);
     task->tag_id = tag(h->where, t);
     if (g->config.simulated || (g->gpu && t->where == IZ_ON_COMPUTE)) {

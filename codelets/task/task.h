@@ -40,9 +40,10 @@ enum iz_kind {
 /* Kinds are what izar counts; traces call a task by its codelet, of which there
  * are few enough for a legend. */
 struct iz_kind_info {
-    const char *name, *codelet; /* equal for the kind that lends its colour */
-    unsigned color; /* 0xRRGGBB, distinguishable by colour-blind people */
-    int priority;   /* larger first */
+    const char *name;
+    enum iz_kind codelet; /* the kind that lends name and colour */
+    unsigned color;       /* 0xRRGGBB, distinguishable by colour-blind people */
+    int priority;         /* larger first */
 };
 extern const struct iz_kind_info iz_kinds[IZ_KINDS];
 

@@ -58,6 +58,11 @@ enum iz_lr_kind {
     IZ_LR_HF_WSD
 };
 
+/* Their names, in this order. */
+#define IZ_LR_TYPES                                                            \
+    "null|WarmupLR|WarmupDecayLR|WarmupCosineLR|constant_with_warmup|linear|"  \
+    "cosine|cosine_with_min_lr|polynomial|warmup_stable_decay"
+
 enum iz_lr_shape { IZ_LR_SHAPE_LINEAR, IZ_LR_SHAPE_COSINE, IZ_LR_SHAPE_SQRT };
 
 struct iz_lr_config {
@@ -72,6 +77,12 @@ struct iz_lr_config {
     int64_t decay_steps;
     enum iz_lr_shape decay_shape;
 };
+
+/* Whether the rate is the scheduler's own: warmup_max_lr behind its warm-up. */
+static inline bool iz_lr_is_own(const struct iz_lr_config *lr)
+{
+    return lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
+}
 
 struct iz_fp16_config {
     double loss_scale; /* 0 = dynamic */

@@ -109,11 +109,7 @@ const struct iz_key iz_config_keys[] = {
          "Has no effect on the formula. With AdamW, weight_decay must then be "
          "given, because PyTorch's default is 0.01 and DeepSpeed's is 0."),
 
-    WORD("scheduler.type", TOLD, c.lr.kind,
-         "null|WarmupLR|WarmupDecayLR|WarmupCosineLR|constant_with_warmup|"
-         "linear|"
-         "cosine|cosine_with_min_lr|polynomial|warmup_stable_decay",
-         "null",
+    WORD("scheduler.type", TOLD, c.lr.kind, IZ_LR_TYPES, "null",
          "null: constant. DeepSpeed's three: as in its engine, the first "
          "update has the rate before the warm-up (warmup_min_lr; 0 for the "
          "cosine), and the second update has the rate of iteration 0. The "

@@ -21,15 +21,10 @@ static void check_scale(struct iz_config_file *file, struct iz_faults *f)
                  p->min_loss_scale, p->initial_scale_power);
 }
 
-static bool warms_up(const struct iz_lr_config *lr)
-{
-    return lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
-}
-
 static void check_warmup(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_lr_config *lr = &file->c.lr;
-    if (warms_up(lr) && lr->warmup_min_lr > lr->warmup_max_lr &&
+    if (iz_lr_is_own(lr) && lr->warmup_min_lr > lr->warmup_max_lr &&
         !iz_config_bad(file, "scheduler.params.warmup_max_lr"))
         iz_fault(f, "scheduler.params.warmup_min_lr",
                  "%.15g, but warmup_max_lr is %.15g: the rate would fall, and "
@@ -41,7 +36,7 @@ static void check_warmup(struct iz_config_file *file, struct iz_faults *f)
 static void check_decay(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_config *c = &file->c;
-    double rate = warms_up(&c->lr)
+    double rate = iz_lr_is_own(&c->lr)
                       ? c->lr.warmup_max_lr
                       : fmax(c->optimizer.lr, c->optimizer.adam_lr);
     bool decoupled =

@@ -23,7 +23,7 @@ static void remark_rate(const struct iz_config *c, FILE *out)
     long long steps = c->run.steps, warm = lr->warmup_num_steps;
     long long total = lr->total_num_steps;
     bool ends = iz_config_has_param(c, "scheduler.params.total_num_steps");
-    bool own = lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
+    bool own = iz_lr_is_own(lr);
     if ((own ? lr->warmup_max_lr : c->optimizer.lr) == 0 && steps)
         fprintf(out, "config: %s is 0: no step moves a weight\n",
                 own ? "scheduler.params.warmup_max_lr" : "optimizer.params.lr");
@@ -106,15 +106,14 @@ static void remark_updates(struct remark *r)
 {
     const struct iz_config *c = r->c;
     const struct iz_lr_config *lr = &c->lr;
-    bool warms = lr->kind == IZ_LR_WARMUP || lr->kind == IZ_LR_DECAY;
     bool decays = c->optimizer.weight_decay > 0;
     for (int i = 0; i < c->n_rules; i++)
         decays |= c->rule[i].weight_decay > 0;
     const struct idle idle[] = {
         {true, "it is that of the parameters", "communication_data_type"},
         {true, "the formula is one", ADAM "torch_adam"},
-        {warms && (gives(c, "scheduler.params.warmup_max_lr") ||
-                   lr->warmup_max_lr != c->optimizer.lr),
+        {iz_lr_is_own(lr) && (gives(c, "scheduler.params.warmup_max_lr") ||
+                              lr->warmup_max_lr != c->optimizer.lr),
          "the scheduler has its own rate",
          ADAM "lr|" ADAM "muon_lr|" ADAM "adam_lr"},
         {gives(c, ADAM "muon_lr") && gives(c, ADAM "adam_lr"),

@@ -33,16 +33,12 @@ static const struct {
     {"cos_min_ratio", "WarmupCosineLR"},
 };
 
-static const char *const lr_types[] = {"a constant rate",
-                                       "WarmupLR",
-                                       "WarmupDecayLR",
-                                       "WarmupCosineLR",
-                                       "constant_with_warmup",
-                                       "linear",
-                                       "cosine",
-                                       "cosine_with_min_lr",
-                                       "polynomial",
-                                       "warmup_stable_decay"};
+/* The name of its type. */
+static const char *lr_name(const struct iz_lr_config *lr, char name[32])
+{
+    iz_text_word(name, 32, IZ_LR_TYPES, (int)lr->kind);
+    return lr->kind == IZ_LR_CONST ? "a constant rate" : name;
+}
 
 static bool is_in(const char *key, const char *section)
 {
@@ -51,14 +47,16 @@ static bool is_in(const char *key, const char *section)
 
 bool iz_config_has_param(const struct iz_config *c, const char *key)
 {
+    char type[32];
     if (is_in(key, OPTIMIZER))
         return iz_optimizer_param(iz_optimizer(c->optimizer.type),
                                   key + strlen(OPTIMIZER)) != NULL;
     if (!is_in(key, SCHEDULER))
         return true;
+    lr_name(&c->lr, type);
     for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
         if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
-            return iz_text_among(lr_types[c->lr.kind], lr_params[i].types);
+            return iz_text_among(type, lr_params[i].types);
     assert(!"a name in the table");
     return false;
 }
@@ -97,6 +95,7 @@ static void resolve_defaults(struct iz_config_file *file,
 static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_hyper *o = &file->c.optimizer;
+    char name[32];
     if (iz_config_bad(file,
                       OPTIMIZER "lr|" OPTIMIZER "muon_lr|" OPTIMIZER "adam_lr"))
         return;
@@ -110,14 +109,11 @@ static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
                  "parameters",
                  o->adam_lr);
     o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
-    if (o->adam_lr != o->lr &&
-        (file->c.lr.kind == IZ_LR_WARMUP || file->c.lr.kind == IZ_LR_DECAY))
+    if (o->adam_lr != o->lr && iz_lr_is_own(&file->c.lr))
         iz_fault(f, OPTIMIZER "adam_lr",
                  "%.15g, muon_lr is %.15g, and %s has one rate for all: use "
                  "WarmupCosineLR, or one lr",
-                 o->adam_lr, o->lr,
-                 file->c.lr.kind == IZ_LR_WARMUP ? "WarmupLR"
-                                                 : "WarmupDecayLR");
+                 o->adam_lr, o->lr, lr_name(&file->c.lr, name));
 }
 
 static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
@@ -170,11 +166,12 @@ static void check_decay(const struct iz_config_file *file, struct iz_faults *f)
 static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lr_config *lr = &file->c.lr;
+    char name[32];
     enum iz_given total =
         *iz_config_given(file, "scheduler.params.total_num_steps");
     if (iz_config_bad(file, "scheduler.type"))
         return;
-    check_params(file, f, SCHEDULER, lr_types[lr->kind]);
+    check_params(file, f, SCHEDULER, lr_name(lr, name));
     lr->log_warmup = file->warmup_type == 0;
     if (lr->kind == IZ_LR_HF_WSD)
         lr->min_ratio = file->min_lr_ratio;

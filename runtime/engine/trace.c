@@ -188,8 +188,9 @@ static void write_workers(const struct iz_engine *e, FILE *f)
         fprintf(f,
                 "%s{\"name\": \"%s\", \"codelet\": \"%s\", "
                 "\"color\": \"#%06x\", \"priority\": %d}",
-                k ? ", " : "", iz_kinds[k].name, iz_kinds[k].codelet,
-                iz_kinds[k].color, iz_kinds[k].priority);
+                k ? ", " : "", iz_kinds[k].name,
+                iz_kinds[iz_kinds[k].codelet].name, iz_kinds[k].color,
+                iz_kinds[k].priority);
     fprintf(f, "],\n\"workers\": [");
     for (int w = 0; w < iz_graph_workers(e->graph); w++) {
         const char *where = "host";

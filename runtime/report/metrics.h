@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The progress line, metrics.jsonl and the summary of a run, on rank 0.  They
- * are made from counters and the span log; nothing here waits for a task. */
+ * are made from counters and the span log; nothing here waits for a task.  Of
+ * the lines of metrics.jsonl runtime/run writes start and resumed (begin.c),
+ * hash (chain.c) and weights_hash (end.c). */
 #pragma once
 
 #include "codelets/base/build.h"

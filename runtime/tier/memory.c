@@ -291,8 +291,6 @@ const struct iz_bytes *iz_memory_bytes(const struct iz_memory *m)
     return &m->count;
 }
 
-/* The number behind `head` in a file, which begins a line; -1: there is none,
- * such as "max". */
 int64_t iz_memory_resident(void)
 {
     return max64(iz_cgroup_number("/proc/self/status", "VmRSS:"), 0) * 1024;
