@@ -149,7 +149,7 @@ void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
                    : p->wave == p->micro_batches  ? IZ_SUMS_IN_RING
                                                   : IZ_SUMS_OF_UNIT;
     plan_sums(p);
-    iz_plan_count(p, c, m);
+    iz_plan_list(p, c, m);
 }
 
 /* ---- schedule ---- */
@@ -452,7 +452,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     plan_costs(p, c, m);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
-    iz_plan_count(p, c, m);
+    iz_plan_list(p, c, m);
     iz_plan_recompute(p, m,
                       c->run.recompute == IZ_RECOMPUTE_AUTO ? IZ_RECOMPUTE_FULL
                                                             : c->run.recompute);

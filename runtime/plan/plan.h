@@ -288,8 +288,8 @@ int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
 void iz_plan_clear(struct iz_plan *p);
 /* Sizes the staging buffers of a plan whose other parts are known, and lists
  * its places (staging.c). */
-void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
-                   const struct iz_model *m);
+void iz_plan_list(struct iz_plan *p, const struct iz_config *c,
+                  const struct iz_model *m);
 /* Deals the units to rings, whose buffers then have their sizes and numbers.
  * -ENOMEM. */
 void iz_plan_rings(struct iz_plan *p, const struct iz_config *c);

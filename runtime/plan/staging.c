@@ -139,8 +139,8 @@ static void size_boundaries(struct iz_plan *p, const struct iz_model *m)
         iz_plan_boundary_room(p));
 }
 
-void iz_plan_count(struct iz_plan *p, const struct iz_config *c,
-                   const struct iz_model *m)
+void iz_plan_list(struct iz_plan *p, const struct iz_config *c,
+                  const struct iz_model *m)
 {
     struct largest l = find_largest(p);
     size_files(p, c, &l);

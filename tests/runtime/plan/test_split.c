@@ -171,7 +171,7 @@ static void what_is_left_of_the_gpu_becomes_buffers(void **state)
         assert_int_equal(s->n, n);
         assert_int_equal(iz_plan_device_bytes(&p),
                          bytes + (n - LEAST) * s->bytes);
-        iz_plan_count(&p, &c, model);
+        iz_plan_list(&p, &c, model);
         assert_int_equal(iz_plan_device_bytes(&p),
                          bytes + (n - LEAST) * s->bytes);
     }
