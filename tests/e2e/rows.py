@@ -70,6 +70,7 @@ PAIRS = {"loss": {"type": "dpo", "beta": 0.2, "sft": 0.1}, "data.val_fraction": 
 BESIDE = {
     "sparse": ("dlrm", {"parameters": SPARSE}),  # too small for a step to miss no row
     "in chunks": ("moe", {"run.sequence_chunk": 5}),
+    "windows in chunks": ("norms behind", {"run.sequence_chunk": 5}),
     "documents": ("all of llama", {"data.document_end": 32}),
     "documents in units": ("units of experts", {"data.document_end": 32}),
     "frozen tables": ("dlrm", frozen("tables.*")),
@@ -215,7 +216,7 @@ def valid(row):
 def valid_on_gpu(row):
     """There parameters do not leave the device before the optimizer does."""
     return valid(row) and (row.get("optimizer") != "none" or
-                           row.get("param", "none") == "none")
+                           row.get("param", "none").split("/")[0] == "none")
 
 
 def config_of(row, nvme):

@@ -149,61 +149,25 @@ def test_every_update_has_the_same_bits(row, same):
         assert f"are updated as such on the {where}" in r.out
 
 
-# Experts that some micro-batches leave without rows, and whose matrices differ.
-MUON = {"update": "muon", "ranks": 2, "dtype": "bf16"}
-MIXED = [
-    {"ranks": 1, "dtype": "bf16", **FAR, "recompute": "none", "boundaries": "host"},
-    {"ranks": 2, "dtype": "fp16", "stage": 2, "optimizer": "cpu", "comm": "nccl",
-     "recompute": "widened"},
-    {"ranks": 3, "dtype": "fp32", "stage": 3, "optimizer": "nvme", "param": "nvme",
-     "recompute": "none", "comm": "nccl"},
-    {"ranks": 2, "dtype": "bf16", "stage": 3, "optimizer": "cpu", "ratio": 0.4,
-     "schedule": "breadth_first"},
-    {"ranks": 1, "dtype": "fp32"}]
-OTHERS = [{"model": model, **row} for model in ("moe", "units of experts")
-          for row in MIXED] + [
-    {"model": "moe", **MUON, **FAR, "products": "gpu"},
-    {"model": "moe", **MUON, "stage": 2, "optimizer": "cpu", "ratio": 0.4,
-     "products": "host"},
-    {"model": "units of experts", **MUON, **FAR, "products": "host"},
-    {"model": "units of experts", **MUON, "stage": 2, "optimizer": "cpu", "ratio": 0.4,
-     "products": "gpu"}] + [
-    {"model": model, **MIXED[i]} for model, of in {
-        "llama": (0, 1, 2), "all of llama": (1, 3), "vit": (0, 2, 1),
-        "dlrm": (0, 1, 2), "a shared expert": (0, 1), "groups": (1, 2),
-        "sinks": (0, 1, 2)}.items() for i in of]
+OTHER_SUMS = {"model": tuple(m for m in rows.MODELS if m not in (
+                  "gpt2", "sparse", "parallel", "documents", "documents in units",
+                  "frozen tables", "a frozen table", "a frozen token")),
+              "ranks": (1, 2, 3), "dtype": SUMS["dtype"], "update": STATES["update"]}
+OTHER_FREE = {**{k: FREE[k] for k in (
+                  "stage", "optimizer", "param", "ratio", "comm", "schedule", "jitter_us",
+                  "recompute", "boundaries", "begins")},
+              "param": (*FREE["param"], "none/cpu", "cpu/none", "cpu/nvme"),
+              "products": WHERE["products"]}
+OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid_on_gpu, beside="model",
+                    few=cover.rows(OTHER_SUMS, valid_on_gpu, beside="model"))
 
 
 @pytest.mark.parametrize("row", rows.cases(OTHERS))
 def test_other_models_have_the_same_bits(row, same):
     changes = {} if row["model"] in rows.RECORD else {
         "run.eval_batches": 1, "run.slices": 1}
-    r = same({"batch": 12, "micro": 2, **row}, changes)
+    r = same({"batch": 12, "micro": 2, **row}, changes, have=OTHERS)
     assert rows.figures(r)[0] or "expert" not in row["model"]
-
-
-# Rows of what units read and write come to the GPU from the host and go back.
-@pytest.mark.parametrize("row", rows.cases([
-    {"model": model, "jitter_us": 0 if REAL else 300, **row}
-    for model, row in zip(("gpt2", "norms behind", "all of llama", "moe"), (
-        {"ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"},
-        {"ranks": 2, "dtype": "fp32", "stage": 2, "optimizer": "cpu", "boundaries": "disk"},
-        {"ranks": 1, "dtype": "fp16", "stage": 0, "boundaries": "disk",
-         "schedule": "breadth_first", "recompute": "widened"},
-        {"ranks": 2, "dtype": "bf16", **FAR, "boundaries": "host", "recompute": "none"}))]))
-def test_rows_in_chunks_have_the_same_bits(row, same):
-    r = same({"batch": 12, "micro": 2, **row},
-             {"run.sequence_chunk": 5, "run.slices": 1, "run.eval_batches": 1})
-    assert {tier for name, tier in r.memory if name == "boundaries"} == {"cpu"} | (
-        {"nvme"} if row["boundaries"] == "disk" else set())
-
-
-@pytest.mark.parametrize("model, base", itertools.product(
-    ("moe", "units of experts"), (None, "nf4", "int8")))
-def test_adapters_of_experts_have_the_same_bits(model, base, same):
-    same({"model": model, "micro": 2, "ranks": 2, "dtype": "bf16", "stage": 3,
-          "optimizer": "cpu", "recompute": "widened", "comm": "mpi" if REAL else "nccl"},
-         {**rows.ON_EXPERTS, "model.base_dtype": base})
 
 
 # ---- what is left out or read otherwise ----
@@ -225,28 +189,6 @@ def test_dropout_leaves_out_the_same(row, same, start):
     r = same(row)
     if row["ranks"] == 1:
         assert r.numbers != start(row, {"lora.dropout": 0.0}).numbers
-
-
-# What is trained, and where the copies of it live that the reference is.
-PAIRS = [("lora", 2, "nccl", 3, "none", "none", "host"),
-         ("lora", 1, "mpi", 3, "cpu", "nvme/none", "near"),
-         ("all", 1, "mpi", 0, "none", "none", "near"), ("all", 1, "mpi", 3, "cpu", "nvme", "disk"),
-         ("all", 2, "mpi", 3, "cpu", "cpu", "host"), ("all", 3, "nccl", 2, "cpu", "none", "near"),
-         ("top", 2, "nccl", 3, "cpu", "cpu", "near"), ("nf4", 2, "mpi", 3, "cpu", "cpu", "host"),
-         ("all", 2, "nccl", 3, "none", "none/nvme", "near"),
-         ("all", 2, "mpi", 3, "cpu", "cpu/none", "host"),
-         ("all", 3, "nccl", 3, "cpu", "cpu/nvme", "near"),
-         ("top", 2, "mpi", 3, "none", "none/cpu", "near")]
-
-
-@pytest.mark.parametrize("tuned, ranks, comm, stage, optimizer, param, boundaries", PAIRS)
-def test_pairs_of_texts_have_the_same_bits(tuned, ranks, comm, stage, optimizer, param,
-                                           boundaries, same):
-    r = same({**ROW, "model": "pairs", "ranks": ranks, "tuned": tuned, "micro": 2,
-              "batch": 12, "comm": comm, "stage": stage, "optimizer": optimizer, "param": param,
-              "boundaries": boundaries},
-             {"run.eval_batches": 1})
-    assert len(rows.figures(r)[0]) == 6
 
 
 # A base in 4 or 8 bits: where it lives, on one rank and on several, which meet on
