@@ -23,7 +23,8 @@ void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
     struct iz_view y = tokens(a->y, c->width);
-    if (iz_exec_far(x)) /* a kernel reads and writes it there, each row once */
+    if (iz_exec_host_boundaries(
+            x)) /* a kernel reads and writes it there, each row once */
         x->bus_bytes[1] += (double)iz_view_bytes(y);
     iz_table_fwd(x, y, IZ_NONE, &t);
     if (c->embedding != 0)
@@ -35,7 +36,7 @@ void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
     struct iz_view dy = tokens(a->dy, c->width);
-    if (iz_exec_far(x))
+    if (iz_exec_host_boundaries(x))
         x->bus_bytes[0] += (double)iz_view_bytes(dy);
     if (c->embedding != 0)
         iz_op_scale(x, dy, dy, c->embedding, 0);

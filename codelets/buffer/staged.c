@@ -19,8 +19,8 @@ struct iz_staged iz_staged_open(struct iz_exec *x, struct iz_view all,
 {
     struct iz_staged s = {.all = all, .first = {-1, -1}};
     for (int i = 0; i < 2; i++)
-        s.buffer[i] =
-            iz_exec_work(x, all.dtype, iz_exec_far(x) ? rows : 0, all.cols);
+        s.buffer[i] = iz_exec_work(
+            x, all.dtype, iz_exec_host_boundaries(x) ? rows : 0, all.cols);
     for (int i = 0; i < 2 && staged_works(x, &s); i++)
         if (!x->beside[i] && !(x->beside[i] = iz_device_stream_open()))
             iz_die("no stream for copies of rows");

@@ -78,7 +78,7 @@ struct iz_numerics {
     int64_t chunk_rows;
     /* ... and on a GPU: what a unit reads of the one before it, and writes for
      * the next, is in host memory. */
-    bool far;
+    bool host_boundaries;
 };
 
 struct iz_exec {
@@ -144,9 +144,9 @@ static inline bool iz_exec_runs(const struct iz_exec *x, enum iz_backend b)
 }
 
 /* Whether boundaries between units are in memory that is not the GPU's. */
-static inline bool iz_exec_far(const struct iz_exec *x)
+static inline bool iz_exec_host_boundaries(const struct iz_exec *x)
 {
-    return x->numerics.far && x->backend == IZ_CUDA;
+    return x->numerics.host_boundaries && x->backend == IZ_CUDA;
 }
 
 /* Seconds of all ops and of the copies beside them. */

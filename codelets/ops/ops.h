@@ -442,9 +442,9 @@ void iz_op_clear(struct iz_exec *x, struct iz_view v);
 void iz_op_copy(struct iz_exec *x, struct iz_view y, struct iz_view a);
 
 /* Rows of a matrix that a task takes some at a time.  Where a GPU computes and
- * the matrix is in host memory (iz_exec_far), they pass through two buffers of
- * scratch, and are copied beside what is computed; else they are used where
- * they are. */
+ * the matrix is in host memory (iz_exec_host_boundaries), they pass through two
+ * buffers of scratch, and are copied beside what is computed; else they are
+ * used where they are. */
 struct iz_staged {
     struct iz_view all, buffer[2]; /* without rows: there are none */
     int64_t first[2];              /* of the rows that a buffer has; -1: none */

@@ -280,7 +280,7 @@ struct reduction {
     enum iz_dtype out_type, wire;
     bool accumulate;
     struct iz_coll_cut cut; /* of bytes of the wire type; so are the parts */
-    int direct; /* near rank whose pieces are read into `out`, -1: none */
+    int into_out; /* near rank whose pieces are read into `out`, -1: none */
     struct iz_norm2 *norm2; /* of `out` so far; NULL: nobody wants it */
 };
 
@@ -330,7 +330,7 @@ static char *reduce_source(const struct reduction *d, const struct team *t,
     int64_t place = slot * (c->size - 1) + team_slot(t, from);
     if (from == c->rank)
         return d->full + c->first[owner] + at;
-    if (from == d->direct)
+    if (from == d->into_out)
         return d->out + at;
     if (t == &d->within)
         place += owner / t->n * (t->n - 1);
@@ -482,7 +482,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         iz_die("%s: a reduce-scatter needs %lld bytes of scratch and has %lld",
                what, (long long)needs, (long long)c->scratch_bytes);
     set_teams(&d);
-    d.direct = direct_source(&d);
+    d.into_out = direct_source(&d);
     iz_coll_count(c, all - own, reduce_received(&d));
     iz_near_enter(c, full);
     int slots = d.cut.in_flight, later = d.between.n > 1 ? slots / 2 : slots;

@@ -246,7 +246,7 @@ static void put_comm(struct iz_plan *p)
 /* Where those are that a unit reads and writes. */
 static enum iz_tier boundary_tier(const struct iz_plan *p)
 {
-    return p->target.numerics.far ? IZ_TIER_CPU : IZ_TIER_DEVICE;
+    return p->target.numerics.host_boundaries ? IZ_TIER_CPU : IZ_TIER_DEVICE;
 }
 
 /* The last boundary, which backward begins with, never goes elsewhere where

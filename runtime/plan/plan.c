@@ -413,7 +413,8 @@ static void set_numerics(struct iz_target *t, const struct iz_run_config *c,
     n->chunk_rows = c->sequence_chunk > 0 && c->sequence_chunk < m->tokens
                         ? c->sequence_chunk
                         : 0;
-    n->far = t->gpu && n->chunk_rows && boundaries_apart && !m->preference;
+    n->host_boundaries =
+        t->gpu && n->chunk_rows && boundaries_apart && !m->preference;
     n->logits_bytes =
         c->gpu_logits_bytes ? c->gpu_logits_bytes : IZ_LOGITS_BYTES;
 }

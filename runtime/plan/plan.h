@@ -229,7 +229,7 @@ struct iz_plan_touched {
 struct iz_plan_activations {
     /* Home of boundaries; if they are not computed there, they pass through so
      * many slots, which are on the host where a unit takes some rows at a time
-     * (iz_exec_far). */
+     * (iz_exec_host_boundaries). */
     enum iz_home boundary_home;
     int boundary_slots;
     int64_t save_bytes, scratch_bytes,
@@ -312,7 +312,7 @@ static inline bool iz_plan_params_to_gpu(const struct iz_plan *p)
 /* On a GPU: boundaries that live elsewhere pass through it whole. */
 static inline bool iz_plan_boundaries_pass(const struct iz_plan *p)
 {
-    return p->target.gpu && !p->target.numerics.far;
+    return p->target.gpu && !p->target.numerics.host_boundaries;
 }
 /* Frozen parameters have a buffer of their own. */
 static inline bool iz_plan_frozen_apart(const struct iz_plan *p)

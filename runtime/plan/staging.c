@@ -71,11 +71,11 @@ static bool saves_wait(const struct iz_plan *p, const struct iz_config *c)
     bool disk = p->zero.state.home == IZ_HOME_NVME ||
                 p->zero.param.home == IZ_HOME_NVME ||
                 p->zero.frozen.home == IZ_HOME_NVME;
-    bool far = p->zero.state.home == IZ_HOME_NVME || p->zero.split ||
-               (p->target.gpu && p->zero.state.home == IZ_HOME_NONE);
+    bool apart = p->zero.state.home == IZ_HOME_NVME || p->zero.split ||
+                 (p->target.gpu && p->zero.state.home == IZ_HOME_NONE);
     return !c->run.save_interval || c->run.save_mode == IZ_SAVE_SYNC ||
            (disk && c->run.nvme_checksum) ||
-           (far && p->optimizer.moments != IZ_MOMENT_F32) ||
+           (apart && p->optimizer.moments != IZ_MOMENT_F32) ||
            p->optimizer.remainder;
 }
 

@@ -149,7 +149,7 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan_unit *u = g->plan;
-    bool all = g->copied < 0;
+    bool all = g->secondary_version < 0;
     struct iz_stretch s[2] = {
         {.bytes = iz_step_param_bytes(e, u->shard)},
         {iz_step_param_bytes(e, u->padded / p->zero.group),
@@ -158,16 +158,16 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     struct iz_move m = {.n = 1 + all,
                         .list = s,
                         .group = p->zero.group,
-                        .deals = true,
+                        .refreshes = true,
                         .gpu = p->target.gpu &&
                                p->zero.param.home == IZ_HOME_NONE};
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, NULL, unit);
-    if (!g->secondary_handle || g->copied == g->version)
+    if (!g->secondary_handle || g->secondary_version == g->version)
         return;
     m.to = iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
     m.from = iz_task_add(&t, g->param_handle, STARPU_R);
     iz_move(e, &t, m);
-    g->copied = g->version;
+    g->secondary_version = g->version;
 }
 
 struct dequantize_arg {

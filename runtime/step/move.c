@@ -24,9 +24,9 @@ static void move_stretch(struct iz_exec *x, void **buf,
     int n = a->m.group;
     char *to = (char *)buf[a->m.to] + s->to, *place = to + a->rank * s->bytes;
     char *from = a->m.from < 0 ? place : (char *)buf[a->m.from] + s->from;
-    if (a->m.deals && a->m.gpu) {
+    if (a->m.refreshes && a->m.gpu) {
         iz_coll_gpu_refresh(a->coll, x, to, from, s->bytes, n, a->unit);
-    } else if (a->m.deals) {
+    } else if (a->m.refreshes) {
         iz_coll_refresh(a->coll, to, from, s->bytes, n, a->unit);
     } else if (a->gathers && a->m.gpu) {
         iz_coll_gpu_all_gather(a->coll, x, to, from, s->bytes, n, a->unit);
@@ -56,13 +56,13 @@ static void count_bytes(struct iz_engine *e, struct iz_task *t,
 {
     const struct iz_plan *p = &e->plan;
     bool within = t->where == IZ_ON_COMM || t->where == IZ_ON_COMPUTE;
-    int parts = a->m.deals ? p->ranks / a->m.group : a->m.group;
-    if (!a->m.deals && !a->gathers) {
+    int parts = a->m.refreshes ? p->ranks / a->m.group : a->m.group;
+    if (!a->m.refreshes && !a->gathers) {
         t->bytes = (double)(bytes * (within ? 2 : 1));
         return;
     }
     t->bytes = (double)(bytes * (parts - a->gathers));
-    t->rate = a->m.deals              ? IZ_RATE_COPY
+    t->rate = a->m.refreshes          ? IZ_RATE_COPY
               : a->m.group < p->ranks ? IZ_RATE_GROUP
                                       : IZ_RATE_GATHER;
     if (a->m.gpu && !p->target.nccl)
@@ -83,8 +83,8 @@ void iz_move(struct iz_engine *e, struct iz_task *t, struct iz_move m)
     a->m = m;
     a->coll = e->coll;
     a->unit = iz_step_unit_name(e, t->unit);
-    a->gathers = !m.deals && m.group > 1 && t->where == IZ_ON_COMM;
-    a->rank = m.deals ? 0 : e->plan.rank % m.group;
+    a->gathers = !m.refreshes && m.group > 1 && t->where == IZ_ON_COMM;
+    a->rank = m.refreshes ? 0 : e->plan.rank % m.group;
     a->control =
         iz_task_add(t, m.skips ? e->scalar.control_handle : NULL, STARPU_R);
     memcpy(a->list, m.list, (size_t)size);

@@ -18,7 +18,7 @@ struct iz_move {
     /* Consecutive ranks with a shard each, which goes to its place in the
      * whole; the comm worker gathers the others' behind it.  0: 1. */
     int group;
-    bool deals;     /* renews a group's copy instead: iz_coll_refresh */
+    bool refreshes; /* renews a group's copy instead: iz_coll_refresh */
     bool gpu;       /* the whole is there */
     bool from_host; /* and the shard is not */
     bool skips;     /* nothing is moved in a step that is skipped */

@@ -312,8 +312,8 @@ static void add_together(struct iz_engine *e, int unit, int acc,
 /* Where the sum of a unit's contributions is formed. */
 enum route {
     BACKWARD, /* which writes the only one into the accumulator */
-    NEAR,     /* on the GPU of a single rank that offloads its optimizer */
-    DOWN,     /* on the host, which a GPU sends it to */
+    ON_GPU,   /* on the GPU of a single rank that offloads its optimizer */
+    TO_HOST,  /* on the host, which a GPU sends it to */
     PIECES,   /* by all workers of the host */
     TOGETHER  /* by one task, as all collectives are */
 };
@@ -325,9 +325,9 @@ static enum route route_of(const struct iz_plan *p,
     if (g->direct && !many)
         return BACKWARD;
     if (p->zero.sums_on_gpu)
-        return NEAR;
+        return ON_GPU;
     if (iz_plan_grads_to_host(p) && (!many || p->target.nccl))
-        return DOWN;
+        return TO_HOST;
     return !many && g->pieces > 1 ? PIECES : TOGETHER;
 }
 
@@ -362,7 +362,7 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     bool last = k + 1 == g->plan->contributions;
     enum route route = route_of(p, g->plan);
     struct reduce_arg a = reduce_arg(e, unit, slots, k > 0);
-    if (iz_sum_is_local(&p->sum) && route != NEAR) {
+    if (iz_sum_is_local(&p->sum) && route != ON_GPU) {
         if (!add_own(e, unit, acc, last, slot, a))
             return;
         a.slots = slot[0] ? 1 : 0;
@@ -370,9 +370,9 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     }
     a.own = a.whole ? g->plan->shard * p->rank : 0;
     bool squares = last && g->plan->sums_squares;
-    if (route == NEAR)
+    if (route == ON_GPU)
         add_on_gpu(e, unit, acc, last, slot[0], a);
-    else if (route == DOWN)
+    else if (route == TO_HOST)
         offload(e, unit, acc, slot[0], last, a);
     else if (route == PIECES)
         iz_accumulator_add(e, unit, acc, slot,

@@ -35,7 +35,7 @@ struct region {
 struct iz_nvme {
     struct iz_disks disks;
     bool checksum;
-    bool direct; /* no io_uring: a thread reads and writes by itself */
+    bool no_ring; /* no io_uring: a thread reads and writes by itself */
     int64_t bytes;
     _Atomic int64_t read, written;
 
@@ -70,10 +70,11 @@ struct transfer {
 static int rings_open(struct iz_nvme *f, const char *folders)
 {
     while (f->n_rings < RINGS) {
-        int err =
-            f->direct ? 0 : io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
+        int err = f->no_ring
+                      ? 0
+                      : io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
         if (f->n_rings == 0 && (err == -EPERM || err == -ENOSYS)) {
-            f->direct = true;
+            f->no_ring = true;
             continue;
         }
         if (err) {
@@ -111,7 +112,7 @@ void iz_nvme_close(struct iz_nvme **out)
     if (!f)
         return;
     assert(f->n_idle == f->n_rings); /* nothing in flight */
-    for (int i = 0; i < f->n_rings && !f->direct; i++)
+    for (int i = 0; i < f->n_rings && !f->no_ring; i++)
         io_uring_queue_exit(&f->ring[i]);
     iz_disks_close(&f->disks);
     pthread_cond_destroy(&f->ring_free);
@@ -251,7 +252,7 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
 {
     int ring = ring_take(f);
     struct transfer t = {.f = f,
-                         .ring = f->direct ? NULL : &f->ring[ring],
+                         .ring = f->no_ring ? NULL : &f->ring[ring],
                          .buf = buf,
                          .write = write,
                          .offset = offset,
@@ -259,7 +260,7 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
     assert(offset % IZ_NVME_ALIGN == 0 && bytes % IZ_NVME_ALIGN == 0);
     assert((uintptr_t)buf % IZ_NVME_ALIGN == 0);
     assert(offset >= 0 && bytes >= 0 && bytes <= f->bytes - offset);
-    if (f->direct)
+    if (f->no_ring)
         transfer_direct(&t);
     else
         transfer_run(&t);
@@ -358,7 +359,7 @@ void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written)
 
 bool iz_nvme_direct(const struct iz_nvme *f)
 {
-    return f && f->direct;
+    return f && f->no_ring;
 }
 
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f)
