@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-import rows
 import run
 
 NONE, NVME = (0, "none", "none"), (3, "nvme", "nvme")

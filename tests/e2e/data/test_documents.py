@@ -101,13 +101,6 @@ def test_documents_train_as_samples(kind, place):
 WORDS = {"data.document_end": 32, "run.eval_batches": 2}
 
 
-def test_a_run_goes_on_with_its_documents(place):
-    c = {"train_batch_size": 4, "run.save": True, "run.steps": 4, **WORDS}
-    want = place.good(2, c)
-    r = place.halves(2, {**c, "run.steps": 2}, c)
-    assert r.numbers == want.numbers
-
-
 @pytest.mark.sanitized
 def test_a_text_is_one_document(place):
     """Also where it holds the token that ends one."""

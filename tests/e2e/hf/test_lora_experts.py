@@ -87,13 +87,11 @@ def test_an_adapter_of_each_expert_is_read(kind, place):
 
 
 @pytest.mark.sanitized
-def test_a_run_is_continued_and_its_checkpoint_exported(place):
+def test_a_checkpoint_is_exported_as_its_run(place):
     base, ours = written(place, "qwen3_moe"), place.folder / "ours"
-    c = {**model(base), **lora("*experts*, up_proj"), **ADAPTER, "run.save": True,
-         "run.steps": 4, "model.experts_per_unit": 2}
-    whole = place.good(1, {**c, "run.export": str(ours)})
-    out = place.good(1, {**c, "run.steps": 2}).output
-    assert place.good(1, c, ["--resume"], output=out).numbers == whole.numbers
+    out = place.good(1, {**model(base), **lora("*experts*, up_proj"), **ADAPTER,
+                         "run.save": True, "model.experts_per_unit": 2,
+                         "run.export": str(ours)}).output
     ckpt("export", out, "--out", place.folder / "tool", "--adapter")
     assert files(place.folder / "tool") == files(ours)
 

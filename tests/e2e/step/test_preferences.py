@@ -157,17 +157,11 @@ def test_preferences_are_learnt(place, dpo):
     assert re.search(r"last step:  margin [\d.]+ in favour of 100% of its pairs", r.out)
 
 
-@pytest.mark.parametrize("tuned, param", (
-    ("lora", "nvme"), ("all", "none/nvme"), ("both", "nvme/cpu")))
-def test_a_run_goes_on_elsewhere(tuned, param, place, dpo, nvme):
-    """The copies are in the checkpoint, and in no export."""
-    c = {**dpo, **TUNED[tuned], "run.save": True}
-    whole = place.good(2, {**c, "run.export": str(place.folder / "whole")})
-    out = place.folder / "halves"
-    r = place.halves(2, {**c, **run.offload(1, "none", "none", nvme), "run.steps": 2},
-                     {**c, **run.offload(3, "cpu", param, nvme)}, output=out)
-    assert r.numbers[-2:] == whole.numbers[-2:] or r.bits == whole.bits[-2:]
-    assert r.hash == whole.hash
+@pytest.mark.parametrize("tuned", ("lora", "all", "both"))
+def test_copies_are_in_no_export(tuned, place, dpo):
+    """Neither in that of a checkpoint."""
+    out = place.good(2, {**dpo, **TUNED[tuned], "run.save": True,
+                         "run.export": str(place.folder / "whole")}).output
     ckpt("export", out, "--out", place.folder / "later")
     files = [hf.read(place.folder / x) for x in ("whole", "later")]
     assert files[0] == files[1] and not any("reference" in k for k in files[0])

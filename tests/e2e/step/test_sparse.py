@@ -219,16 +219,6 @@ def test_memory_follows_the_rows_of_a_step(start):
     assert r.bytes_of("optimizer") == dense.bytes_of("optimizer")
 
 
-def test_checkpoints_on_the_way_have_whole_tables(start):
-    """From disk, beside training, and those of tables in memory."""
-    more = {**STEP, "run.steps": 4, "run.save_interval": 1, "run.keep_last": 9,
-            "run.save_buffers": 2}
-    near, *far = (start("sparse", 1, {**more, "run.save_mode": mode}, home).output
-                  for mode, home in (("sync", CPU), ("sync", NVME), ("async", NVME)))
-    for step in (1, 2, 3):
-        assert all(run.arrays(x, step) == run.arrays(near, step) for x in far)
-
-
 @pytest.mark.parametrize("moments, ranks", [("bf16", 2), ("fp8", 1)])
 def test_coded_moments_of_untouched_rows_stay(moments, ranks, start):
     """The bits of stage 0 at stage 3; rows of fp8 are whole blocks."""
@@ -243,14 +233,3 @@ def test_copies_of_sparse_tables_are_refused(start):
                             "train_batch_size": 4}, CPU, good=False,
               options=["--plan", "--ranks", 4])
     run.refused(r, "sparse: true for tables", "zero_hpz_partition_size copies whole")
-
-
-def test_schedules_and_evaluation_do_not_change_the_bits(start):
-    more = {**STEP, "run.steps": 5, "train_micro_batch_size_per_gpu": 3,
-            "run.slices": 3, "run.ring": 2, "run.sum_order": "ranks_first"}
-    plain = start("sparse", 2, {**more, "run.ring": 5}, NONE)
-    for settings in ({"run.inject_delay_us": 400, "run.in_flight": 1},
-                     {"run.overlap": False},
-                     {"run.eval_batches": 2, "run.eval_interval": 1}):
-        r = start("sparse", 2, {**more, **settings}, CPU)
-        assert (r.bits[:5], r.hash) == plain.numbers, settings
