@@ -11,7 +11,6 @@ import pathlib
 import platform
 import random
 import re
-import shutil
 import signal
 import statistics
 import subprocess

@@ -98,9 +98,6 @@ def test_documents_train_as_samples(kind, place):
         assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=2e-4)
 
 
-WORDS = {"data.document_end": 32, "run.eval_batches": 2}
-
-
 @pytest.mark.sanitized
 def test_a_text_is_one_document(place):
     """Also where it holds the token that ends one."""
