@@ -162,8 +162,9 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");
     print_disks(r->e->file.boundary, "boundaries");
-    if (iz_nvme_direct(r->e->file.state) || iz_nvme_direct(r->e->file.param) ||
-        iz_nvme_direct(r->e->file.boundary))
+    if (iz_nvme_without_ring(r->e->file.state) ||
+        iz_nvme_without_ring(r->e->file.param) ||
+        iz_nvme_without_ring(r->e->file.boundary))
         printf("      disks: io_uring is forbidden here (by a container's "
                "seccomp profile, or kernel.io_uring_disabled): each worker "
                "reads and writes one piece at a time\n");

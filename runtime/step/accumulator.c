@@ -152,7 +152,7 @@ static void submit_norm(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
-    int64_t n = iz_step_cost_shard(p, g->plan);
+    int64_t n = iz_step_shard(p, g->plan);
     struct norm_arg a = {.n = g->plan->shard,
                          .type = p->grad_type,
                          .add = g->plan->split_accum,

@@ -45,7 +45,8 @@ static void submit_move(struct iz_engine *e, enum iz_kind kind,
                         struct iz_move m)
 {
     struct iz_task t = iz_task_of(e, kind, where, NULL, unit);
-    bool behind = m.list[!m.list[0].bytes].to > 0; /* what is there stays */
+    int first = m.n > 1 && !m.list[0].bytes;
+    bool behind = m.list[first].to > 0; /* what is there stays */
     m.to = iz_task_add(&t, whole, shard && !behind ? STARPU_W : STARPU_RW);
     m.from = iz_task_add(&t, shard, STARPU_R);
     iz_move(e, &t, m);
@@ -150,6 +151,8 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan_unit *u = g->plan;
     bool all = g->secondary_version < 0;
+    if (!g->secondary_handle || g->secondary_version == g->version)
+        return;
     struct iz_stretch s[2] = {
         {.bytes = iz_step_param_bytes(e, u->shard)},
         {iz_step_param_bytes(e, u->padded / p->zero.group),
@@ -162,8 +165,6 @@ static void refresh_secondary(struct iz_engine *e, int unit)
                         .gpu = p->target.gpu &&
                                p->zero.param.home == IZ_HOME_NONE};
     struct iz_task t = iz_task_of(e, IZ_FETCH, IZ_ON_COMM, NULL, unit);
-    if (!g->secondary_handle || g->secondary_version == g->version)
-        return;
     m.to = iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
     m.from = iz_task_add(&t, g->param_handle, STARPU_R);
     iz_move(e, &t, m);

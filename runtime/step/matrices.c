@@ -159,7 +159,7 @@ static void copy_across(struct iz_engine *e, int unit,
 
 /* ---- to the owners and back ---- */
 
-struct move_arg {
+struct exchange_arg {
     struct iz_coll *coll;
     const struct iz_plan_stack *stack;
     int stacks;
@@ -169,9 +169,9 @@ struct move_arg {
 };
 
 /* buf: the unit's buffer. */
-static void run_move(struct iz_exec *x, void **buf, const void *arg)
+static void run_exchange(struct iz_exec *x, void **buf, const void *arg)
 {
-    const struct move_arg *a = arg;
+    const struct exchange_arg *a = arg;
     struct iz_coll_range *range =
         iz_take(a->stacks, sizeof(*range), "the matrices of %s", a->unit);
     const int64_t size = sizeof(float);
@@ -195,19 +195,19 @@ static double crossing_bytes(const struct iz_engine *e, int unit)
     return sum * sizeof(float) / (e->plan.zero.state.whole ? 1 : e->plan.ranks);
 }
 
-static void submit_move(struct iz_engine *e, int unit,
-                        struct iz_matrix_buffer *b, bool back)
+static void submit_exchange(struct iz_engine *e, int unit,
+                            struct iz_matrix_buffer *b, bool back)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
-    struct move_arg a = {.coll = e->coll,
-                         .stack = stacks_of(e, unit),
-                         .stacks = p->stacks,
-                         .shard_bytes = e->plan.zero.state.whole
-                                            ? 0
-                                            : p->shard * (int64_t)sizeof(float),
-                         .back = back,
-                         .unit = iz_step_unit_name(e, unit)};
-    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_move, unit);
+    struct exchange_arg a = {
+        .coll = e->coll,
+        .stack = stacks_of(e, unit),
+        .stacks = p->stacks,
+        .shard_bytes =
+            e->plan.zero.state.whole ? 0 : p->shard * (int64_t)sizeof(float),
+        .back = back,
+        .unit = iz_step_unit_name(e, unit)};
+    struct iz_task t = iz_task_of(e, IZ_MUON, IZ_ON_COMM, run_exchange, unit);
     t.bytes = crossing_bytes(e, unit);
     iz_task_add(&t, b->handle[IZ_SIDE_HOST], STARPU_R);
     /* Nothing may be written over what comes back. */
@@ -265,7 +265,7 @@ void iz_matrices_update(struct iz_engine *e, int unit,
         copy_across(e, unit, b, side, other_side(side), true);
     } else {
         copy_across(e, unit, b, IZ_SIDE_HOST, IZ_SIDE_DEVICE, false);
-        submit_move(e, unit, b, false);
+        submit_exchange(e, unit, b, false);
         if (side == IZ_SIDE_DEVICE)
             copy_across(e, unit, b, side, IZ_SIDES, true);
     }
@@ -280,7 +280,7 @@ void iz_matrices_back(struct iz_engine *e, int unit, struct iz_matrix_buffer *b)
 {
     enum iz_side from = e->plan.ranks > 1 ? IZ_SIDE_HOST : side_of_products(e);
     if (e->plan.ranks > 1)
-        submit_move(e, unit, b, true);
+        submit_exchange(e, unit, b, true);
     copy_across(e, unit, b, other_side(from), other_side(from), false);
 }
 

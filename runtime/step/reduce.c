@@ -339,7 +339,7 @@ static struct reduce_arg reduce_arg(struct iz_engine *e, int unit, int slots,
     assert(slots <= IZ_SLICES_MAX);
     return (struct reduce_arg){.coll = p->ranks > 1 ? e->coll : NULL,
                                .sum = {.wire = p->param_type,
-                                       .shard = iz_step_cost_shard(p, g),
+                                       .shard = iz_step_shard(p, g),
                                        .out_type = p->grad_type,
                                        .out_on_gpu = !iz_plan_grads_to_host(p),
                                        .accumulate = accumulate,

@@ -44,13 +44,13 @@ static inline int64_t iz_step_param_bytes(const struct iz_engine *e, int64_t n)
 static inline int64_t iz_chunk_first(const struct iz_engine *e, int unit,
                                      const struct iz_chunk *k)
 {
-    return k->first + iz_part_of(e, unit, false).first;
+    return k->first + iz_part_of(e, unit, IZ_PART_TRAINED).first;
 }
 
 /* A rank's part; of a sparse table, which says more in the task itself, at
  * most on average. */
-static inline int64_t iz_step_cost_shard(const struct iz_plan *p,
-                                         const struct iz_plan_unit *g)
+static inline int64_t iz_step_shard(const struct iz_plan *p,
+                                    const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed / p->ranks : g->shard;
 }

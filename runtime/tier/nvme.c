@@ -357,7 +357,7 @@ void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written)
     *written = atomic_load(&f->written);
 }
 
-bool iz_nvme_direct(const struct iz_nvme *f)
+bool iz_nvme_without_ring(const struct iz_nvme *f)
 {
     return f && f->no_ring;
 }

@@ -38,7 +38,7 @@ void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
 void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written);
 
 /* Whether io_uring is forbidden; false for NULL. */
-bool iz_nvme_direct(const struct iz_nvme *f);
+bool iz_nvme_without_ring(const struct iz_nvme *f);
 
 /* Its shares and rates, as long as it is open. */
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f);

@@ -548,7 +548,7 @@ class Place:
         """A run that must succeed and allocate exactly its plan."""
         r = self.launch(*args, **kwargs)
         assert r.rc == 0, str(r)
-        # As the run begins, the program compares them itself.
+        # Both are sums over the list of places: each was handed to its owner.
         assert all(planned == have for planned, have in r.memory.values()), \
             f"{r.memory}\n{r}"
         return r

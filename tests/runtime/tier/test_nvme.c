@@ -374,7 +374,7 @@ static int without_io_uring(struct iz_coll *c, void *arg)
     if (!forbid_io_uring())
         return NOT_ALLOWED;
     struct iz_nvme *f = opened(folder, MIB, false);
-    assert_true(iz_nvme_direct(f));
+    assert_true(iz_nvme_without_ring(f));
     iz_nvme_close(&f);
     what_is_written_comes_back(NULL);
     return 0;
