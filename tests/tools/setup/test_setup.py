@@ -20,6 +20,19 @@ case "$*" in
     ;;
 esac
 """
+# Of a source package it has the tar file alone.
+INCOMPLETE = """\
+#!/bin/sh
+case "$*" in
+*indextargets*) echo "Debian|main|http://archive.example/debian" ;;
+*update) ;;
+*--tar-only*) cp {} . ;;
+*)
+    echo "E: Failed to fetch http://archive.example/starpu_1.4.3.dsc  404  Not Found"
+    exit 100
+    ;;
+esac
+"""
 # A StarPU with CUDA, or none; other packages as they are.
 PKG_CONFIG = """\
 #!/bin/sh
@@ -126,6 +139,21 @@ def test_the_reason_why_there_is_no_source(tmp_path):
     assert status == 1, out
     assert "  | E: Release file for http://archive.example/InRelease is expired." in out
     assert ".deps/source" in out and "keyring" not in out, out
+
+
+def test_the_tar_file_of_a_source_is_enough(tmp_path):
+    tree = Tree(tmp_path, starpu=False)
+    (tmp_path / "starpu").mkdir()
+    (tmp_path / "starpu/configure").write_text("#!/bin/sh\necho a configure\nexit 1\n")
+    (tmp_path / "starpu/configure").chmod(0o755)
+    tar = tmp_path / "starpu_1.4.3+dfsg.orig.tar.gz"
+    subprocess.run(["tar", "-czf", tar, "-C", tmp_path, "starpu"], check=True)
+    tree.stub("apt-get", INCOMPLETE.format(tar))
+    whole = tree.folder.rename(tmp_path / "tree")
+    tree.folder, tree.calls = whole, whole / "calls"
+    status, out, _ = tree.setup()
+    assert status == 1 and "not usable" not in out, out
+    assert "a configure" in out and "StarPU: configure failed" in out, out
 
 
 def test_blanks_in_the_path_of_a_build_of_starpu(tmp_path):
