@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "codelets/gpu/device.h"
+#include "codelets/kernels/cuda_lib.h"
 #include "codelets/ops/gpu_ops.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
@@ -381,7 +382,8 @@ bool backend_computes(enum iz_dtype t)
 
 bool backend_multiplies(void)
 {
-    return backend.x.backend == IZ_CPU || backend.x.cuda;
+    return backend.x.backend == IZ_CPU ||
+           (backend.x.cuda && backend.x.cuda->blas);
 }
 
 int backend_renew(void **state)
