@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,6 +49,30 @@ static void abort_ranks(int status)
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+/* The launcher of another MPI starts ranks that do not see each other: each
+ * would be a run of its own. */
+static int check_launcher(void)
+{
+    static const char *const name[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
+    int size, len;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (size_t i = 0; size == 1 && i < sizeof(name) / sizeof(*name); i++) {
+        const char *n = getenv(name[i]);
+        if (!n || atoi(n) < 2)
+            continue;
+        MPI_Get_library_version(mpi, &len);
+        fprintf(stderr,
+                "izar: %s: the launcher started %s ranks, of which this "
+                "program's MPI (%.*s) sees one: start it by the mpirun of its "
+                "own MPI, or build it with the launcher's (meson's option "
+                "mpi)\n",
+                name[i], n, (int)strcspn(mpi, ",\n"), mpi);
+        return -ENOTSUP;
+    }
+    return 0;
+}
+
 static int start_mpi(int *argc, char ***argv)
 {
     int level = MPI_THREAD_SINGLE;
@@ -61,7 +86,7 @@ static int start_mpi(int *argc, char ***argv)
                         "only; it must offer MPI_THREAD_SERIALIZED\n");
         return -ENOTSUP;
     }
-    return 0;
+    return check_launcher();
 }
 
 /* From here on, errors are ours to report. */

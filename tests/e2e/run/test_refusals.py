@@ -96,6 +96,15 @@ def test_bad_variable_is_named(env, words, place):
     run.refused(place.launch(1, {}, env=env), *words)
 
 
+@pytest.mark.parametrize("variable", ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+def test_the_launcher_of_another_mpi_is_refused(variable, place):
+    """Its ranks do not see each other: each would train alone."""
+    r = place.launch(1, {}, env={variable: "2"})
+    run.refused(r, f"{variable}: the launcher started 2 ranks", "sees one")
+    assert not r.output.exists()
+    place.good(1, {"run.steps": 1}, env={variable: "1"})
+
+
 def test_a_bad_variable_of_one_rank_ends_all(place):
     r = place.apart([[], ["env", "STARPU_NCPU=two"]], {})
     run.refused(r, "STARPU_NCPU: rank 1: is not a number")
