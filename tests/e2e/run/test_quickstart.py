@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/quickstart in a tree of its own, with a small config and nothing to set up."""
+import os
+import shutil
+import signal
+
+import pytest
+
+import run
+
+FOREVER = {"train_batch_size": 2, "run.save": True, "run.steps": 10**6,
+           "run.inject_delay_us": 5000}
+
+
+@pytest.fixture
+def tree(place):
+    to = place.folder / "tree"
+    for folder in ("tools", "configs", "data", "build/models"):
+        (to / folder).mkdir(parents=True)
+    shutil.copy(run.ROOT / "tools/quickstart", to / "tools")
+    (to / "tools/setup").write_text("#!/bin/sh\n")
+    (to / "tools/setup").chmod(0o755)
+    (to / "data/english.txt").symlink_to(place.data)
+    (to / "build/models/gpt2").symlink_to(run.PROGRAM)
+    return to
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP))
+def test_a_signal_reaches_the_ranks_and_they_save(number, tree, place):
+    """As Ctrl-C does, which what runs in the background may be made to ignore."""
+    output = place.folder / "out"
+    config = place.config(FOREVER, output)
+    shutil.copy(config, tree / "configs/quickstart.json")
+    run_ = run.Run([str(tree / "tools/quickstart"), "--set", f"run.output={output}"], config)
+    run_.until_step(1)
+    launcher = run.children(run_.process.pid)
+    run_.process.send_signal(number)
+    try:
+        r = run_.finish()
+    finally:  # it has a session of its own
+        for pid in filter(run.alive, launcher):
+            os.kill(pid, signal.SIGKILL)
+    assert r.rc == 0 and r.saved, str(r)
+    assert r.summary["reason"] == "interrupted" and "run:  2 ranks" in r.out
