@@ -142,6 +142,9 @@ def environment(extra=None):
     # Its word of MPI_Finalize may come later than the end of a rank on a busy machine;
     # that of another status or a signal still counts (docs/dependencies.md).
     env["OMPI_MCA_orte_allowed_exit_without_sync"] = "1"
+    # More ranks than cores, for Open MPI 4 and 5; other launchers do not ask.
+    env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
+    env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     # Thousands of runs start MPI: without a look for networks, of which they use none,
     # without a daemon for a single rank, without a second's grace for ranks that end.
     env["OMPI_MCA_pml"] = "ob1"
@@ -162,15 +165,16 @@ def environment(extra=None):
     return {k: v for k, v in env.items() if v is not None}
 
 
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+MPIRUN = ["mpirun", "--bind-to", "none"]
 
 
 def apart(*commands):
-    """A run of ranks that each have a command of their own."""
-    line = list(MPIRUN)
-    for i, words in enumerate(commands):
-        line += [":"] * (i > 0) + ["-np", "1", *map(str, words)]
-    return line
+    """A run of ranks that each have a command of their own.  Between colons they would
+    end mpirun of Open MPI 5.0.7 by a signal (docs/dependencies.md)."""
+    cases = " ".join(f"{i}) exec {shlex.join(map(str, words))} ;;"
+                     for i, words in enumerate(commands))
+    return [*MPIRUN, "-np", str(len(commands)), "sh", "-c",
+            f"case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in {cases} esac"]
 
 
 def call(*line, output=ROOT, env=None, timeout_s=TIMEOUT_S, **more):
@@ -383,6 +387,19 @@ def children(pid):
     return found
 
 
+def ranks_of(mpirun):
+    """MPICH's has a process between itself and them."""
+    below = children(mpirun)
+    proxies = [x for x in below if name_of(x) == "hydra_pmi_proxy"]
+    return [y for x in proxies for y in children(x)] if proxies else below
+
+
+def name_of(pid):
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    return None
+
+
 def threads(pid):
     """What each thread of a process is at: its state, how long it has run and
     how long it has waited for a processor, and where it stands, if gdb can say."""
@@ -422,7 +439,7 @@ class Run:
     def pids(self):
         """Those of the ranks."""
         pid = self.process.pid
-        return children(pid) if self.line[0] == MPIRUN[0] else [pid]
+        return ranks_of(pid) if self.line[0] == MPIRUN[0] else [pid]
 
     def text(self, stream):
         return self.streams[stream].read_text(errors="replace")

@@ -8,13 +8,15 @@
 #include <starpu.h>
 #include <starpu_scheduler.h>
 
+#include "tests/fake/rank.h"
+
 static struct starpu_sched_policy policy;
 static int (*push)(struct starpu_task *task);
 
 static int keep_one(struct starpu_task *task)
 {
     static atomic_int n;
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    const char *rank = rank_here();
     if (strcmp(rank ? rank : "0", getenv("KEEP_RANK")) == 0 &&
         atomic_fetch_add(&n, 1) == atoi(getenv("KEEP_TASK")))
         return 0;

@@ -7,13 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fake/rank.h"
+
 void openblas_set_num_threads(int n);
 
 /* The first call of the program. */
 void openblas_set_num_threads(int n)
 {
     const char *rank = getenv("OLD_RANK");
-    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    const char *here = rank_here();
     void (*set)(int), (*quit)(void), (*init)(void);
     *(void **)&set = dlsym(RTLD_NEXT, "openblas_set_num_threads");
     *(void **)&quit = dlsym(RTLD_NEXT, "gotoblas_dynamic_quit");

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fake/rank.h"
+
 /* glibc's own, which need no dlsym that would call calloc again. */
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t n, size_t size);
@@ -15,7 +17,7 @@ extern void *__libc_calloc(size_t n, size_t size);
 static size_t scarce(void)
 {
     const char *rank = getenv("SCARCE_RANK");
-    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    const char *here = rank_here();
     const char *bytes = getenv("SCARCE_BYTES");
     return rank && here && bytes && !strcmp(rank, here)
                ? (size_t)strtoull(bytes, NULL, 10)

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/fake/rank.h"
+
 static int number(const char *variable)
 {
     const char *s = getenv(variable);
@@ -21,7 +23,7 @@ static int number(const char *variable)
 static int is_slow(int fd)
 {
     const char *rank = getenv("SLOW_RANK"), *name = getenv("SLOW_NAME");
-    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    const char *here = rank_here();
     char link[64], path[4096] = "";
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     return here && rank && name && !strcmp(here, rank) &&
