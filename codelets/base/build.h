@@ -59,3 +59,8 @@
 
 #define IZ_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define IZ_NORETURN __attribute__((noreturn))
+
+/* Calls f() before the constructors of libraries; of a program alone. */
+#define IZ_BEFORE_LIBRARIES(f)                                                 \
+    __attribute__((section(".preinit_array"),                                  \
+                   used)) static void (*const f##_first)(void) = f;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
+#include "codelets/base/build.h"
 #include "codelets/base/clock.h"
 
 /* A batch system's warnings never end a run at once.  At a job's time limit
@@ -23,6 +24,19 @@ static const struct {
 enum { N_ENDS = sizeof(ends) / sizeof(*ends) };
 
 static _Atomic int *stop_signal;
+static bool ignored[N_ENDS]; /* at the start */
+
+/* A constructor of UCX, which some builds of MPI link, takes SIGHUP. */
+static void signals_see(void)
+{
+    struct sigaction old;
+    for (int i = 0; i < N_ENDS; i++) {
+        sigaction(ends[i].number, NULL, &old);
+        ignored[i] = old.sa_handler == SIG_IGN;
+    }
+}
+
+IZ_BEFORE_LIBRARIES(signals_see)
 
 static int find(int number)
 {
@@ -70,33 +84,34 @@ static void on_lost_page(int number)
     _exit(128 + number);
 }
 
-/* nohup and shells have a program ignore what is not meant for it.  A shell
- * does so with SIGINT of what it starts with "&", which a user may well send
- * by name. */
-static void catch_one(int number, void (*handler)(int))
+static void set_handler(int number, void (*handler)(int))
 {
-    struct sigaction old, a = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    struct sigaction a = {.sa_handler = handler, .sa_flags = SA_RESTART};
     sigemptyset(&a.sa_mask);
-    sigaction(number, NULL, &old);
-    if (old.sa_handler != SIG_IGN || number == SIGINT || number == SIGTERM)
-        sigaction(number, &a, NULL);
+    sigaction(number, &a, NULL);
 }
 
 void iz_signals_open(void)
 {
     for (int i = 0; i < N_ENDS; i++)
-        if (ends[i].warns)
-            catch_one(ends[i].number, on_early);
+        set_handler(ends[i].number, ignored[i]      ? SIG_IGN
+                                    : ends[i].warns ? on_early
+                                                    : SIG_DFL);
     /* What a write cannot do is an error of that write: a pipe without a
      * reader, a file beyond the limit of its size. */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    catch_one(SIGBUS, on_lost_page);
+    set_handler(SIGBUS, on_lost_page);
 }
 
+/* nohup and shells have a program ignore what is not meant for it.  A shell
+ * does so with SIGINT of what it starts with "&", which a user may well send
+ * by name. */
 void iz_signals_catch(_Atomic int *stop)
 {
     stop_signal = stop;
     for (int i = 0; i < N_ENDS; i++)
-        catch_one(ends[i].number, on_signal);
+        if (!ignored[i] || ends[i].number == SIGINT ||
+            ends[i].number == SIGTERM)
+            set_handler(ends[i].number, on_signal);
 }

@@ -168,8 +168,11 @@ def test_a_warning_before_step_0(tmp_path):
     assert p.returncode == 128 + signal.SIGUSR1 and "nothing to save" in err
 
 
-def test_a_hangup_that_nohup_ignores(place):
-    place.wrap('#!/bin/sh\nexec nohup {} "$@"\n')
+@pytest.mark.parametrize("taken", (False, True))
+def test_a_hangup_that_nohup_ignores(taken, place):
+    """Also where a library takes the signal before the program begins."""
+    preload = f"LD_PRELOAD={run.built('tests/libtaker.so')}" if taken else ""
+    place.wrap(f'#!/bin/sh\nexec nohup env {preload} {{}} "$@"\n')
     run_ = place.start(1, {**config(1), **SLOW})
     run_.until_step(1)
     run_.signal(signal.SIGHUP)
