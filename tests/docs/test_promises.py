@@ -11,7 +11,10 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/promises.md").read_text()
 BUILD = pathlib.Path(os.environ.get("IZ_PROGRAM", ROOT / "build/models/gpt2")).parents[1]
-ROOTS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# For root, and for more ranks than cores (tests/e2e/run.py).
+OMPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 
 
@@ -33,7 +36,7 @@ def test_a_promise_is_kept(block, folder):
     """In order: later ones have what the first ones made."""
     path = f"{BUILD}/models:{BUILD}/tools:{os.environ['PATH']}"
     said = subprocess.run(["bash", "-c", block], cwd=folder, text=True, timeout=240,
-                          env={**os.environ, **ROOTS, "PATH": path}, check=False, stdout=subprocess.PIPE,
+                          env={**os.environ, **OMPI, "PATH": path}, check=False, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT).stdout
     for line in re.findall(r"^#> (.*)$", block, re.M):
         assert re.search(pattern(line), said), f"no {line!r} in\n{said}"
