@@ -101,8 +101,8 @@ static const char *folders(int n)
     char name[16], *p = list;
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "disk%d", i);
-        mkdir(in_folder(name), 0700);
-        p += sprintf(p, "%s%s", i ? "," : "", in_folder(name));
+        mkdir(in_folder("%s", name), 0700);
+        p += sprintf(p, "%s%s", i ? "," : "", in_folder("%s", name));
     }
     return list;
 }
