@@ -276,8 +276,8 @@ def cases(rows):
 
 # ---- what a run has computed ----
 
-# Each step is saved, beside training where that can be; the rate of a run that goes on
-# is that of its step.
+# Each step is saved, beside training where that can be, and hashed, for which training
+# waits; the rate of a run that goes on is that of its step.
 SAVED = {"run.save": True, "run.save_interval": 1, "run.keep_last": 9,
          "run.save_buffers": 2, "run.hash_interval": 1,
          "scheduler": {"type": "WarmupCosineLR", "params": {
@@ -291,9 +291,10 @@ def figures(r):
 
 
 def told(r):
-    """All of it, to the bit, but for the figures."""
-    return (r.numbers, r.validation[-1:],
-            [x["hash"]["state"] for x in r.lines if "hash" in x], r.files)
+    """All of it, to the bit, but for the figures: numbers, the hash of all states by
+    step, checkpoints by file."""
+    return ((r.numbers, r.validation[-1:]),
+            {x["hash"]["step"]: x["hash"]["state"] for x in r.lines if "hash" in x}, r.files)
 
 
 def elsewhere(row, free, have, valid):
