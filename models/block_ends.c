@@ -23,8 +23,8 @@ void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     struct iz_table t = embedding(a);
     struct iz_view y = tokens(a->y, c->width);
-    if (iz_exec_host_boundaries(
-            x)) /* a kernel reads and writes it there, each row once */
+    /* A kernel reads and writes it there, each row once. */
+    if (iz_exec_host_boundaries(x))
         x->bus_bytes[1] += (double)iz_view_bytes(y);
     iz_table_fwd(x, y, IZ_NONE, &t);
     if (c->embedding != 0)
