@@ -145,7 +145,7 @@ def catches(pid, number):
 
 def signalled_again(place, number):
     """A run in steps of seconds that gets a signal until it has ended."""
-    c = {**config(1), "run.inject_delay_us": 400000, "run.workers": 1, "model.layers": 3}
+    c = {**config(1), "run.inject_delay_us": 200000, "run.workers": 1, "model.layers": 3}
     run_ = place.start(1, {**c, "run.steps": 10**6})
     run_.until(lambda: catches(run_.process.pid, signal.SIGTERM), "the handlers")
     run_.signal(number)

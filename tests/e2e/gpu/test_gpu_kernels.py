@@ -320,7 +320,7 @@ EIGHT = {**TWO, "moments": "fp8"}
     ("standard", TWO, {"stage": 3, "optimizer": "cpu", "comm": "nccl"}),
     ("gram", TWO, {"stage": 3, "optimizer": "cpu"}),
     ("host", TWO, {"stage": 3, "optimizer": "cpu"}),
-    *((kind, {"model": "moe"}, FAR) for kind in MUON)])
+    *((kind, {"model": "moe"}, FAR) for kind in ("standard", "host"))])
 def test_muon_has_the_same_bits(kind, left, more, near_cpu, same):
     row, changes = muon_row(kind, **left)
     same(row, more, changes)

@@ -31,7 +31,9 @@ def test_a_signal_reaches_the_ranks_and_they_save(number, tree, place):
     output = place.folder / "out"
     config = place.config(FOREVER, output)
     shutil.copy(config, tree / "configs/quickstart.json")
-    run_ = run.Run([str(tree / "tools/quickstart"), "--set", f"run.output={output}"], config)
+    # a signal that those who start tests ignore, no shell can catch
+    line = ["env", "--default-signal=HUP", str(tree / "tools/quickstart")]
+    run_ = run.Run([*line, "--set", f"run.output={output}"], config)
     run_.until_step(1)
     launcher = run.children(run_.process.pid)
     run_.process.send_signal(number)

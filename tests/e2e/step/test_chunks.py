@@ -77,40 +77,39 @@ def test_sums_over_chunks_are_of_fp32(dtype, beside, place):
 
 
 def test_a_long_sample_has_transformers_losses(place, known):
-    """Before and after a step, as all rows at once have them, in an eighth of the memory
-    that these take.  What is resident is what is planned."""
+    """Before and after a step, in an eighth of the memory that all rows at once take.
+    What is resident is what is planned."""
     place.use(run.built("models/llama"))
     folder, sample = long_sample.write(place.folder / "in")
     one = {"run.steps": 2, "train_batch_size": 1, "run.workers": 1, "data.path": str(sample),
            "data.val_fraction": 0, "gradient_clipping": 0.0,
            "optimizer": {"type": "AdamW", "params": long_sample.ADAM},
            "model": {"import": str(folder), "seq": long_sample.SEQ}}
-    whole = place.good(1, one)
-    limit = whole.bytes_in("device") // 8
+    whole = place.launch(1, one, ["--plan"]).out
+    limit = int(float(re.search(r"^ +total +([\d.]+)", whole, re.M)[1]) * 2**20 / 8)
     run.refused(place.launch(1, {**one, "run.memory_limit_bytes": limit}),
                 "of memory per rank, there are")
     r = place.good(1, {**one, KEY: 2048, "run.memory_limit_bytes": limit})
     assert r.losses == pytest.approx(long_sample.LOSSES, rel=1e-5)
-    assert r.losses == pytest.approx(whole.losses, rel=3e-6)
     empty = known(1, {"run.steps": 1, "run.workers": 1})
     grown = r.summary["peak_resident_bytes"] - empty.summary["peak_resident_bytes"]
     assert 0.9 * r.bytes_in("device") <= grown <= 1.1 * r.bytes_in("device")
 
 
 def test_a_sample_of_many_documents_is_as_they_are_alone(place):
-    """2^18 tokens of 256 documents have the losses of as many samples, in training and in
+    """2^17 tokens of 128 documents have the losses of as many samples, in training and in
     an evaluation; and a run of such goes on with its bits."""
     place.use(run.built("models/llama"), {"layers": 1, "heads": 1, "head_dim": 8, "width": 16,
-                                          "ffn": 32, "seq": 1 << 18, "vocab": 64})
+                                          "ffn": 32, "seq": 1 << 17, "vocab": 64})
     data, end = place.folder / "tokens", 63
     rng = random.Random(3)
     text = b"".join(bytes(rng.randrange(end) for _ in range(1023)) + bytes([end])
-                    for _ in range(256))
+                    for _ in range(128))
     data.write_bytes(text + bytes(1))
     one = {"run.steps": 2, "run.workers": 1, "train_batch_size": 1, "data.path": str(data),
            "data.val_path": str(data), "data.document_end": end, "run.eval_batches": 1,
            "run.save": True, "optimizer.params.lr": 0.01}
-    apart = place.good(1, {**one, "model.seq": 1024, "train_batch_size": 256})
+    apart = place.good(1, {**one, "model.seq": 1024, "train_batch_size": 128})
     r = place.good(1, {**one, KEY: 1 << 14})
     assert r.losses == pytest.approx(apart.losses, rel=3e-6)
     assert norms(r) == pytest.approx(norms(apart), rel=1e-4)
