@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All parameters at once, with no task running: initial values. */
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/access.h"
 #include "runtime/step/fetch.h"
@@ -214,13 +214,6 @@ static int workers_for_init(const struct iz_engine *e)
     return (int)min64(n, param ? param : n);
 }
 
-static int no_memory(const struct iz_engine *e)
-{
-    fprintf(stderr, "izar: rank %d: no memory for the initial weights\n",
-            e->plan.rank);
-    return -ENOMEM;
-}
-
 static void init_all(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
@@ -255,7 +248,8 @@ int iz_train_init(struct iz_engine *e)
     for (int u = 0; u < e->plan.n_units && !err; u++)
         err = iz_param_quant_fill(e, u, &initial);
     if (err)
-        no_memory(e);
+        iz_text_refuse(stderr, "rank %d: no memory for the initial weights",
+                       e->plan.rank);
     return iz_train_publish(e, err);
 }
 
