@@ -264,8 +264,7 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
     return same;
 }
 
-static void plan_costs(struct iz_plan *p, const struct iz_config *c,
-                       const struct iz_model *m)
+static void plan_costs(struct iz_plan *p, const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
@@ -450,7 +449,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     iz_plan_rings(p, c);
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
-    plan_costs(p, c, m);
+    plan_costs(p, m);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     iz_plan_list(p, c, m);
