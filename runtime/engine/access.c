@@ -3,7 +3,6 @@
 #include "runtime/engine/access.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
