@@ -89,24 +89,6 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
     }
 }
 
-char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
-                    char *place)
-{
-    return iz_bounce_on_gpu(e, h)
-               ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
-               : place;
-}
-
-void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
-                    bool put)
-{
-    if (way == place)
-        return;
-    iz_device_copy(e->bounce.stream, put ? place : way, put ? way : place,
-                   bytes);
-    iz_device_wait(e->bounce.stream);
-}
-
 /* n parameters of a chunk from element `at` on, in their type on one side. */
 static void move_params(struct iz_engine *e, struct iz_chunk *k, int64_t at,
                         float *host, int64_t n, bool put)
@@ -117,10 +99,10 @@ static void move_params(struct iz_engine *e, struct iz_chunk *k, int64_t at,
     char *param = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, IZ_BOUNCE_BYTES / size);
-        char *place = param + i * size, *way = iz_access_way(e, h, 0, place);
+        char *place = param + i * size, *way = iz_bounce_way(e, h, 0, place);
         if (put)
             iz_cast_params(way, type, host + i, m);
-        iz_access_pass(e, place, way, m * size, put);
+        iz_bounce_pass(e, place, way, m * size, put);
         if (!put)
             iz_cast(host + i, IZ_F32, way, type, m);
     }
@@ -137,13 +119,13 @@ static void move_halves(struct iz_engine *e, struct iz_chunk *k, int64_t at,
     char *high = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         char *place[2] = {low + i * size, high + i * size};
-        char *way[2] = {iz_access_way(e, k->home, 0, place[0]),
-                        iz_access_way(e, k->param_home, 1, place[1])};
+        char *way[2] = {iz_bounce_way(e, k->home, 0, place[0]),
+                        iz_bounce_way(e, k->param_home, 1, place[1])};
         m = min64(n - i, half / size);
         if (put)
             iz_cast_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
         for (int p = 0; p < 2; p++)
-            iz_access_pass(e, place[p], way[p], m * size, put);
+            iz_bounce_pass(e, place[p], way[p], m * size, put);
         if (!put)
             iz_cast_join(host + i, (uint16_t *)way[1], (uint16_t *)way[0], m);
     }

@@ -64,13 +64,3 @@ void iz_access_hold(struct iz_engine *e, bool hold);
 /* All trained parameters of a unit as fp32, end to end and then padding, on
  * every rank; malloc'ed.  All ranks call it. */
 float *iz_access_gather(struct iz_engine *e, int unit);
-
-/* Where to write the numbers of a place whose home is h, or to read them:
- * there, or in the first or second half of a pinned buffer of IZ_BOUNCE_BYTES,
- * if that is a GPU. */
-char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
-                    char *place);
-/* Copies between the place and that way to it, if it is not the place itself:
- * to the place with `put`. */
-void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
-                    bool put);

@@ -12,6 +12,7 @@
 #include "runtime/base/text.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/access.h"
+#include "runtime/engine/bounce.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/train.h"
@@ -129,14 +130,14 @@ static void fill_chunk(const struct init *a, int u, bool frozen,
             .frozen = frozen,
             .at = at,
             .n = n,
-            .param = iz_access_way(e, k->param_home, 0, place[0]),
-            .state = own ? iz_access_way(e, k->home, 1, place[1]) : NULL};
+            .param = iz_bounce_way(e, k->param_home, 0, place[0]),
+            .state = own ? iz_bounce_way(e, k->home, 1, place[1]) : NULL};
         if (a->gpu && n > FEW)
             iz_graph_on_workers(e->graph, fill_blocks, &w);
         else
             fill_blocks(&w, 0, NULL);
-        iz_access_pass(e, place[0], w.param, n * size, true);
-        iz_access_pass(e, place[1], w.state, n * own, true);
+        iz_bounce_pass(e, place[0], w.param, n * size, true);
+        iz_bounce_pass(e, place[1], w.state, n * own, true);
     }
 }
 
