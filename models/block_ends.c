@@ -43,7 +43,6 @@ void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
     iz_table_bwd(x, dy, &t);
 }
 
-/* Which parameter of the head is the matrix. */
 int iz_block_head_matrix(const struct iz_block *b)
 {
     struct iz_block_place list[BLOCK_MOST];

@@ -8,7 +8,6 @@
 
 #include "codelets/base/build.h"
 #include "codelets/base/int64.h"
-#include "codelets/flat/flat.h"
 #include "codelets/flat/nf4.h"
 
 static const struct {

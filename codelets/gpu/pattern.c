@@ -9,7 +9,6 @@
 #include "codelets/base/die.h"
 #include "codelets/base/mix.h"
 #include "codelets/base/take.h"
-#include "codelets/flat/flat.h"
 
 enum { PATTERN = 1 << 18 }; /* elements that repeat */
 

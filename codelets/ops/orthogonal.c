@@ -56,8 +56,6 @@ static void product_cpu(struct iz_exec *x, const struct iz_strided_product *p,
                         .ldc = p->d.stride,
                         .alpha = p->scale,
                         .beta = p->keep};
-    (void)x;
-    (void)arg;
     if (p->keep != 0)
         copy_rows(p->d, p->c);
     if (p->b.rows)
@@ -94,7 +92,6 @@ static void product_cpu16(struct iz_exec *x, const struct iz_strided_product *p,
                           .c = p->d.p,
                           .c_type = IZ_F32,
                           .add = p->keep != 0};
-    (void)arg;
     g.scratch = iz_exec_work(x, IZ_U8, 1, iz_gemm16_scratch(&g)).p;
     if (!x->dry) {
         if (g.add)
@@ -110,7 +107,6 @@ static void count_product(struct iz_exec *x, const struct iz_strided_product *p,
                           void *arg)
 {
     double k = (double)(p->ta ? p->a.rows : p->a.cols);
-    (void)arg;
     iz_exec_count(x, 2 * (double)p->d.rows * (double)p->d.cols * k, 0);
 }
 
@@ -172,7 +168,6 @@ static void measure_product(struct iz_exec *x,
 {
     struct iz_product q = iz_orthogonal_product(p, IZ_F16);
     int64_t *most = arg;
-    (void)x;
     if (p->b.rows)
         *most = max64(*most, iz_product_pad(&q, NULL).bytes);
 }

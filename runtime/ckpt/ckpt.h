@@ -74,18 +74,17 @@ struct iz_ckpt {
 
 /* The first rank removes what a crash left, before anybody saves. */
 int iz_ckpt_dir_sweep(const char *dir);
-/* Makes the directory in which the checkpoint of `step` is written if it is not
- * there; its path in `path`.  Negative errno with the reason printed. */
-int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
-
-/* The path of that directory. */
-int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
+/* The path of the directory in which the checkpoint of `step` is written; with
+ * `make` that is made if it is not there.  Negative errno with the reason
+ * printed. */
+int iz_ckpt_dir_tmp(const char *dir, int64_t step, bool make,
+                    char path[IZ_CKPT_PATH]);
 
 /* Gives the written and synced directory its name, in place of an older
  * checkpoint of the same step. */
 int iz_ckpt_dir_commit(const char *dir, int64_t step);
 
-/* Removes the directory of iz_ckpt_dir_join. */
+/* Removes the directory of iz_ckpt_dir_tmp. */
 void iz_ckpt_dir_abort(const char *dir, int64_t step);
 
 /* Removes the checkpoint of `step`. */

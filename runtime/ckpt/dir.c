@@ -102,25 +102,18 @@ int iz_ckpt_dir_sweep(const char *dir)
     return 0;
 }
 
-int iz_ckpt_dir_tmp(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
+int iz_ckpt_dir_tmp(const char *dir, int64_t step, bool make,
+                    char path[IZ_CKPT_PATH])
 {
     struct paths p;
     int err = paths_of(&p, dir, step);
     memcpy(path, p.tmp, IZ_CKPT_PATH);
-    return err;
-}
-
-int iz_ckpt_dir_join(const char *dir, int64_t step, char path[IZ_CKPT_PATH])
-{
-    struct paths p;
-    int err = paths_of(&p, dir, step);
-    if (!err)
+    if (!err && make)
         err = iz_durable_make_directories(WHO, p.parent);
-    if (!err && mkdir(p.tmp, 0777) != 0)
+    if (!err && make && mkdir(p.tmp, 0777) != 0)
         err = errno == EEXIST
                   ? iz_durable_check_directory(WHO, p.tmp, files)
                   : iz_durable_refuse(WHO, p.tmp, "cannot make", errno);
-    memcpy(path, p.tmp, IZ_CKPT_PATH);
     return err;
 }
 

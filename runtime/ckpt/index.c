@@ -442,7 +442,6 @@ static int scalars_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 /* Of runs that computed experts on the host: what the next step begins with. */
 static int removed_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
-    (void)k;
     return json_object_get(x->root, "cold_experts")
                ? index_fault(x, "of a run with "
                                 "run.cold_experts, which was removed")

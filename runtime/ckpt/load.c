@@ -22,7 +22,6 @@ struct load {
     float *block;
     int64_t *done; /* per part: elements found so far */
     bool put;      /* false: everything is read and checked, nothing is put */
-    const struct iz_coll *c;
     struct iz_progress progress;
 };
 
@@ -197,7 +196,7 @@ static void suggest(const char *dir, int64_t step)
 
 int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
-    struct load l = {.k = k, .step = step, .c = c};
+    struct load l = {.k = k, .step = step};
     int err = iz_agree(c, c->rank == 0 ? load_check(&l) : 0);
     if (!err)
         err = iz_agree(c, c->rank == 0 ? 0 : load_open(&l));

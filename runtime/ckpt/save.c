@@ -103,32 +103,25 @@ struct range {
     struct iz_engine *e;
     int unit;
     enum iz_array array;
-    int64_t from, n; /* from: of those of the array that this rank owns */
+    int64_t from, n;
 };
 
-static bool in_params(const struct range *r, const struct iz_chunk *k)
+/* Those from element `done` of the range on that lie together. */
+static struct iz_piece piece_at(const struct range *r, int64_t done)
 {
-    return r->array == IZ_FROZEN ||
-           (r->array == IZ_MASTER && !iz_chunk_states(r->e, r->unit, k).master);
+    return iz_engine_piece(r->e, r->unit, r->array, r->from + done,
+                           r->n - done);
 }
 
-static enum iz_home home_of(const struct range *r, const struct iz_chunk *k)
+static starpu_data_handle_t handle_of(const struct iz_piece *p)
 {
-    return in_params(r, k) ? k->param_home : k->home;
+    return p->state ? p->chunk->state_handle : p->chunk->param_handle;
 }
 
-/* Byte at which the array begins in a chunk of states, or of parameters. */
-static int64_t array_base(const struct range *r, const struct iz_chunk *k)
+/* Byte of the range's quantised words among those of this rank. */
+static int64_t words_at(const struct range *r)
 {
-    struct iz_state_layout l = iz_chunk_states(r->e, r->unit, k);
-    return r->array < IZ_STATE ? 0 : l.at[r->array - IZ_STATE];
-}
-
-static int64_t array_room(const struct range *r, const struct iz_chunk *k)
-{
-    struct iz_state_layout l = iz_chunk_states(r->e, r->unit, k);
-    return l.room -
-           (r->array < IZ_STATE ? 0 : iz_state_lacks(&l, r->array - IZ_STATE));
+    return 4 * (r->from - iz_param_quant_words(r->e, r->unit).first);
 }
 
 /* Copies to `buffer` from what lives there. */
@@ -150,10 +143,8 @@ static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
 static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                              int64_t done)
 {
-    int64_t begin = done, at, n;
-    enum iz_home home =
-        home_of(r, iz_engine_array_chunk(r->e, r->unit, r->array,
-                                         r->from + done, &at, &n));
+    int64_t begin = done;
+    enum iz_home home = piece_at(r, done).home;
     struct iz_task t = snapshot_task(r, home, run_snapshot, buffer, done == 0);
     struct snapshot_arg a = {.at = done,
                              .type = r->array == IZ_MASTER
@@ -164,18 +155,14 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                       ->state[r->array - IZ_STATE]
                       .which;
     for (; done < r->n; a.n++) {
-        struct iz_chunk *k = iz_engine_array_chunk(r->e, r->unit, r->array,
-                                                   r->from + done, &at, &n);
-        n = min64(n, r->n - done);
-        if (home_of(r, k) != home)
+        struct iz_piece p = piece_at(r, done);
+        if (p.home != home)
             break;
         if (a.n == PIECES_MAX)
             iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
-        a.source[a.n] =
-            (struct source){array_base(r, k), at, n, array_room(r, k)};
-        iz_task_add(&t, in_params(r, k) ? k->param_handle : k->state_handle,
-                    STARPU_R);
-        done += n;
+        a.source[a.n] = (struct source){p.base, p.at, p.n, p.room};
+        iz_task_add(&t, handle_of(&p), STARPU_R);
+        done += p.n;
     }
     t.bytes = 4.0 * (double)(done - begin);
     iz_step_submit(r->e, &t, &a,
@@ -229,12 +216,14 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
     struct raw_arg a;
     if (r->array == IZ_QUANT_WORDS)
         a = (struct raw_arg){
-            .from = g->quant + iz_param_quant_own(r->e, r->unit) + 4 * r->from,
+            .from = g->quant + iz_param_quant_own(r->e, r->unit) + words_at(r),
             .bytes = 4 * r->n};
-    else
-        a = (struct raw_arg){.from = g->frozen->param + r->from * size,
+    else {
+        struct iz_piece p = piece_at(r, 0);
+        a = (struct raw_arg){.from = p.chunk->param + p.at * size,
                              .at = raw_at(r->e, r->n),
                              .bytes = r->n * size};
+    }
     struct iz_task t =
         snapshot_task(r, r->e->plan.zero.frozen.home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
@@ -251,20 +240,19 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     bool frozen = r->array == IZ_FROZEN;
     int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
     int64_t to = frozen ? raw_at(r->e, r->n) : 0;
-    for (int64_t done = 0, n, at; done < r->n; done += n) {
-        struct iz_chunk *k = iz_engine_array_chunk(r->e, r->unit, r->array,
-                                                   r->from + done, &at, &n);
-        bool params = in_params(r, k);
-        n = min64(n, r->n - done);
-        struct iz_io io = {.file = params ? r->e->file.param : r->e->file.state,
-                           .offset = (params ? k->param_at : k->state_at) +
-                                     array_base(r, k) + size * at,
-                           .bytes = size * n,
-                           .at = to + size * done};
+    struct iz_piece p;
+    for (int64_t done = 0; done < r->n; done += p.n) {
+        p = piece_at(r, done);
+        struct iz_io io = {
+            .file = p.state ? r->e->file.state : r->e->file.param,
+            .offset = (p.state ? p.chunk->state_at : p.chunk->param_at) +
+                      p.base + size * p.at,
+            .bytes = size * p.n,
+            .at = to + size * done};
         if (io.offset % IZ_NVME_ALIGN == 0 && io.at % IZ_NVME_ALIGN == 0)
             io.bytes = round_up(io.bytes, IZ_NVME_ALIGN);
         iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, done ? STARPU_RW : STARPU_W,
-                   params ? k->param_handle : k->state_handle, io);
+                   handle_of(&p), io);
     }
 }
 
@@ -273,7 +261,7 @@ static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_unit_memory *g = &r->e->unit[r->unit];
     struct iz_io io = {.file = r->e->file.param,
-                       .offset = g->quant_at + 4 * r->from,
+                       .offset = g->quant_at + words_at(r),
                        .bytes = round_up(4 * r->n, IZ_NVME_ALIGN)};
     iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, STARPU_W, g->quant_handle, io);
 }
@@ -281,8 +269,8 @@ static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array < IZ_MASTER;
-    enum iz_home home = frozen ? r->e->plan.zero.frozen.home
-                               : home_of(r, r->e->unit[r->unit].chunk);
+    enum iz_home home =
+        frozen ? r->e->plan.zero.frozen.home : piece_at(r, 0).home;
     if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
         quant_disk(r, buffer);
     else if (home == IZ_HOME_NVME)
@@ -316,11 +304,7 @@ static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
     struct iz_staging *staging = iz_engine_next_staging(e, IZ_STAGING_SAVE);
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
-    int64_t first =
-        p->first -
-        iz_engine_array(e, p->unit, p->array,
-                        iz_part_of_array(e, p->unit, p->array).first);
-    struct range r = {e, p->unit, p->array, first + block * IZ_CKPT_BLOCK,
+    struct range r = {e, p->unit, p->array, p->first + block * IZ_CKPT_BLOCK,
                       iz_rank_range_block_elems(&s->range[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);

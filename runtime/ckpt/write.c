@@ -145,7 +145,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
     char dir[IZ_CKPT_PATH];
     w->fd = -1;
-    int err = iz_ckpt_dir_join(w->k->dir, w->step, dir);
+    int err = iz_ckpt_dir_tmp(w->k->dir, w->step, true, dir);
     if (err)
         return err;
     snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
@@ -211,7 +211,7 @@ int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
                    const struct iz_ckpt_file *file)
 {
     char dir[IZ_CKPT_PATH], path[IZ_CKPT_FILE_PATH];
-    int err = iz_ckpt_dir_tmp(k->dir, step, dir);
+    int err = iz_ckpt_dir_tmp(k->dir, step, false, dir);
     if (err)
         return err;
     snprintf(path, sizeof(path), "%s/index.json", dir);

@@ -2,7 +2,6 @@
 /* All-gather and reduce-scatter.  A rank of the same host is near: its buffer
  * is read.  The others are far: messages.  The sums are our own: MPI fixes no
  * order of summation. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/die.h"

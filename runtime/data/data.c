@@ -68,8 +68,8 @@ static int masks_check(const struct stream *t)
         if (!t->shard[i].mask.at != !t->shard[0].mask.at)
             return iz_text_refuse(
                 stderr,
-                "data: %s has a loss mask beside it and %s has "
-                "none: all shards of a split have one or none",
+                "data: %s has a loss mask beside it and %s has none: all "
+                "shards of a split have one or none",
                 t->shard[t->shard[i].mask.at ? i : 0].path,
                 t->shard[t->shard[i].mask.at ? 0 : i].path);
     return 0;
@@ -83,20 +83,19 @@ static int packed_check(const struct stream *t, int seq)
         if (s->sample != seq)
             return iz_text_refuse(
                 stderr,
-                !seq        ? "data: %s is packed, and the first file of "
-                              "data.path is not"
-                : s->sample ? "data: %s has packed samples of %d tokens, and a "
-                              "sample here has %d: set model.seq, or write it "
-                              "anew"
-                            : "data: %s is not packed, and the first file of "
-                              "data.path is",
+                !seq ? "data: %s is packed, and the first file of data.path is "
+                       "not"
+                : s->sample
+                    ? "data: %s has packed samples of %d tokens, and a sample "
+                      "here has %d: set model.seq, or write it anew"
+                    : "data: %s is not packed, and the first file of data.path "
+                      "is",
                 s->path, s->sample, seq);
         if (seq && (s->count % seq || !s->mask.at))
             return iz_text_refuse(
                 stderr, "data: %s: %s", s->path,
                 s->mask.at ? "its last packed sample is not whole"
-                           : "its packed samples have no mask beside "
-                             "them");
+                           : "its packed samples have no mask beside them");
     }
     return 0;
 }
@@ -110,21 +109,19 @@ static int pairs_check(const struct stream *t, int seq)
         if (s->text != seq)
             return iz_text_refuse(
                 stderr,
-                s->text && seq ? "data: %s has texts of %d tokens, and a "
-                                 "sample here has %d: set model.seq, or "
-                                 "write it anew"
-                : s->text      ? "data: %s has pairs of texts: set loss.type "
-                                 "to dpo or ipo"
-                               : "data: %s has no pairs of texts, which "
-                                 "loss.type asks for: write some with "
-                                 "tools/tokenize --preferences",
+                s->text && seq
+                    ? "data: %s has texts of %d tokens, and a sample here has "
+                      "%d: set model.seq, or write it anew"
+                : s->text
+                    ? "data: %s has pairs of texts: set loss.type to dpo or ipo"
+                    : "data: %s has no pairs of texts, which loss.type asks "
+                      "for: write some with tools/tokenize --preferences",
                 s->path, s->text, seq);
         if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
-            return iz_text_refuse(stderr, "data: %s: %s", s->path,
-                                  s->mask.at
-                                      ? "its last pair is not whole"
-                                      : "its pairs have no loss mask beside "
-                                        "them");
+            return iz_text_refuse(
+                stderr, "data: %s: %s", s->path,
+                s->mask.at ? "its last pair is not whole"
+                           : "its pairs have no loss mask beside them");
         for (int64_t at = 0; seq && at < s->count; at += seq)
             if (!iz_shard_loss_tokens(s, at + 1, seq - 1))
                 return iz_text_refuse(stderr,
@@ -320,17 +317,15 @@ static int documents_check(const struct iz_data *d, const char *path, int vocab)
     int32_t token[512];
     if (end >= vocab)
         return iz_text_refuse(
-            stderr,
-            "data.document_end: %d is outside the vocabulary of "
-            "%d",
+            stderr, "data.document_end: %d is outside the vocabulary of %d",
             end, vocab);
     for (int64_t at = 0, here; end >= 0; at += here) {
         here = min64(stream_count(t) - at, 512);
         if (here == 0)
-            return iz_text_refuse(stderr,
-                                  "data.document_end: %s has no token %d: no "
-                                  "document ends",
-                                  path, end);
+            return iz_text_refuse(
+                stderr,
+                "data.document_end: %s has no token %d: no document ends", path,
+                end);
         stream_read(t, at, token, here, false);
         for (int64_t i = 0; i < here; i++)
             if (token[i] == end)

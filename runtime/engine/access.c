@@ -3,7 +3,6 @@
 #include "runtime/engine/access.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
@@ -40,15 +39,6 @@ void iz_access_hold(struct iz_engine *e, bool hold)
         e->staging[i].holds = hold;
         e->staging[i].held = NULL;
     }
-}
-
-/* A state of a chunk. */
-static struct iz_moments chunk_moments(struct iz_engine *e, int unit,
-                                       struct iz_chunk *k, enum iz_array a)
-{
-    struct iz_state_layout l = iz_chunk_states(e, unit, k);
-    return iz_state_array(&l, chunk_bytes(e, k, IZ_STAGING_STATE, false),
-                          (int)a - IZ_STATE);
 }
 
 /* Elements of a state between the host and a GPU at a time: their codes, and in
@@ -99,27 +89,9 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
     }
 }
 
-char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
-                    char *place)
-{
-    return iz_bounce_on_gpu(e, h)
-               ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
-               : place;
-}
-
-void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
-                    bool put)
-{
-    if (way == place)
-        return;
-    iz_device_copy(e->bounce.stream, put ? place : way, put ? way : place,
-                   bytes);
-    iz_device_wait(e->bounce.stream);
-}
-
 /* n parameters of a chunk from element `at` on, in their type on one side. */
-static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
-                        int64_t at, float *host, int64_t n, bool put)
+static void move_params(struct iz_engine *e, struct iz_chunk *k, int64_t at,
+                        float *host, int64_t n, bool put)
 {
     enum iz_home h = k->param_home;
     enum iz_dtype type = e->plan.param_type;
@@ -127,10 +99,10 @@ static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
     char *param = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, IZ_BOUNCE_BYTES / size);
-        char *place = param + i * size, *way = iz_access_way(e, h, 0, place);
+        char *place = param + i * size, *way = iz_bounce_way(e, h, 0, place);
         if (put)
             iz_cast_params(way, type, host + i, m);
-        iz_access_pass(e, place, way, m * size, put);
+        iz_bounce_pass(e, place, way, m * size, put);
         if (!put)
             iz_cast(host + i, IZ_F32, way, type, m);
     }
@@ -139,21 +111,21 @@ static void move_params(struct iz_engine *e, int unit, struct iz_chunk *k,
 /* n masters of a chunk from element `at` on, whose lower halves are in its
  * states, and whose upper ones are its parameters.  Each has half of the pinned
  * buffer. */
-static void move_halves(struct iz_engine *e, int unit, struct iz_chunk *k,
-                        int64_t at, float *host, int64_t n, bool put)
+static void move_halves(struct iz_engine *e, struct iz_chunk *k, int64_t at,
+                        float *host, int64_t n, bool put)
 {
     const int64_t size = sizeof(uint16_t), half = IZ_BOUNCE_BYTES / 2;
     char *low = chunk_bytes(e, k, IZ_STAGING_STATE, false) + at * size;
     char *high = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         char *place[2] = {low + i * size, high + i * size};
-        char *way[2] = {iz_access_way(e, k->home, 0, place[0]),
-                        iz_access_way(e, k->param_home, 1, place[1])};
+        char *way[2] = {iz_bounce_way(e, k->home, 0, place[0]),
+                        iz_bounce_way(e, k->param_home, 1, place[1])};
         m = min64(n - i, half / size);
         if (put)
             iz_cast_split((uint16_t *)way[1], (uint16_t *)way[0], host + i, m);
         for (int p = 0; p < 2; p++)
-            iz_access_pass(e, place[p], way[p], m * size, put);
+            iz_bounce_pass(e, place[p], way[p], m * size, put);
         if (!put)
             iz_cast_join(host + i, (uint16_t *)way[1], (uint16_t *)way[0], m);
     }
@@ -196,25 +168,34 @@ int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
     return packed ? at - iz_plan_lacks(&e->plan, e->unit[unit].plan, at) : at;
 }
 
-struct iz_chunk *iz_engine_array_chunk(const struct iz_engine *e, int unit,
-                                       enum iz_array a, int64_t at, int64_t *in,
-                                       int64_t *left)
+struct iz_piece iz_engine_piece(const struct iz_engine *e, int unit,
+                                enum iz_array a, int64_t at, int64_t n)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     bool frozen = a == IZ_FROZEN;
-    int n = frozen ? g->plan->frozen.chunks : g->plan->chunks;
-    int64_t first = iz_part_of_array(e, unit, a).first, begin;
-    at += iz_engine_array(e, unit, a, first);
-    for (int i = 0; i < n; i++) {
-        struct iz_chunk *k = &(frozen ? g->frozen : g->chunk)[i];
-        begin = first + k->first;
-        *in = at - iz_engine_array(e, unit, a, begin);
-        *left = iz_engine_array(e, unit, a, begin + k->count) - at;
-        if (*left > 0)
-            return k;
+    struct iz_chunk *k = frozen ? g->frozen : g->chunk;
+    const struct iz_chunk *stop =
+        k + (frozen ? g->plan->frozen.chunks : g->plan->chunks);
+    int64_t first = iz_part_of_array(e, unit, a).first, begin, end;
+    for (;; k++) {
+        assert(k < stop);
+        begin = iz_engine_array(e, unit, a, first + k->first);
+        end = iz_engine_array(e, unit, a, first + k->first + k->count);
+        if (at < end)
+            break;
     }
-    assert(!"an element that no chunk has");
-    return NULL;
+    struct iz_state_layout l = iz_chunk_states(e, unit, k);
+    bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
+    return (struct iz_piece){
+        .chunk = k,
+        .states = l,
+        .state = state,
+        .home = state ? k->home : k->param_home,
+        .base = a >= IZ_STATE ? l.at[a - IZ_STATE] : 0,
+        .room = a >= IZ_STATE ? l.room - iz_state_lacks(&l, (int)a - IZ_STATE)
+                              : l.room,
+        .at = at - begin,
+        .n = min64(end - at, n)};
 }
 
 /* In fp32 the parameters are the master.  Parameters are rounded to their type
@@ -223,39 +204,35 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
-    from -= iz_engine_array(e, unit, a, iz_part_of_array(e, unit, a).first);
     if (a == IZ_QUANT_WORDS) {
+        from -= iz_param_quant_words(e, unit).first;
         iz_param_quant_move(e, unit, from * 4, (char *)host, n * 4, put);
         return;
     }
-    for (int64_t left, at; n > 0; from += left, host += left, n -= left) {
-        struct iz_chunk *k =
-            iz_engine_array_chunk(e, unit, a, from, &at, &left);
-        left = min64(left, n);
-        struct iz_state_layout l = iz_chunk_states(e, unit, k);
-        bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
-        bool halves = a == IZ_MASTER && l.lower;
+    for (struct iz_piece p; n > 0; from += p.n, host += p.n, n -= p.n) {
+        p = iz_engine_piece(e, unit, a, from, n);
+        bool halves = a == IZ_MASTER && p.states.lower;
+        enum iz_staging_kind what =
+            p.state ? IZ_STAGING_STATE : IZ_STAGING_PARAM;
         if (a == IZ_FROZEN) {
-            move_params(e, unit, k, at, host, left, put);
+            move_params(e, p.chunk, p.at, host, p.n, put);
         } else if (halves) {
-            move_halves(e, unit, k, at, host, left, put);
+            move_halves(e, p.chunk, p.at, host, p.n, put);
         } else if (coded) {
-            struct iz_moments x = chunk_moments(e, unit, k, a);
-            move_moments(e, k->home, &x, at, host, left, put);
+            struct iz_moments x =
+                iz_state_array(&p.states, chunk_bytes(e, p.chunk, what, false),
+                               (int)a - IZ_STATE);
+            move_moments(e, p.home, &x, p.at, host, p.n, put);
         } else {
-            char *p = chunk_bytes(
-                e, k, state ? IZ_STAGING_STATE : IZ_STAGING_PARAM, false);
-            if (a >= IZ_STATE)
-                p += l.at[a - IZ_STATE];
-            iz_bounce_move(e, state ? k->home : k->param_home, p + at * 4,
-                           (char *)host, left * 4, put);
+            char *at = chunk_bytes(e, p.chunk, what, false) + p.base + p.at * 4;
+            iz_bounce_move(e, p.home, at, (char *)host, p.n * 4, put);
         }
-        if (put && state)
-            chunk_bytes(e, k, IZ_STAGING_STATE, true);
-        if (put && state && a == IZ_MASTER && !halves)
-            move_params(e, unit, k, at, host, left, true);
+        if (put && p.state)
+            chunk_bytes(e, p.chunk, IZ_STAGING_STATE, true);
+        if (put && p.state && a == IZ_MASTER && !halves)
+            move_params(e, p.chunk, p.at, host, p.n, true);
         if (put && a < IZ_STATE)
-            chunk_bytes(e, k, IZ_STAGING_PARAM, true);
+            chunk_bytes(e, p.chunk, IZ_STAGING_PARAM, true);
     }
 }
 

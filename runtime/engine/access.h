@@ -30,12 +30,23 @@ struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
  * elements lack what iz_plan_lacks says. */
 int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
                         int64_t at);
-/* The chunk with element `at` of what this rank has of an array, counted from
- * where that begins.  *in: where it is in the chunk's array; *left: how many
- * there are from it on. */
-struct iz_chunk *iz_engine_array_chunk(const struct iz_engine *e, int unit,
-                                       enum iz_array a, int64_t at, int64_t *in,
-                                       int64_t *left);
+
+/* Elements of an array that lie together, among the states of a chunk or its
+ * parameters. */
+struct iz_piece {
+    struct iz_chunk *chunk;
+    struct iz_state_layout states; /* of the chunk */
+    bool state;                    /* else they are of its parameters */
+    enum iz_home home;
+    int64_t base;  /* byte of those at which the chunk's array begins */
+    int64_t room;  /* elements that it has room for */
+    int64_t at, n; /* those of it */
+};
+
+/* Those of an array from element `at` on, which this rank has: n at most.  All
+ * arrays but those of quantised parameters are in chunks. */
+struct iz_piece iz_engine_piece(const struct iz_engine *e, int unit,
+                                enum iz_array a, int64_t at, int64_t n);
 
 /* Elements [from, from + n) of an array of a unit's trained parameters
  * (IZ_FROZEN and below: of the others), which this rank owns, or of their
@@ -53,13 +64,3 @@ void iz_access_hold(struct iz_engine *e, bool hold);
 /* All trained parameters of a unit as fp32, end to end and then padding, on
  * every rank; malloc'ed.  All ranks call it. */
 float *iz_access_gather(struct iz_engine *e, int unit);
-
-/* Where to write the numbers of a place whose home is h, or to read them:
- * there, or in the first or second half of a pinned buffer of IZ_BOUNCE_BYTES,
- * if that is a GPU. */
-char *iz_access_way(const struct iz_engine *e, enum iz_home h, int half,
-                    char *place);
-/* Copies between the place and that way to it, if it is not the place itself:
- * to the place with `put`. */
-void iz_access_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
-                    bool put);

@@ -12,22 +12,34 @@ bool iz_bounce_on_gpu(const struct iz_engine *e, enum iz_home h)
     return e->plan.target.gpu && h == IZ_HOME_NONE;
 }
 
+char *iz_bounce_way(const struct iz_engine *e, enum iz_home h, int half,
+                    char *place)
+{
+    return iz_bounce_on_gpu(e, h)
+               ? (char *)e->bounce.buffer + half * IZ_BOUNCE_BYTES / 2
+               : place;
+}
+
+void iz_bounce_pass(struct iz_engine *e, char *place, char *way, int64_t bytes,
+                    bool put)
+{
+    if (way == place)
+        return;
+    iz_device_copy(e->bounce.stream, put ? place : way, put ? way : place,
+                   bytes);
+    iz_device_wait(e->bounce.stream);
+}
+
 void iz_bounce_move(struct iz_engine *e, enum iz_home h, char *place,
                     char *host, int64_t bytes, bool put)
 {
-    char *bounce = e->bounce.buffer;
-    if (!iz_bounce_on_gpu(e, h)) {
-        memcpy(put ? place : host, put ? host : place, (size_t)bytes);
-        return;
-    }
     for (int64_t i = 0, n; i < bytes; i += n) {
+        char *way = iz_bounce_way(e, h, 0, place + i);
         n = min64(bytes - i, IZ_BOUNCE_BYTES);
         if (put)
-            memcpy(bounce, host + i, (size_t)n);
-        iz_device_copy(e->bounce.stream, put ? place + i : bounce,
-                       put ? bounce : place + i, n);
-        iz_device_wait(e->bounce.stream);
+            memcpy(way, host + i, (size_t)n);
+        iz_bounce_pass(e, place + i, way, n, put);
         if (!put)
-            memcpy(host + i, bounce, (size_t)n);
+            memcpy(host + i, way, (size_t)n);
     }
 }

@@ -168,7 +168,6 @@ struct iz_control {
     bool skip;       /* this step changes nothing */
     bool failed;     /* and neither does any later one */
     double lr, grad_scale;
-    double tokens; /* seen in training */
 };
 
 /* The order of updates through the disk that follow their gradients; see

@@ -12,7 +12,6 @@
 
 #include "codelets/base/take.h"
 #include "runtime/base/json.h"
-#include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 #include "runtime/plan/fit.h"
 

@@ -201,25 +201,15 @@ static void put_modules(FILE *f, const struct iz_hf_tensor *t, int n, int step,
     }
 }
 
-static double rank_of(const struct iz_param *b)
-{
-    return (double)b->cols;
-}
-
-static double alpha_of(const struct iz_param *b)
-{
-    return b->alpha;
-}
-
-/* The modules whose adapters have another number than most. */
+/* The modules whose adapters have another rank than most, or another alpha. */
 static void put_pattern(FILE *f, const struct layout *l,
-                        const struct iz_model *m,
-                        double (*of)(const struct iz_param *b), double most)
+                        const struct iz_model *m, bool alpha, double most)
 {
     const char *between = "\n    ";
     for (int i = 0; i < l->saved; i += l->step) {
         const struct iz_hf_tensor *a = &l->out.tensor[i];
-        double n = of(&m->unit[a->unit].param[a->param + 1]);
+        const struct iz_param *b = &m->unit[a->unit].param[a->param + 1];
+        double n = alpha ? b->alpha : (double)b->cols;
         if (n == most)
             continue;
         fputs(between, f);
@@ -253,9 +243,9 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
             l->fan_in_fan_out ? "true" : "false", l->tied ? "true" : "false",
             c->lora.use_rslora ? "true" : "false",
             c->lora.use_dora ? "true" : "false");
-    put_pattern(f, l, m, rank_of, c->lora.rank);
+    put_pattern(f, l, m, false, c->lora.rank);
     fputs("},\n  \"alpha_pattern\": {", f);
-    put_pattern(f, l, m, alpha_of, c->lora.alpha);
+    put_pattern(f, l, m, true, c->lora.alpha);
     fputs("},\n  \"target_modules\": [", f);
     put_modules(f, l->out.tensor, l->saved, l->step, 2);
     fputs("\n  ],\n  \"modules_to_save\": [", f);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "codelets/base/int64.h"
-#include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"

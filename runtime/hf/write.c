@@ -16,7 +16,6 @@
 
 #include "runtime/base/durable.h"
 #include "runtime/base/text.h"
-#include "runtime/config/config.h"
 #include "runtime/formats/imported.h"
 
 #define WHO "export"

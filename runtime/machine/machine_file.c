@@ -131,8 +131,7 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
     if (!r && m->gpu_capability < 70)
         r = iz_text_refuse(
             err,
-            "%s: gpu_capability: %d: there are kernels for 70 (7.0) "
-            "and later",
+            "%s: gpu_capability: %d: there are kernels for 70 (7.0) and later",
             path, m->gpu_capability);
     if (!r && (m->host_bytes_per_s < 1 || m->cores < 1))
         r = iz_text_refuse(err, "%s: cores or host_bytes_per_s is less than 1",
@@ -227,25 +226,22 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     int workers = cores - iz_cores_spare(cores, gpu);
     const char *type = iz_dtype_name(params);
     if (gpu && m->flops_per_s[params] <= 0)
-        return iz_text_refuse(
-            err,
-            "%s.enabled: the GPUs of %s do not compute in %s (its "
-            "%s_flops_per_s is 0): use another type",
-            type, m->name, type, type);
+        return iz_text_refuse(err,
+                              "%s.enabled: the GPUs of %s do not compute in %s "
+                              "(its %s_flops_per_s is 0): use another type",
+                              type, m->name, type, type);
     bool bf16_products = !gpu && params == IZ_BF16 &&
                          asked != IZ_PRODUCTS_F32 &&
                          m->core_bf16_flops_per_s > 0;
     if (!gpu && asked == IZ_PRODUCTS_BF16 && !bf16_products)
         return iz_text_refuse(
             err,
-            "run.cpu_products: bf16: the cores of %s make no "
-            "products of bf16 (its core_bf16_flops_per_s is 0)",
+            "run.cpu_products: bf16: the cores of %s make no products of bf16 "
+            "(its core_bf16_flops_per_s is 0)",
             m->name);
     if (!gpu && c->run.muon_products == IZ_MUON_GPU)
         return iz_text_refuse(
-            err,
-            "run.muon_products: gpu: %s has none: use auto or "
-            "host",
+            err, "run.muon_products: gpu: %s has none: use auto or host",
             m->name);
     *t = (struct iz_target){
         .workers = workers > 0 ? workers : 1,

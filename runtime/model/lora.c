@@ -15,7 +15,6 @@
 #include "codelets/unit/unit.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
-#include "runtime/formats/folder.h"
 #include "runtime/formats/map.h"
 #include "runtime/formats/peft.h"
 #include "runtime/formats/st.h"

@@ -19,9 +19,7 @@ int iz_rules_none(const struct iz_model *m, const char *key, const char *match,
         for (int i = 0; i < m->unit[u].n_params; i++)
             iz_nearest_try(&n, m->unit[u].param[i].name);
     return iz_text_refuse(
-        err,
-        "%s: \"%s\" matches no %s of %s%s%s (--parameters lists "
-        "them)",
+        err, "%s: \"%s\" matches no %s of %s%s%s (--parameters lists them)",
         key, match, what, m->name, n.near[0] ? "; the nearest is " : "",
         n.near);
 }
@@ -50,8 +48,8 @@ static int apply_rule(struct iz_model *m, const struct iz_config *c, int i,
             if (r->use_muon && !p->outputs[0])
                 return iz_text_refuse(
                     err,
-                    "parameters[%d].use_muon: true for %s, which "
-                    "is no matrix of a block: AdamW updates it",
+                    "parameters[%d].use_muon: true for %s, which is no matrix "
+                    "of a block: AdamW updates it",
                     i, p->name);
             p->by_matrix = r->use_muon;
         }
@@ -77,8 +75,8 @@ static const char *update_refusal(const struct iz_param *p,
         return "the kernels of a GPU read and update whole tables: use "
                "run.device: cpu, or sparse: false";
     if (c->zero.hpz_partition > 1)
-        return "zero_optimization.zero_hpz_partition_size copies whole "
-               "shards, and a step touches a few rows: set it to 1";
+        return "zero_optimization.zero_hpz_partition_size copies whole shards, "
+               "and a step touches a few rows: set it to 1";
     if (c->run.state_dtype == IZ_MOMENT_FP8 && p->cols % IZ_MOMENT_BLOCK)
         return "run.state_dtype: fp8 shares an exponent among 64 numbers, and "
                "its rows are no multiple of 64, so rows that no sample reads "
@@ -129,18 +127,16 @@ int iz_rules_check_matrices(const struct iz_model *m, const struct iz_config *c,
         if (n > MOST)
             return iz_text_refuse(
                 err,
-                "optimizer.type: %s: %s has %lld matrices, and at "
-                "most %d of a unit are updated as such: set "
-                "model.experts_per_unit",
+                "optimizer.type: %s: %s has %lld matrices, and at most %d of a "
+                "unit are updated as such: set model.experts_per_unit",
                 o->type, m->unit[u].name, (long long)n, MOST);
     }
     if (found)
         return 0;
-    iz_text_refuse(
-        err,
-        "optimizer.type: %s, but it would train no matrix of a block of "
-        "%s: use AdamW",
-        o->type, m->name);
+    iz_text_refuse(err,
+                   "optimizer.type: %s, but it would train no matrix of a "
+                   "block of %s: use AdamW",
+                   o->type, m->name);
     return -ENOTSUP;
 }
 
@@ -149,8 +145,8 @@ static int check_trained(const struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units; u++)
         if (iz_unit_elems(&m->unit[u], false))
             return 0;
-    return iz_text_refuse(err, "parameters: every tensor is frozen: there is "
-                               "nothing to train");
+    return iz_text_refuse(
+        err, "parameters: every tensor is frozen: there is nothing to train");
 }
 
 /* Marks the matrices of blocks for model.base_dtype. */
@@ -165,10 +161,9 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
             if (p->quant && (!p->frozen || p->saved))
                 return iz_text_refuse(
                     err,
-                    "model.base_dtype: %s: %s is trained, and so "
-                    "few bits have no room for its updates: "
-                    "freeze it (lora.rank, or a rule of "
-                    "parameters), or set null",
+                    "model.base_dtype: %s: %s is trained, and so few bits have "
+                    "no room for its updates: freeze it (lora.rank, or a rule "
+                    "of parameters), or set null",
                     name, p->name);
             found |= p->quant != IZ_QUANT_NONE;
         }
@@ -212,8 +207,9 @@ int iz_rules_add_reference(struct iz_model *m, FILE *err)
     for (int u = 0; u < m->n_units && !status; u++)
         status = add_copies(&m->unit[u]);
     if (status)
-        iz_text_refuse(err, "loss.type: copies for the reference: a name "
-                            "becomes too long");
+        iz_text_refuse(
+            err,
+            "loss.type: copies for the reference: a name becomes too long");
     return status;
 }
 
@@ -227,11 +223,10 @@ static int check_frozen(const struct iz_model *m, const struct iz_config *c,
             if (m->unit[u].param[i].frozen)
                 return 0;
     return c->zero.param.frozen
-               ? iz_text_refuse(
-                     err,
-                     "zero_optimization.offload_param.frozen_device: %s, "
-                     "and no tensor is frozen: set null",
-                     home[c->zero.param.frozen - 1])
+               ? iz_text_refuse(err,
+                                "zero_optimization.offload_param.frozen_device:"
+                                " %s, and no tensor is frozen: set null",
+                                home[c->zero.param.frozen - 1])
                : 0;
 }
 

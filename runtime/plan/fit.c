@@ -12,7 +12,6 @@
 #include "runtime/base/text.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
-#include "runtime/plan/unit_sizes.h"
 
 /* Cheapest first. */
 enum change {

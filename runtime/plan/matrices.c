@@ -7,7 +7,6 @@
 #include "codelets/base/take.h"
 #include "codelets/ops/orthogonal.h"
 #include "runtime/plan/matrices.h"
-#include "runtime/plan/unit_sizes.h"
 
 static int matrices_of(const struct iz_param *p)
 {

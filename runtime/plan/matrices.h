@@ -5,7 +5,7 @@
 
 #include "runtime/plan/plan.h"
 
-/* Finds the matrices that are updated as such (matrices.c): 0 or -ENOMEM. */
+/* Finds the matrices that are updated as such (matrices.c). */
 void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
                            const struct iz_model *m);
 /* What the update of one does to its unit's buffer. */

@@ -264,8 +264,7 @@ static bool same_cost(const struct iz_plan *p, const struct iz_model *m, int u,
     return same;
 }
 
-static void plan_costs(struct iz_plan *p, const struct iz_config *c,
-                       const struct iz_model *m)
+static void plan_costs(struct iz_plan *p, const struct iz_model *m)
 {
     int tasks = p->micro_batches * p->slices;
     struct iz_exec like = {.backend = p->target.gpu ? IZ_CUDA : IZ_CPU,
@@ -330,46 +329,39 @@ static int check_target(const struct iz_config *c,
     if (!divides(c->zero.hpz_partition, ranks))
         return iz_text_refuse(
             err,
-            "zero_optimization.zero_hpz_partition_size: %d: "
-            "groups of so many do not divide %d rank%s: set a "
-            "divisor, or 1",
+            "zero_optimization.zero_hpz_partition_size: %d: groups of so many "
+            "do not divide %d rank%s: set a divisor, or 1",
             c->zero.hpz_partition, ranks, ranks > 1 ? "s" : "");
     if (!divides(c->run.sum_group, ranks))
-        return iz_text_refuse(
-            err,
-            "run.sum_group: %d: groups of so many do not divide "
-            "%d rank%s: set a divisor, or 0",
-            c->run.sum_group, ranks, ranks > 1 ? "s" : "");
+        return iz_text_refuse(err,
+                              "run.sum_group: %d: groups of so many do not "
+                              "divide %d rank%s: set a divisor, or 0",
+                              c->run.sum_group, ranks, ranks > 1 ? "s" : "");
     if (!iz_sum_possible(c, ranks))
         return iz_text_refuse(
-            err, "run.sum_order: local_first: in stage 3 a rank has no "
-                 "whole gradient to add its micro-batches in, unless "
-                 "each unit's come together: set run.schedule to "
-                 "breadth_first, or use ranks_first, which has other "
-                 "bits");
+            err, "run.sum_order: local_first: in stage 3 a rank has no whole "
+                 "gradient to add its micro-batches in, unless each unit's "
+                 "come together: set run.schedule to breadth_first, or use "
+                 "ranks_first, which has other bits");
     if (!target->gpu && c->zero.optimizer.ratio < 1)
         return iz_text_refuse(
             err,
-            "zero_optimization.offload_optimizer.ratio: %.15g "
-            "leaves chunks to a GPU, and units are computed on "
-            "the CPU: use 1.0",
+            "zero_optimization.offload_optimizer.ratio: %.15g leaves chunks to "
+            "a GPU, and units are computed on the CPU: use 1.0",
             c->zero.optimizer.ratio);
     if (target->gpu && have < 80 && iz_optimizer(c->optimizer.type)->matrices &&
         c->optimizer.ns_method == IZ_NS_STANDARD &&
         c->run.muon_products != IZ_MUON_HOST)
         return iz_text_refuse(
             err,
-            "optimizer.params.ns_method: standard: its products "
-            "on a GPU are of bf16, which needs compute capability "
-            "8.0, the GPU has %d.%d: use gram, whose are of fp16, "
-            "or run.muon_products: host",
+            "optimizer.params.ns_method: standard: its products on a GPU are "
+            "of bf16, which needs compute capability 8.0, the GPU has %d.%d: "
+            "use gram, whose are of fp16, or run.muon_products: host",
             have / 10, have % 10);
     if (!target->gpu || have >= 80 || (!key && !cudnn))
         return 0;
     return iz_text_refuse(
-        err,
-        "%s: needs compute capability 8.0, the GPU has %d.%d: use "
-        "%s",
+        err, "%s: needs compute capability 8.0, the GPU has %d.%d: use %s",
         key ? key : cudnn, have / 10, have % 10,
         key ? "fp16.enabled or fp32, or run.device: cpu" : "own");
 }
@@ -381,13 +373,13 @@ static int check_rows(const struct iz_config *c, const struct iz_model *m,
     int64_t slices = max64(c->run.slices, 1), most = INT32_MAX;
     if (c->micro_batch / slices * m->tokens <= most)
         return 0;
-    return iz_text_refuse(err,
-                          "train_micro_batch_size_per_gpu: %d: in %" PRId64
-                          " slice%s of "
-                          "samples of %d tokens a task has more than %" PRId64
-                          " tokens: set %" PRId64 " or more slices",
-                          c->micro_batch, slices, slices > 1 ? "s" : "",
-                          m->tokens, most, most / m->tokens * slices);
+    return iz_text_refuse(
+        err,
+        "train_micro_batch_size_per_gpu: %d: in %" PRId64
+        " slice%s of samples of %d tokens a task has more than %" PRId64
+        " tokens: set %" PRId64 " or more slices",
+        c->micro_batch, slices, slices > 1 ? "s" : "", m->tokens, most,
+        most / m->tokens * slices);
 }
 
 int iz_plan_check(const struct iz_config *c, const struct iz_model *m,
@@ -450,7 +442,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     iz_plan_rings(p, c);
     while (p->first_trained + 1 < m->n_units && !p->unit[p->first_trained].n)
         p->first_trained++;
-    plan_costs(p, c, m);
+    plan_costs(p, m);
     plan_sums(p);
     p->zero.early = c->dtype != IZ_F16 && c->gradient_clipping == 0;
     iz_plan_list(p, c, m);

@@ -269,7 +269,7 @@ struct iz_plan {
  * or as near as it gets: what run.slices 0 means. */
 int iz_plan_slices(const struct iz_config *c, int workers);
 
-/* Negative errno with the reason printed on `err` (which may be NULL). */
+/* -EINVAL: so many ranks cannot add or group so; iz_plan_check tells why. */
 int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
                  const struct iz_model *m, int ranks, int rank,
                  const struct iz_target *target);
@@ -290,8 +290,7 @@ void iz_plan_clear(struct iz_plan *p);
  * its places (staging.c). */
 void iz_plan_list(struct iz_plan *p, const struct iz_config *c,
                   const struct iz_model *m);
-/* Deals the units to rings, whose buffers then have their sizes and numbers.
- * -ENOMEM. */
+/* Deals the units to rings, whose buffers then have their sizes and numbers. */
 void iz_plan_rings(struct iz_plan *p, const struct iz_config *c);
 
 /* Where that lies which host and device both touch: on the host. */

@@ -21,6 +21,8 @@ const char *const iz_bottleneck_names[IZ_BOTTLENECKS] = {
     [IZ_BOTTLENECK_GAPS] = "gaps",
 };
 
+/* What the workers lose most time to: the largest share but that of the units,
+ * IZ_USES where none reaches `least`. */
 static enum iz_use largest_loss(const struct iz_time_total *u, double least)
 {
     enum iz_use most = IZ_USES;
@@ -31,11 +33,6 @@ static enum iz_use largest_loss(const struct iz_time_total *u, double least)
             most = (enum iz_use)c;
         }
     return most;
-}
-
-enum iz_use iz_bottleneck_loss(const struct iz_time_total *u)
-{
-    return largest_loss(u, IZ_BOTTLENECK_COST);
 }
 
 static enum iz_bottleneck limit_of(const struct iz_bottleneck_measured *m,
@@ -66,7 +63,7 @@ static enum iz_bottleneck limit_of(const struct iz_bottleneck_measured *m,
 
 enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m)
 {
-    return limit_of(m, iz_bottleneck_loss(&m->usage));
+    return limit_of(m, largest_loss(&m->usage, IZ_BOTTLENECK_COST));
 }
 
 /* ---- the setting that would move a limit ---- */
@@ -250,7 +247,8 @@ void iz_bottleneck_text(char *out, size_t size,
     };
     const double *share = m->usage.share;
     enum iz_bottleneck limit = iz_bottleneck_find(m);
-    enum iz_use loss = iz_bottleneck_loss(&m->usage), small = small_loss(m, s);
+    enum iz_use loss = largest_loss(&m->usage, IZ_BOTTLENECK_COST);
+    enum iz_use small = small_loss(m, s);
     bool late = limit == IZ_BOTTLENECK_LATE;
     char ring[96];
     const char *setting =

@@ -51,9 +51,6 @@ struct iz_bottleneck_setting {
     int workers, ring, slices, samples, micro_batches, in_flight;
 };
 
-/* What the workers lose most time to: the largest share but that of the units,
- * IZ_USES where none reaches IZ_BOTTLENECK_COST. */
-enum iz_use iz_bottleneck_loss(const struct iz_time_total *u);
 enum iz_bottleneck iz_bottleneck_find(const struct iz_bottleneck_measured *m);
 /* One sentence without "limited by: ": what, how much, and the setting. */
 void iz_bottleneck_text(char *out, size_t size,

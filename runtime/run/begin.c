@@ -11,7 +11,6 @@
 
 #include "codelets/base/mix.h"
 #include "codelets/base/take.h"
-#include "codelets/ops/gpu_ops.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
@@ -54,7 +53,7 @@ static int read_config(struct run *r)
         return s;
     if (r->o.replay)
         iz_replay_settings(&r->c.run);
-    text = iz_identity_asked(r);
+    text = iz_identity_text(r);
     s = iz_identity_agree(r, text);
     free(text);
     return s;

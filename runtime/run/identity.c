@@ -336,28 +336,18 @@ static void print_options(FILE *out, const struct run *r)
             IZ_VERSION);
 }
 
-static char *make_text(const struct run *r, bool asked)
+char *iz_identity_text(const struct run *r)
 {
     struct iz_text t;
     iz_text_open(&t);
     iz_config_lines(t.out, &r->c, &r->p->section);
     fprintf(t.out, "program %s\n", r->p->name);
     print_variables(t.out);
-    if (asked)
-        print_options(t.out, r);
-    else
+    if (r->facts)
         fputs(r->facts, t.out);
+    else
+        print_options(t.out, r);
     return lines_sorted(iz_text_close(&t));
-}
-
-char *iz_identity_asked(const struct run *r)
-{
-    return make_text(r, true);
-}
-
-char *iz_identity_text(const struct run *r)
-{
-    return make_text(r, false);
 }
 
 /* ---- between ranks ---- */

@@ -16,9 +16,8 @@
  * run that changes such a line has another. */
 uint64_t iz_identity_hash(const char *text);
 
-/* The text as far as it is known: of the config that was read and of the
- * command line, which ranks compare first; or with r->facts.  malloc'ed. */
-char *iz_identity_asked(const struct run *r);
+/* The text as far as it is known: of the config that was read, with r->facts
+ * or, before they are there, the command line.  malloc'ed. */
 char *iz_identity_text(const struct run *r);
 
 /* The lines of what is no key: data and imported weights (of a resumed run

@@ -3,14 +3,11 @@
 
 #include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/flat.h"
-#include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
-/* Nobody waits for the sum of a single rank, unless its update follows at once
- * and comes first. */
 int iz_accumulator_priority(const struct iz_engine *e)
 {
     return iz_step_updates_early(e) && iz_step_updates_first(e) ? 0 : -3500;
@@ -55,7 +52,6 @@ static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
     iz_step_submit(e, &t, &a, sizeof(a));
 }
 
-/* All pieces, from the buffers of contributions on the host. */
 void iz_accumulator_add(struct iz_engine *e, int unit, int acc,
                         const starpu_data_handle_t *from, struct iz_piece_sum a)
 {
@@ -105,8 +101,6 @@ static void run_squares(struct iz_exec *x, void **buf, const void *arg)
     iz_buffer_squares(x, buf[1], buf[0], a->type, a->n);
 }
 
-/* The squares, block by block, of piece i of a sum that the GPU has.  tied:
- * what is added to the sum first. */
 void iz_accumulator_squares(struct iz_engine *e, int unit, int i,
                             starpu_data_handle_t sum, starpu_data_handle_t tied)
 {

@@ -78,11 +78,9 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
         norm2 += sum_ranks(e, all, per, 2 + u);
     v->loss = sum_ranks(e, all, per, 0) / tasks;
     v->grad_norm = sqrt(norm2) / divisor;
-    v->loss_scale = c->scale.scale;
     decide(e, v, norm2);
     if (!v->targets)
         v->loss = NAN;
-    v->lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates);
     if (c->skip)
         return;
     c->lr = v->lr;
@@ -90,17 +88,6 @@ static void clip(struct iz_engine *e, struct iz_event *v, const double *all,
         iz_schedule_clip_factor(v->grad_norm, e->config->gradient_clipping) /
         divisor;
     c->updates++;
-}
-
-/* A step without any target that is left out: nothing counts it but the event.
- */
-static void pass_over(const struct iz_engine *e, struct iz_event *v)
-{
-    const struct iz_control *c = &e->scalar.control;
-    v->loss = NAN;
-    v->loss_scale = c->scale.scale;
-    v->lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates);
-    v->skipped = true;
 }
 
 /* Moves what was told to `own`, if anybody tells. */
@@ -129,6 +116,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
+    const struct iz_control *c = &e->scalar.control;
     const struct iz_ballot *b = &e->ballot;
     int order = 2 + e->plan.n_units, ballot = order + 2;
     int aux = ballot + (b->tell ? IZ_BALLOT : 0);
@@ -151,21 +139,26 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
         iz_die("step %lld: %s started other collectives than rank 0, or in "
                "another order",
                (long long)a->step, who);
-    struct iz_event v = {.step = a->step,
-                         .samples = e->config->train_batch_size,
-                         .time_ns = iz_clock_ns()};
+    /* As of a step without any target that is left out: nothing counts it but
+     * the event. */
+    struct iz_event v = {
+        .step = a->step,
+        .samples = e->config->train_batch_size,
+        .time_ns = iz_clock_ns(),
+        .loss = NAN,
+        .loss_scale = c->scale.scale,
+        .lr = iz_lr(&e->config->lr, e->config->optimizer.lr, c->updates),
+        .skipped = true};
     v.targets = e->events.targets[(a->step - 1) % IZ_EVENTS];
     v.stop = sum_ranks(e, all, per, 1) > 0;
     v.sealed = b->tell ? b->hear(b->arg, all + ballot, per) : 0;
     if (tells)
         hear_told(e, &v.aux, all + aux, per);
-    if (a->empty)
-        pass_over(e, &v);
-    else
+    if (!a->empty) {
         clip(e, &v, all, per);
-    if (!a->empty)
         iz_update_order_end(e);
-    *(float *)buf[1] = (float)e->scalar.control.scale.scale;
+    }
+    *(float *)buf[1] = (float)c->scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All parameters at once, with no task running: initial values. */
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +9,10 @@
 #include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 #include "runtime/base/progress.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/access.h"
+#include "runtime/engine/bounce.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/train.h"
@@ -129,14 +130,14 @@ static void fill_chunk(const struct init *a, int u, bool frozen,
             .frozen = frozen,
             .at = at,
             .n = n,
-            .param = iz_access_way(e, k->param_home, 0, place[0]),
-            .state = own ? iz_access_way(e, k->home, 1, place[1]) : NULL};
+            .param = iz_bounce_way(e, k->param_home, 0, place[0]),
+            .state = own ? iz_bounce_way(e, k->home, 1, place[1]) : NULL};
         if (a->gpu && n > FEW)
             iz_graph_on_workers(e->graph, fill_blocks, &w);
         else
             fill_blocks(&w, 0, NULL);
-        iz_access_pass(e, place[0], w.param, n * size, true);
-        iz_access_pass(e, place[1], w.state, n * own, true);
+        iz_bounce_pass(e, place[0], w.param, n * size, true);
+        iz_bounce_pass(e, place[1], w.state, n * own, true);
     }
 }
 
@@ -214,13 +215,6 @@ static int workers_for_init(const struct iz_engine *e)
     return (int)min64(n, param ? param : n);
 }
 
-static int no_memory(const struct iz_engine *e)
-{
-    fprintf(stderr, "izar: rank %d: no memory for the initial weights\n",
-            e->plan.rank);
-    return -ENOMEM;
-}
-
 static void init_all(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
@@ -255,7 +249,8 @@ int iz_train_init(struct iz_engine *e)
     for (int u = 0; u < e->plan.n_units && !err; u++)
         err = iz_param_quant_fill(e, u, &initial);
     if (err)
-        no_memory(e);
+        iz_text_refuse(stderr, "rank %d: no memory for the initial weights",
+                       e->plan.rank);
     return iz_train_publish(e, err);
 }
 

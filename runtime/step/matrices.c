@@ -11,7 +11,6 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
-#include "codelets/buffer/flat_buffer.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/step/move.h"
@@ -73,9 +72,6 @@ static enum iz_side other_side(enum iz_side s)
 
 static void run_nothing(struct iz_exec *x, void **buf, const void *arg)
 {
-    (void)x;
-    (void)buf;
-    (void)arg;
 }
 
 struct iz_matrix_buffer *iz_matrices_begin(struct iz_engine *e, int unit)

@@ -9,7 +9,6 @@
 #include "codelets/base/mix.h"
 #include "codelets/base/take.h"
 #include "runtime/engine/alloc.h"
-#include "runtime/plan/matrices.h"
 #include "runtime/plan/split.h"
 #include "runtime/step/chunk_update.h"
 #include "runtime/step/disk.h"
