@@ -38,7 +38,7 @@ FREE = {
     "schedule": ("depth_first", "breadth_first"),
     "scheduler": ("eager", "lws", "prio", "dmda"),
     "delay_us": (0, 300),
-    "jitter_us": (0, 500),
+    "jitter_us": (0, 200),
     "overlap": (True, False),
     "recompute": ("full", "widened", "none"),
     "boundaries": ("near", "host", "disk"),
@@ -265,5 +265,5 @@ def test_copies_have_the_bits_of_the_cpu(comm, dtype, optimizer, param, ratio, t
                                          ring, same):
     r = same({**COPIES, "comm": comm, "dtype": dtype, "optimizer": optimizer,
               "param": param, "ratio": ratio, "tuned": tuned, "ring": ring,
-              "delay_us": 300, "jitter_us": 500})
+              "delay_us": 300, "jitter_us": 200})
     assert r.bytes_of("parameter copies") > 0
