@@ -174,18 +174,13 @@ def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
     assert r.last("links")["disk"]["bytes"] == 2 * c["run.steps"] * (once + masters)
 
 
-@pytest.mark.parametrize("more, optimizer", (
-    ({**run.typed("bf16"), "run.master": "remainder", "run.state_dtype": "fp8"}, "cpu"),
-    ({**run.typed("fp16", initial_scale_power=18), "run.nvme_checksum": True}, "nvme")),
-    ids=("halves", "skipped"))
-def test_what_a_pass_leaves_on_disk_stays(more, optimizer, place, nvme):
-    c = {**CONFIG, **more, "model.width": 48, "gradient_clipping": 0.5}
+def test_what_a_skipped_pass_leaves_on_disk_stays(place, nvme):
+    c = {**CONFIG, **run.typed("fp16", initial_scale_power=18), "model.width": 48,
+         "gradient_clipping": 0.5}
     seen = set()
-    for home in ((1, "none", "none"), (3, optimizer, "nvme"), (2, "nvme", "none")):
-        one = {**c, **run.offload(*home, nvme)}
+    for home in ((1, "none", "none"), (3, "nvme", "nvme"), (2, "nvme", "none")):
+        one = {**c, **run.offload(*home, nvme), "run.nvme_checksum": "nvme" in home}
         one["zero_optimization"]["sub_group_size"] = 2048
-        if "nvme" not in home:
-            one.pop("run.nvme_checksum", None)
         r = place.good(2, one)
         seen.add((tuple(r.losses), r.hash))
     assert len(seen) == 1
