@@ -4,7 +4,6 @@ transformers computes (families.py), and a folder goes in and out bit for bit.""
 import array
 import json
 import os
-import random
 
 import pytest
 
@@ -237,31 +236,6 @@ def test_layers_that_predict_more_tokens_are_left_out(family, left_out, train, p
      ("shared_expert_intermediate_size", "olmoe"))))
 def test_what_a_mixture_has_not_is_refused(family, changes, words, train):
     run.refused(train(family, changes, good=False), *words)
-
-
-def test_gpt_oss_comes_in_mxfp4(train, place):
-    """The same weights as numbers, each matrix the other way round, have the same loss."""
-    rng, one, width = random.Random(3), GOLDEN["gpt_oss"], 64  # a row: whole blocks
-    value = [s * v for s in (1, -1) for v in (0, .5, 1, 1.5, 2, 3, 4, 6)]
-    coded = {k: t for k, t in families.tensors({
-        k: [s[0], 2 * width] if k.endswith("gate_up_proj_bias") else s
-        for k, s in one["shapes"].items()}, "").items() if len(t[1]) < 3}
-    plain = dict(coded)
-    for k, (n, cols, rows) in [(k, s) for k, s in one["shapes"].items() if len(s) == 3]:
-        cols, rows = (width, rows) if "down" in k else (cols, 2 * width)
-        codes = rng.randbytes(n * rows * cols // 2)
-        scales = bytes(rng.choices(range(118, 122), k=n * rows * cols // 32))
-        w = [value[c] for b in codes for c in (b & 15, b >> 4)]
-        plain[k] = ("F32", (n, cols, rows), array.array("f", (
-            w[i] * 2.0 ** (scales[i // 32] - 127) for e in range(n) for c in range(cols)
-            for i in range(e * rows * cols + c, (e + 1) * rows * cols, cols))).tobytes())
-        coded[k + "_blocks"] = ("U8", (n, rows, cols // 32, 16), codes)
-        coded[k + "_scales"] = ("U8", (n, rows, cols // 32), scales)
-    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
-    losses = [train("gpt_oss", {"run.steps": 2}, families.hf.write(
-        place.folder / name, t, {**one["config"], "intermediate_size": width, **more})).losses
-        for name, t, more in (("coded", coded, quantised), ("plain", plain, {}))]
-    assert losses[0] == losses[1]
 
 
 def test_what_is_generated_has_the_bias_of_logits(place):

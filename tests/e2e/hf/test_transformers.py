@@ -9,7 +9,7 @@ import os
 import pytest
 
 import run
-from run import ckpt, hf
+from run import hf
 from test_hf import KINDS, STILL, model, tensors_of, written
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
@@ -90,48 +90,9 @@ def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
     assert abs(ours - plain) > BOUND
 
 
-# A tokenizer of nearly all bytes and one merge, and how a model is to be sampled.
-MAKE = """
-import sys, tokenizers, transformers
-alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-vocab = {c: i for i, c in enumerate(alphabet[:-1] + ["he"])}
-t = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("h", "e")]))
-t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-t.decoder = tokenizers.decoders.ByteLevel()
-t = transformers.PreTrainedTokenizerFast(tokenizer_object=t, eos_token="~")
-t.chat_template = "{% for m in messages %}{{ m.content }}~{% endfor %}"
-t.save_pretrained(sys.argv[1])
-transformers.GenerationConfig(temperature=0.3, do_sample=True).save_pretrained(
-    sys.argv[1])
-"""
-USE = """
-import json, sys, transformers
-t = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
-g = transformers.GenerationConfig.from_pretrained(sys.argv[1])
-chat = t.apply_chat_template([{"role": "user", "content": "hey"}], tokenize=False)
-print("\\n" + json.dumps([len(t), t("hello \u20ac").input_ids, t.eos_token, chat,
-                        t.decode(t("hello \u20ac").input_ids), g.temperature,
-                        g.do_sample]))
-"""
-
-
 def python(script, folder):
     r = run.call(PYTHON, "-c", script, folder, timeout_s=600)
     assert r.rc == 0, str(r)
-    return r.out.splitlines()[-1] if r.out else ""
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_tokenizer_goes_with_the_weights(kind, place):
-    """By run.export and by the tool."""
-    folder, out = written(place, kind), place.folder / "out"
-    python(MAKE, folder)
-    want = python(USE, folder)
-    assert json.loads(want)[0] >= 256 and json.loads(want)[4] == "hello \u20ac"
-    r = place.good(1, model(folder, **{"run.export": str(out), "run.save": True}))
-    assert python(USE, out) == want
-    ckpt("export", r.output, "--out", place.folder / "tool")
-    assert python(USE, place.folder / "tool") == want
 
 
 def test_transformers_has_our_original_context(place, sample):
