@@ -201,7 +201,8 @@ def test_a_signal_twice_at_once_counts_once(place):
 
 
 def test_mpirun_hands_a_signal_on(place, nvme):
-    """SIGUSR1 to mpirun reaches all ranks: what batch systems can send."""
+    """SIGUSR1 to mpirun reaches all ranks: what batch systems can send, as Slurm by
+    --signal=B:USR1@300 to the shell of a job, in whose place mpirun is."""
     c = config(2, "fp32", NEAR, nvme)
     run_ = place.start(2, {**c, **SLOW})
     run_.until_step(1)

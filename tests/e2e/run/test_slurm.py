@@ -5,7 +5,6 @@ import contextlib
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -134,16 +133,13 @@ def slurm(workplace):
 class Job(run.Run):
     """sbatch waits for the end and has the job's exit status."""
 
-    def __init__(self, slurm, place, ranks, settings, output, options=(), mpirun=False):
+    def __init__(self, slurm, place, ranks, settings, output, options=()):
         config = place.config(settings, output)
         self.slurm, self.log = slurm, pathlib.Path(f"{config}.log")
-        command = [str(SCRIPT), place.program, str(config), str(output)]
-        if mpirun:
-            command = ["--wrap", "exec " + shlex.join(
-                place.command(ranks, config))]
         super().__init__(
             ["sbatch", "--wait", "--nodes=1", f"--ntasks-per-node={ranks}",
-             "--cpus-per-task=1", f"--output={self.log}", *options, *command],
+             "--cpus-per-task=1", f"--output={self.log}", *options, str(SCRIPT),
+             place.program, str(config), str(output)],
             config, slurm.env)
 
     @property
@@ -186,15 +182,6 @@ def test_jobs_go_on_where_the_last_one_ended(slurm, place):
     r = Job(slurm, place, 2, more, output).finish()
     assert r.rc == 0 and r.summary["reason"] == "finished", str(r)
     assert r.numbers == place.good(2, more).numbers
-
-
-def test_mpirun_hands_the_signal_of_the_batch_shell_on(slurm, place):
-    """As --signal=B:USR1@300 sends it."""
-    job = Job(slurm, place, 2, FOREVER, place.folder / "mpirun", mpirun=True)
-    job.until_step(2)
-    job.cancel("--batch", "--signal=USR1")
-    r = job.finish()
-    assert r.rc == 0 and r.saved == [r.summary["steps"]], str(r)
 
 
 @pytest.mark.skipif(not FULL, reason="Slurm's least time limit is a minute")
