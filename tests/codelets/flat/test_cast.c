@@ -218,19 +218,9 @@ static void cast_touches_n_elements_only(void **state)
     }
 }
 
-static void names_and_sizes(void **state)
-{
-    assert_int_equal(iz_dtype_bytes(IZ_F32), 4);
-    assert_int_equal(iz_dtype_bytes(IZ_BF16), 2);
-    assert_int_equal(iz_dtype_bytes(IZ_U8), 1);
-    assert_string_equal(iz_dtype_name(IZ_F16), "fp16");
-    assert_string_equal(iz_dtype_name(IZ_I32), "int32");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_sizes),
         cmocka_unit_test(cast_of_every_pattern),
         cmocka_unit_test(cast_rounds_to_nearest_even),
         cmocka_unit_test(cast_overflows_to_infinity),

@@ -61,19 +61,6 @@ def test_a_mask_of_ones_changes_nothing(place):
     assert r.numbers == want.numbers
 
 
-def test_what_is_masked_is_not_learnt(place):
-    """Noise and one letter in turn: only the letter can be learnt, and the loss
-    says so only where the noise is masked."""
-    rng = random.Random(4)
-    ids = [rng.randrange(255) if i % 2 else 255 for i in range(20000)]
-    change = {"run.steps": 30, "optimizer.params.lr": 0.01}
-    learn = [1 - i % 2 for i in range(20000)]
-    masked = place.good(1, {**data(tokens(place, "a.bin", ids, learn)),
-                               **change})
-    free = place.good(1, {**data(tokens(place, "b.bin", ids)), **change})
-    assert masked.losses[-1] < 0.1 and free.losses[-1] > 2
-
-
 def uneven(place):
     """Windows with many answers, few and none."""
     rng = random.Random(11)

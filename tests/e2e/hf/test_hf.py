@@ -159,15 +159,6 @@ def test_the_shape_comes_from_the_folder(place):
     assert r.config["model"] == {**m, "base_dtype": None, "import": str(folder)}
 
 
-@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
-def test_export_type_is_a_choice(dtype, place):
-    """What two types hold exactly is the same in both."""
-    out = place.folder / "out"
-    place.good(1, model(written(place, "gpt2", "BF16"), "bf16", **{
-        "run.steps": 0, "run.export": str(out), "run.export_dtype": dtype}))
-    assert hf.read(out) == tensors_of("gpt2", TYPE[dtype])
-
-
 @pytest.mark.sanitized
 def test_what_means_nothing_may_be_there(place):
     """The head's second name, and the masks of old files."""

@@ -241,11 +241,3 @@ def test_rules_leave_matrices_to_adamw(place):
     a, b = place.good(1, CONFIG), place.good(1, some)
     assert a.losses[0] == b.losses[0] and a.hash != b.hash
     assert "muon" in {x["task"] for x in a.lines if "task" in x} or "  muon " in a.out
-
-
-def test_messages_bring_what_memory_does(place):
-    c = {**MUON, "train_batch_size": 12, "zero_optimization.stage": 3,
-         "model.width": 192}  # a range is many messages
-    near, far = (place.good(3, {**c, "run.host_comm": x}) for x in ("memory", "messages"))
-    assert near.numbers == far.numbers
-    assert near.summary["sent_bytes"] == far.summary["sent_bytes"]

@@ -60,6 +60,7 @@ def test_steps_are_those_of_trl(name, place):
         assert got["loss"] == pytest.approx(ref["loss"], rel=1e-7 if i == 0 else 4e-6)
         for k in NAMES:
             assert got[k] == pytest.approx(ref[k], rel=4e-6, abs=4e-6), (i, k)
+    assert re.search(r"last step:  margin [\d.]+ in favour of 100% of its pairs", r.out)
 
 
 # ---- where copies are; the same bits: test_matrix.py ----
@@ -134,24 +135,6 @@ def test_what_stands_behind_a_text_plays_no_part(place, dpo):
     seq = run.MODEL["seq"]
     path = pairs_shard(place.folder / "other.bin", *pair_texts(some_pairs(), seq, 7), seq)
     assert place.good(1, {**dpo, **LORA, "data.path": str(path)}).losses == r.losses
-
-
-def test_preferences_are_learnt(place, dpo):
-    """Of few pairs, by heart; what differs in the loss differs in the weights."""
-    few = pairs_shard(place.folder / "few.bin", *pair_texts(list(some_pairs())[:6],
-                                                 run.MODEL["seq"]), run.MODEL["seq"])
-    c = {**dpo, "data.path": str(few), "data.val_fraction": 0, "run.eval_batches": 0,
-         "run.eval_interval": 0, "train_batch_size": 12, "run.steps": 30,
-         "optimizer.params.lr": 0.003}
-    hashes = set()
-    for loss in ({"type": "dpo"}, {"type": "dpo", "beta": 0.2}, {"type": "ipo"},
-                 {"type": "dpo", "sft": 1}):
-        r = place.good(1, {**c, **LORA, **on(place, few, **{"sft": 0, **loss})})
-        assert r.steps[-1]["rewards/accuracies"] == 1
-        assert r.losses[-1] < 0.95 * r.losses[0]
-        hashes.add(r.hash)
-    assert len(hashes) == 4
-    assert re.search(r"last step:  margin [\d.]+ in favour of 100% of its pairs", r.out)
 
 
 @pytest.mark.parametrize("tuned", ("lora", "all", "both"))
