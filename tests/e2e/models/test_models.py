@@ -11,8 +11,6 @@ import run
 from rows import PLAIN
 
 ROW = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": 12, "device": "cpu"}
-
-
 CLICKS = {"dense": 13, "tables": 26, "rows": 500, "dim": 8, "unit_rows": 3000,
           "bottom_layers": 1, "bottom_width": 32, "top_layers": 1, "top_width": 64}
 
