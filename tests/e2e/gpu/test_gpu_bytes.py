@@ -145,11 +145,11 @@ def traffic(counted, references):
     (1, "mpi", 3, "nvme", 0, "nvme", 1, "remainder"), (1, "mpi", 3, "nvme", 0, "nvme", 1, "full"),
     (1, "mpi", 1, "cpu", 0, "none", 0, "full"), (1, "mpi", 0, "none", 4, "none", 1, "remainder"),
     (2, "nccl", 3, "cpu", 0, "cpu", 1, "full"), (2, "nccl", 3, "cpu", 0, "cpu", 0.4, "remainder"),
-    (2, "nccl", 3, "cpu", 4, "none", 0.4, "full"), (2, "nccl", 3, "cpu", 4, "cpu", 0, "remainder"),
+    (2, "nccl", 3, "cpu", 4, "cpu", 0, "remainder"),
     (2, "nccl", 1, "none", 0, "none", 1, "remainder"),
     (2, "mpi", 3, "cpu", 0, "cpu", 1, "remainder"), (2, "mpi", 3, "cpu", 4, "cpu", 0.4, "full"),
     (2, "mpi", 3, "cpu", 4, "none", 0.4, "remainder"), (2, "mpi", 3, "none", 4, "none", 1, "full"),
-    (2, "mpi", 2, "cpu", 0, "none", 1, "full"), (2, "mpi", 1, "none", 0, "none", 1, "full"),
+    (2, "mpi", 1, "none", 0, "none", 1, "full"),
     (2, "mpi", 0, "none", 4, "none", 1, "remainder")])
 def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, micro,
                                                  param, ratio, master, traffic):
