@@ -122,15 +122,16 @@ static void cast_finds_every_nan(void **state)
     }
 }
 
-/* Of fp32 numbers, infinity and NaN, every stride-th 4096: the halves are the
- * same number again, the upper one is the nearest bf16, and only of two equally
- * near ones not the even one. */
-static void check_halves(uint64_t stride)
+/* Of fp32 numbers, infinity and NaN, every 51st 4096, which meet every exponent
+ * and all that lies behind a bf16: the halves are the same number again, the
+ * upper one is the nearest bf16, and only of two equally near ones not the even
+ * one. */
+static void halves_of_numbers_lose_nothing(void **state)
 {
-    enum { N = 4096 };
+    enum { N = 4096, STRIDE = 51 };
     float x[N], back[N];
     uint16_t upper[N], lower[N], even[N], param[N];
-    for (uint64_t base = 0; base < UINT64_C(1) << 32; base += stride * N) {
+    for (uint64_t base = 0; base < UINT64_C(1) << 32; base += STRIDE * N) {
         uint32_t wrong = 0;
         for (uint32_t i = 0; i < N; i++)
             x[i] = iz_float_of_bits((uint32_t)base + i);
@@ -150,21 +151,6 @@ static void check_halves(uint64_t stride)
         }
         assert_int_equal(wrong, 0);
     }
-}
-
-/* The stride meets every exponent, and infinity. */
-static void halves_of_some_numbers_lose_nothing(void **state)
-{
-    check_halves(51);
-}
-
-/* With sanitizers they take minutes. */
-static void halves_of_all_numbers_lose_nothing(void **state)
-{
-#ifdef __SANITIZE_ADDRESS__
-    skip();
-#endif
-    check_halves(1);
 }
 
 /* At lengths that no vector divides, and not beyond the end. */
@@ -218,29 +204,18 @@ static void cast_touches_n_elements_only(void **state)
     }
 }
 
-static void names_and_sizes(void **state)
-{
-    assert_int_equal(iz_dtype_bytes(IZ_F32), 4);
-    assert_int_equal(iz_dtype_bytes(IZ_BF16), 2);
-    assert_int_equal(iz_dtype_bytes(IZ_U8), 1);
-    assert_string_equal(iz_dtype_name(IZ_F16), "fp16");
-    assert_string_equal(iz_dtype_name(IZ_I32), "int32");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_sizes),
         cmocka_unit_test(cast_of_every_pattern),
         cmocka_unit_test(cast_rounds_to_nearest_even),
         cmocka_unit_test(cast_overflows_to_infinity),
         cmocka_unit_test(cast_keeps_nan),
         cmocka_unit_test(cast_finds_every_nan),
-        cmocka_unit_test(halves_of_some_numbers_lose_nothing),
+        cmocka_unit_test(halves_of_numbers_lose_nothing),
         cmocka_unit_test(halves_of_any_length),
         cmocka_unit_test(cast_between_halves_rounds_once),
         cmocka_unit_test(cast_touches_n_elements_only),
-        cmocka_unit_test(halves_of_all_numbers_lose_nothing),
     };
-    return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]), 1);
+    return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]), 0);
 }

@@ -301,18 +301,18 @@ static const struct asked asked[] = {
     {{1, 130, 4, 64, 2}, 0, 0, 50, false, false, true, 0},
     {{1, 97, 1, 256, 1}, 0, 0.0625f, 5, false, true, false, 0},
     {{1, 1, 2, 8, 1}, 0, 0, 0, true, false, false, 0},
-    {{3, 150, 6, 64, 2}, 0, 0, 0, true, false, false, 0},
+    {{2, 150, 3, 64, 1}, 0, 0, 0, true, false, false, 0},
     {{2, 70, 2, 200, 1}, 0, 0, 0, true, true, false, 0},
-    {{2, 260, 4, 32, 2}, 30, 0.5f, 2, true, false, true, 0},
+    {{2, 140, 4, 32, 2}, 30, 0.5f, 2, true, false, true, 0},
     {{1, 140, 2, 128, 1}, 33, 0, 9, true, false, false, 0},
     {{1, 7, 1, 8, 1}, 0, 0, 0, false, false, false, 1},
     {{1, 67, 2, 8, 1}, 0, 0, 0, true, false, false, 3},
     {{1, 140, 2, 64, 2}, 0, 0, 0, false, false, false, 8},
-    {{1, 300, 4, 32, 2}, 0, 0, 0, false, false, false, 128},
-    {{1, 257, 2, 128, 1}, 0, 0.2f, 0, false, false, false, 64},
+    {{1, 300, 2, 32, 1}, 0, 0, 0, false, false, false, 128},
+    {{1, 200, 2, 128, 1}, 0, 0.2f, 0, false, false, false, 64},
     {{1, 33, 3, 16, 1}, 0, 0, 0, true, true, false, 33},
     {{1, 150, 2, 24, 1}, 0, 0, 5, false, true, false, 64},
-    {{1, 261, 6, 16, 2}, 0, 0, 9, true, false, true, 77},
+    {{1, 261, 3, 16, 1}, 0, 0, 9, true, false, true, 77},
     {{1, 390, 1, 40, 1}, 50, 0, 0, false, false, true, 100},
     {{1, 391, 2, 16, 1}, 1, 0, 0, false, false, false, 130},
     {{1, 300, 2, 48, 1}, 200, 0, 3, true, false, false, 128},
@@ -359,7 +359,7 @@ static void what_is_asked_agrees_with_double(void **state)
  * are not there yet. */
 static void chunks_have_the_bits_of_the_whole(void **state)
 {
-    enum { T = 461, C = 48 };
+    enum { T = 333, C = 48 };
     for (int k = 0; k < 16; k++) {
         enum iz_dtype act = scene_type(k);
         int64_t rows = k / 8 ? 100 : 128, same = k / 8 ? 100 : T;

@@ -43,28 +43,22 @@ def test_resumed_run_goes_on_from_the_newest_of_several(place, known):
 
 # ---- other ranks ----
 
-MODELS = {
-    "gpt2": run.MODEL,
-    "llama": {"layers": 3, "heads": 6, "kv_heads": 2, "head_dim": 4,
-              "width": 27, "ffn": 40, "seq": 16, "vocab": 256,
-              "rope_theta": 1000, "qkv_bias": True, "tie_embeddings": True},
-    "moe": rows.MODELS["units of experts"]}
 PLACES = [NONE, NVME, (1, "cpu", "none"), (3, "none", "none"), (2, "nvme", "none"),
           (3, "cpu", "cpu")]
 ALL = list(itertools.permutations((1, 2, 3, 4), 2))
 # Every number of ranks saves and loads.
-PART = {"gpt2": [(1, 4), (4, 2), (2, 3), (3, 1)], "llama": [(3, 2), (2, 4)],
-        "moe": [(2, 3)]}
+PART = {"gpt2": [(1, 4), (4, 2), (2, 3), (3, 1)], "all of llama": [(2, 4)],
+        "units of experts": [(2, 3)]}
 
 
 @pytest.mark.parametrize("model, saved_by, loaded_by", [
-    (m, *pair) for m in MODELS for pair in (ALL if run.FULL else PART[m])])
+    (m, *pair) for m, part in PART.items() for pair in (ALL if run.FULL else part)])
 def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
                                                   place, nvme):
     """All weights arrive bit for bit, at another stage and home too.  What follows
     has the numbers of a run that never stopped up to the order of sums, which m and v
     decide."""
-    place.use(run.built(f"models/{model}"), MODELS[model])
+    rows.use(place, model)
     case = ALL.index((saved_by, loaded_by))
     dtype = ("fp32", "bf16")[case % 2]
 
@@ -144,8 +138,9 @@ def catches(pid, number):
 
 
 def signalled_again(place, number):
-    """A run in steps of seconds that gets a signal until it has ended."""
-    c = {**config(1), "run.inject_delay_us": 200000, "run.workers": 1, "model.layers": 3}
+    """A run in steps of seconds, longer than two signals are one, that gets a signal
+    until it has ended."""
+    c = {**config(1), "run.inject_delay_us": 150000, "run.workers": 1, "model.layers": 3}
     run_ = place.start(1, {**c, "run.steps": 10**6})
     run_.until(lambda: catches(run_.process.pid, signal.SIGTERM), "the handlers")
     run_.signal(number)
@@ -206,7 +201,8 @@ def test_a_signal_twice_at_once_counts_once(place):
 
 
 def test_mpirun_hands_a_signal_on(place, nvme):
-    """SIGUSR1 to mpirun reaches all ranks: what batch systems can send."""
+    """SIGUSR1 to mpirun reaches all ranks: what batch systems can send, as Slurm by
+    --signal=B:USR1@300 to the shell of a job, in whose place mpirun is."""
     c = config(2, "fp32", NEAR, nvme)
     run_ = place.start(2, {**c, **SLOW})
     run_.until_step(1)

@@ -16,19 +16,14 @@ def config(home=NONE, nvme=None, **more):
             **run.offload(*home, nvme), **more}
 
 
-@pytest.mark.parametrize("dtype, home", (("bf16", (1, "cpu", "none")), ("fp8", NVME)))
-def test_moments_in_fewer_bytes_are_saved_alike(dtype, home, place, nvme):
-    """In memory beside training; on disk training waits."""
-    c = config(home, nvme, **{"run.state_dtype": dtype, "run.steps": 5,
-                              "zero_optimization.sub_group_size": 2048})
-    wait = place.good(2, {**c, "run.save_mode": "sync"})
-    free = place.good(2, c)
-    assert wait.numbers == free.numbers
-    assert free.saved == [2, 4] and wait.files == free.files
-    assert (free.bytes_of("staging") > wait.bytes_of("staging")) == (home != NVME)
-    if home == NVME:
-        run.refused(place.launch(2, {**c, "run.save_mode": "async"}),
-                    "run.save_mode", "state_dtype")
+def test_moments_in_fewer_bytes_are_saved_beside_training_in_memory_alone(place, nvme):
+    for home in ((1, "cpu", "none"), NVME):
+        c = config(home, nvme, **{"run.state_dtype": "fp8", "run.steps": 3})
+        r = place.launch(1, {**c, "run.save_mode": "async"})
+        if home == NVME:
+            run.refused(r, "run.save_mode", "state_dtype")
+        else:
+            assert r.rc == 0 and r.saved == [2], str(r)
 
 
 @pytest.mark.sanitized

@@ -61,19 +61,6 @@ def test_a_mask_of_ones_changes_nothing(place):
     assert r.numbers == want.numbers
 
 
-def test_what_is_masked_is_not_learnt(place):
-    """Noise and one letter in turn: only the letter can be learnt, and the loss
-    says so only where the noise is masked."""
-    rng = random.Random(4)
-    ids = [rng.randrange(255) if i % 2 else 255 for i in range(20000)]
-    change = {"run.steps": 30, "optimizer.params.lr": 0.01}
-    learn = [1 - i % 2 for i in range(20000)]
-    masked = place.good(1, {**data(tokens(place, "a.bin", ids, learn)),
-                               **change})
-    free = place.good(1, {**data(tokens(place, "b.bin", ids)), **change})
-    assert masked.losses[-1] < 0.1 and free.losses[-1] > 2
-
-
 def uneven(place):
     """Windows with many answers, few and none."""
     rng = random.Random(11)
@@ -143,7 +130,7 @@ def test_validation_takes_each_sample_once(kind, place):
     if kind == "masked":  # a window without a target
         assert first[0]["validation_loss"] is None and not first[0]["targets"]
     found = {}
-    for row in EVALS:
+    for row in EVALS if kind == "tokens" else EVALS[1::2]:
         line, each = evaluate(*row)
         want = first[min(5, row[1] * row[4]) - 1]
         assert line["targets"] == want["targets"]
@@ -185,18 +172,6 @@ def test_a_step_without_targets_is_skipped_whole(ranks, homes, more, place, nvme
     as_any = place.good(ranks, {**part, "run.empty_steps": "update"})
     assert as_any.hash != some.hash and not any(
         x["skipped"] for x in as_any.steps if not x["targets"])
-
-
-@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
-def test_masks_keep_the_bits_at_every_stage(dtype, place, nvme):
-    c = {**uneven(place), "train_batch_size": 12,
-         "gradient_accumulation_steps": 3, "run.slices": 2, **run.typed(dtype)}
-    want = place.good(2, c)
-    for home in ((1, "cpu", "none"), (3, "nvme", "nvme")):
-        r = place.good(2, {**c, **run.offload(*home, nvme),
-                           "run.schedule": "breadth_first",
-                           "run.inject_delay_us": 300})
-        assert r.numbers == want.numbers
 
 
 def test_conversations_train_from_text_to_loss(place):

@@ -173,12 +173,12 @@ def test_other_models_have_the_same_bits(row, same):
 # ---- what is left out or read otherwise ----
 
 # On one rank with one micro-batch nothing else depends on the memory.
-@pytest.mark.parametrize("row", rows.cases([
-    {"model": "gpt2", "ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"},
-    {"model": "gpt2", "ranks": 2, "dtype": "fp32", "stage": 2, "micro": 4},
-    {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4}]))
-def test_units_that_repeat_differently_have_the_same_bits(row, start):
-    rows.check_mixes(start, {**ROW, **row}, "device")
+@pytest.mark.parametrize("part, row", (
+    (0.35, {"model": "gpt2", "ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"}),
+    (0.6, {"model": "gpt2", "ranks": 2, "dtype": "fp32", "stage": 2, "micro": 4}),
+    (0.95, {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4})))
+def test_units_that_repeat_differently_have_the_same_bits(part, row, start):
+    rows.check_mixes(start, {**ROW, **row}, "device", parts=(part,))
 
 
 @pytest.mark.parametrize("row", rows.cases([
@@ -193,12 +193,9 @@ def test_dropout_leaves_out_the_same(row, same, start):
 
 # A base in 4 or 8 bits: where it lives, on one rank and on several, which meet on
 # the host or on their GPUs.
-QUANT = [("nf4", 1, "mpi", 0, "none", "none"), ("int8", 1, "mpi", 3, "cpu", "none"),
-         ("nf4", 1, "mpi", 3, "cpu", "cpu"), ("int8", 1, "mpi", 3, "nvme", "nvme"),
+QUANT = [("nf4", 1, "mpi", 0, "none", "none"), ("int8", 1, "mpi", 3, "nvme", "nvme"),
          ("int8", 2, "mpi", 1, "none", "none"), ("nf4", 2, "nccl", 2, "cpu", "none"),
-         ("int8", 2, "nccl", 3, "none", "none"), ("nf4", 3, "mpi", 3, "cpu", "none"),
-         ("int8", 3, "nccl", 3, "cpu", "cpu"), ("nf4", 3, "mpi", 3, "cpu", "cpu"),
-         ("nf4", 2, "nccl", 3, "nvme", "nvme"), ("nf4", 1, "mpi", 3, "none", "none/cpu"),
+         ("int8", 3, "nccl", 3, "cpu", "cpu"), ("nf4", 1, "mpi", 3, "none", "none/cpu"),
          ("nf4", 2, "nccl", 3, "none", "none/nvme"), ("int8", 2, "mpi", 3, "cpu", "cpu/none")]
 
 
@@ -207,9 +204,10 @@ def quant_row(form, ranks, comm, stage, optimizer, param):
             "optimizer": optimizer, "param": param}
 
 
-@pytest.mark.parametrize("case", QUANT, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", [c for c in QUANT if c[0] == "int8" or "/" in c[-1]],
+                         ids=lambda case: "-".join(map(str, case)))
 def test_a_quantised_base_has_the_same_bits(case, same, start, place):
-    """An export's values go up in place of the codes."""
+    """Beside nf4 in the rows above.  An export's values go up in place of the codes."""
     row = {**PLACE, **quant_row(*case), "batch": 12, "micro": 2}
     same(row, {"run.eval_batches": 1})
     r = start(row, {"run.export": str(place.folder / "out")})
@@ -241,18 +239,16 @@ def test_checkpoints_of_coded_states_on_the_gpu_wait(ratio, start):
 # ---- groups of ranks ----
 
 @standin
-@pytest.mark.parametrize("stage, dtype, optimizer, ratio, sums, comms", [
-    (0, "fp32", "none", 1, "local_first", ("nccl", "mpi")),
-    (1, "bf16", "none", 1, "ranks_first", ("mpi", "nccl")),
-    (2, "fp16", "cpu", 1, "local_first", ("mpi", "nccl")),
-    (3, "bf16", "cpu", 0.4, "ranks_first", ("nccl", "mpi"))])
+@pytest.mark.parametrize("stage, dtype, optimizer, ratio, sums, comm", [
+    (0, "fp32", "none", 1, "local_first", "nccl"),
+    (1, "bf16", "none", 1, "ranks_first", "mpi"),
+    (2, "fp16", "cpu", 1, "local_first", "mpi"),
+    (3, "bf16", "cpu", 0.4, "ranks_first", "nccl")])
 def test_groups_of_ranks_have_the_bits_of_the_cpu(stage, dtype, optimizer, ratio, sums,
-                                                  comms, same):
-    two, four = (same({
-        **ROW, "ranks": 4, "stage": stage, "dtype": dtype, "micro": 3, "sums": sums,
-        "schedule": "breadth_first", "optimizer": optimizer, "ratio": ratio,
-        "comm": comm}, {"run.sum_group": g}) for g, comm in zip((2, 4), comms))
-    assert two.numbers != four.numbers
+                                                  comm, same):
+    same({**ROW, "ranks": 4, "stage": stage, "dtype": dtype, "micro": 3, "sums": sums,
+          "schedule": "breadth_first", "optimizer": optimizer, "ratio": ratio,
+          "comm": comm}, {"run.sum_group": 2})
 
 
 # Copies of the parameters in two groups of two ranks, where parameters live.
@@ -264,8 +260,7 @@ COPIES = {**ROW, "ranks": 4, "group": 2, "stage": 3, "micro": 3}
     ("mpi", "fp32", "none", "none", 1, "all", 1),
     ("nccl", "bf16", "cpu", "none", 0.4, "lora", 3),
     ("nccl", "fp16", "cpu", "cpu", 1, "frozen", 1),
-    ("mpi", "bf16", "nvme", "cpu", 1, "lora", 3),
-    ("nccl", "fp32", "nvme", "none", 1, "all", 1)])
+    ("mpi", "bf16", "nvme", "cpu", 1, "lora", 3)])
 def test_copies_have_the_bits_of_the_cpu(comm, dtype, optimizer, param, ratio, tuned,
                                          ring, same):
     r = same({**COPIES, "comm": comm, "dtype": dtype, "optimizer": optimizer,

@@ -145,11 +145,11 @@ def traffic(counted, references):
     (1, "mpi", 3, "nvme", 0, "nvme", 1, "remainder"), (1, "mpi", 3, "nvme", 0, "nvme", 1, "full"),
     (1, "mpi", 1, "cpu", 0, "none", 0, "full"), (1, "mpi", 0, "none", 4, "none", 1, "remainder"),
     (2, "nccl", 3, "cpu", 0, "cpu", 1, "full"), (2, "nccl", 3, "cpu", 0, "cpu", 0.4, "remainder"),
-    (2, "nccl", 3, "cpu", 4, "none", 0.4, "full"), (2, "nccl", 3, "cpu", 4, "cpu", 0, "remainder"),
+    (2, "nccl", 3, "cpu", 4, "cpu", 0, "remainder"),
     (2, "nccl", 1, "none", 0, "none", 1, "remainder"),
     (2, "mpi", 3, "cpu", 0, "cpu", 1, "remainder"), (2, "mpi", 3, "cpu", 4, "cpu", 0.4, "full"),
     (2, "mpi", 3, "cpu", 4, "none", 0.4, "remainder"), (2, "mpi", 3, "none", 4, "none", 1, "full"),
-    (2, "mpi", 2, "cpu", 0, "none", 1, "full"), (2, "mpi", 1, "none", 0, "none", 1, "full"),
+    (2, "mpi", 1, "none", 0, "none", 1, "full"),
     (2, "mpi", 0, "none", 4, "none", 1, "remainder")])
 def test_bytes_over_the_bus_are_the_planned_ones(ranks, comm, stage, optimizer, micro,
                                                  param, ratio, master, traffic):
@@ -162,8 +162,7 @@ def test_bytes_of_copies_over_the_bus_are_the_planned_ones(comm, param, traffic)
     traffic({**COPIES, "comm": comm, "optimizer": "cpu", "param": param})
 
 
-@pytest.mark.parametrize("case", QUANT[::2] + QUANT[-3:-1],
-                         ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", QUANT, ids=lambda case: "-".join(map(str, case)))
 def test_codes_cross_the_bus(case, traffic):
     traffic(quant_row(*case))
 
@@ -433,7 +432,7 @@ def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
 def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
     """Deep and thin, so that boundaries are most of it: a GPU that holds them
     only as they pass.  Evaluation and text pass through the same slots."""
-    c, layers, seq, micro = 32, 60, 16, 8
+    c, layers, seq, micro = 32, 24, 16, 8
     row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
     host = {**row, "boundaries": "host"}
     small = {**model(layers, c), "run.eval_batches": 2, "run.eval_interval": 1,

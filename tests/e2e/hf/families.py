@@ -256,6 +256,12 @@ def shapes_of(family, path):
             "shapes": {k: t[1] for k, t in hf.read(path).items()}}
 
 
+def write_golden(path, golden):
+    """A line for each name."""
+    path.write_text("{" + ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in golden.items()) + "}\n")
+
+
 def main():
     names = [a for a in sys.argv[1:] if a[0] != "-"] or list(FAMILIES)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
@@ -284,9 +290,7 @@ def main():
         assert given or abs(was - peft) < 1e-5 * was, (name, was, peft)
         print(name, now["losses"][0], now["losses"][-1], flush=True)
     if "--write" in sys.argv:
-        GOLDEN.write_text("{" + ",\n".join(
-            f"{json.dumps(k)}: {json.dumps(golden[k])}" for k in FAMILIES
-            if k in golden) + "}\n")
+        write_golden(GOLDEN, {k: golden[k] for k in FAMILIES if k in golden})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ transformers computes (families.py), and a folder goes in and out bit for bit.""
 import array
 import json
 import os
-import random
 
 import pytest
 
@@ -16,25 +15,35 @@ GOLDEN = json.loads(families.GOLDEN.read_text())
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 
 
-def program_of(family):
-    name = "gpt2" if family == "gpt2" else "moe" if is_mixture(family) else "llama"
-    return run.built(f"models/{name}")
-
-
 def is_mixture(family):
     return families.is_mixture(GOLDEN[family])
 
 
-def config(family, folder, sample, **more):
-    """Without the routers' own losses."""
-    alone = {"router_aux_loss_coef": 0} if is_mixture(family) else {}
-    return {"train_batch_size": 1, "gradient_clipping": families.CLIP,
-            "data.path": str(sample), "data.val_fraction": 0,
+@pytest.fixture
+def train(place):
+    """Starts a family's program on the sample, for a step if nothing else is said: from
+    the seeded weights, or from a folder."""
+    def train(family, more=None, folder=None, ranks=1, good=True):
+        place.use(run.built("models/gpt2" if family == "gpt2" else
+                            "models/moe" if is_mixture(family) else "models/llama"))
+        if folder is None:
+            folder = place.folder / "in" / family
+            if not folder.exists():
+                families.write(family, GOLDEN, folder)
+        sample = place.folder / "sample"
+        sample.write_bytes(families.SAMPLE)
+        # Without the routers' own losses.
+        alone = {"router_aux_loss_coef": 0} if is_mixture(family) else {}
+        act = place.good if good else place.launch
+        return act(ranks, {
+            "train_batch_size": 1, "gradient_clipping": families.CLIP,
+            "data.path": str(sample), "data.val_fraction": 0, "run.steps": 1,
             "optimizer": {"type": "AdamW", "params": families.ADAM},
             "scheduler": {"type": "WarmupCosineLR", "params": {
                 "warmup_num_steps": families.WARM, "total_num_steps": families.TOTAL}},
             "model": {"import": str(folder), "seq": families.SEQ, **alone},
-            **more}
+            **(more or {})})
+    return train
 
 
 # What the sanitizers run, too.
@@ -43,14 +52,11 @@ FEW = ("gpt2", "phi", "gemma3_text", "stablelm parallel", "mixtral", "glm4_moe",
 
 @pytest.mark.parametrize("family", [
     pytest.param(k, marks=[pytest.mark.sanitized] * (k in FEW)) for k in GOLDEN])
-def test_a_family_has_its_losses(family, place):
+def test_a_family_has_its_losses(family, train, place):
     """Before ten steps of AdamW, after each, and exported as it came; with a schedule,
     clipping and decay."""
-    place.use(program_of(family))
-    folder = families.write(family, GOLDEN, place.folder / "in")
-    sample, out = place.folder / "sample", place.folder / "out"
-    sample.write_bytes(families.SAMPLE)
-    r = place.good(1, config(family, folder, sample, **{"run.steps": families.STEPS + 1}))
+    out = place.folder / "out"
+    r = train(family, {"run.steps": families.STEPS + 1})
     want = GOLDEN[family]["losses"]
     assert abs(r.losses[0] - want[0]) < 1e-6 * want[0], (r.losses, want)
     for a, b in zip(r.losses, want):
@@ -58,24 +64,19 @@ def test_a_family_has_its_losses(family, place):
     for t, (got, norm) in enumerate(zip(r.steps, GOLDEN[family]["norms"])):
         assert got["grad_norm"] == pytest.approx(norm, rel=1e-3), t
         assert got["lr"] == pytest.approx(families.learning_rate(t), rel=1e-12), t
-    place.good(1, config(family, folder, sample, **{
-        "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out)}))
+    train(family, {"run.steps": 0, "run.export": str(out)})
     assert families.hf.read(out) == \
         families.tensors(GOLDEN[family]["shapes"], family)
 
 
 @pytest.mark.parametrize("family", GOLDEN)
-def test_an_adapter_of_a_family_has_its_loss(family, place):
+def test_an_adapter_of_a_family_has_its_loss(family, train, place):
     """As PEFT has it, with ranks and scales of their own and modules in full; and it
     leaves as it came."""
-    place.use(program_of(family))
-    folder = families.write(family, GOLDEN, place.folder / "in")
     adapter = families.write_adapter(family, GOLDEN, place.folder / "adapter")
-    sample, out = place.folder / "sample", place.folder / "out"
-    sample.write_bytes(families.SAMPLE)
-    r = place.good(1, config(family, folder, sample, **{
-        "run.steps": 1, "optimizer.params.lr": 0.0, "run.export": str(out),
-        "lora": {"import": str(adapter), "export": "adapter"}}))
+    out = place.folder / "out"
+    r = train(family, {"optimizer.params.lr": 0.0, "run.export": str(out),
+                       "lora": {"import": str(adapter), "export": "adapter"}})
     want = GOLDEN[family]["adapted"]
     assert abs(r.losses[0] - want) < 2e-6 * want, (r.losses, want)
     name = "adapter_model.safetensors"
@@ -86,21 +87,15 @@ def test_an_adapter_of_a_family_has_its_loss(family, place):
 @pytest.mark.parametrize("family, ranks, home", [
     (k, *[(1, (0, "none", "none")), (2, (3, "cpu", "cpu"))][i % 2])
     for i, k in enumerate(muon.SCALES)])
-def test_losses_are_those_of_pytorchs_muon(family, ranks, home, place):
+def test_losses_are_those_of_pytorchs_muon(family, ranks, home, train):
     """Each matrix of a stacked weight by itself."""
-    place.use(program_of(family))
-    folder = families.write(family, GOLDEN, place.folder / "in")
-    sample = place.folder / "sample"
-    sample.write_bytes(families.SAMPLE)
-    r = place.good(ranks, {
-        **config(family, folder, sample), "run.steps": muon.STEPS, "train_batch_size": 2,
-        "scheduler": None, **run.offload(*home, None),
-        "optimizer": {"type": "Muon", "params": {
-            **muon.PARAMS, "adjust_lr_fn": muon.SCALES[family]}}})
-    own, exact = json.loads(muon.FILE.read_text())[family]
-    assert own[-1] < 0.95 * own[0] and own != exact
-    assert r.losses == pytest.approx(own, rel=3e-4)  # whose iteration is in bf16
-    assert r.losses == pytest.approx(exact, rel=2e-5)
+    r = train(family, {
+        "run.steps": muon.STEPS, "train_batch_size": 2, "scheduler": None,
+        **run.offload(*home, None), "optimizer": {"type": "Muon", "params": {
+            **muon.PARAMS, "adjust_lr_fn": muon.SCALES[family]}}}, ranks=ranks)
+    want = json.loads(muon.FILE.read_text())[family]
+    assert want[-1] < 0.95 * want[0]
+    assert r.losses == pytest.approx(want, rel=2e-5)
 
 
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
@@ -150,16 +145,12 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("family, change, spoil, named", TRAPS)
-def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, place):
-    place.use(program_of(family))
-    one = GOLDEN[family]
+def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, train, place):
+    one, out = GOLDEN[family], place.folder / "out"
     tensors = families.tensors(one["shapes"], family)
     folder = families.hf.write(place.folder / "in", spoil(tensors) if spoil else tensors,
                                {**one["config"], **change})
-    sample, out = place.folder / "sample", place.folder / "out"
-    sample.write_bytes(families.SAMPLE)
-    r = place.launch(1, config(family, folder, sample, **{
-        "run.steps": 1, "run.export": str(out)}))
+    r = train(family, {"run.export": str(out)}, folder, good=False)
     if named:
         run.refused(r, "model.import", named)
         assert not r.steps
@@ -170,68 +161,52 @@ def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, plac
 
 
 @pytest.mark.parametrize("data", (b"null", b"{}"))
-def test_metadata_of_weights_may_be_nothing(data, place):
-    place.use(program_of("llama"))
+def test_metadata_of_weights_may_be_nothing(data, train, place):
     folder = families.write("llama", GOLDEN, place.folder / "in")
-    sample, file = place.folder / "sample", folder / "model.safetensors"
-    sample.write_bytes(families.SAMPLE)
+    file = folder / "model.safetensors"
     whole = file.read_bytes()
     was = b'{"format": "pt"}'
     file.write_bytes(whole.replace(was, data + b" " * (len(was) - len(data)), 1))
-    r = place.good(1, config("llama", folder, sample, **{"run.steps": 1}))
+    r = train("llama", folder=folder)
     assert abs(r.losses[0] - GOLDEN["llama"]["losses"][0]) < 1e-6 * r.losses[0]
 
 
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
-def test_transformers_has_these_losses_of_what_is_written(place):
-    sample = place.folder / "sample"
-    sample.write_bytes(families.SAMPLE)
+def test_transformers_has_these_losses_of_what_is_written(train, place):
     for family in GOLDEN:
-        place.use(program_of(family))
-        folder = families.write(family, GOLDEN, place.folder / "in" / family)
-        place.good(1, config(family, folder, sample, **{
-            "run.steps": 1, "optimizer.params.lr": 0.0,
-            "run.export": str(place.folder / "out" / family)}))
+        train(family, {"run.steps": 0, "run.export": str(place.folder / "out" / family)})
     r = run.call(PYTHON, families.__file__, f"--in={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
 
 
 @pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with peft")
-def test_peft_has_the_loss_of_our_adapters(place):
+def test_peft_has_the_loss_of_our_adapters(train, place):
     """Trained, of whole stacked weights, with the last norm or the embeddings."""
-    sample = place.folder / "sample"
-    sample.write_bytes(families.SAMPLE)
     for i, family in enumerate(GOLDEN):
-        place.use(program_of(family))
-        folder = families.write(family, GOLDEN, place.folder / "in" / family)
         out = place.folder / "out" / family
         some, other = ("c_fc", "c_attn") if family == "gpt2" else ("down_proj", "o_proj")
-        c = config(family, folder, sample, **{"optimizer.params.lr": 1e-2, "lora": {
+        c = {"optimizer.params.lr": 1e-2, "lora": {
             "rank": 3, "alpha": 7.0,
             "targets": "*self_attn*" if is_mixture(family) else "*",
             "use_rslora": i % 2 == 1,
             "use_dora": i % 3 == 2,
             "rank_pattern": {"*.1.*": 2, some: 5}, "alpha_pattern": {other: 2},
-            "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}})
-        place.good(1, {**c, "lora.export": "adapter", "run.steps": 3,
+            "modules_to_save": ("*norm*", "embed_tokens", "")[i % 3 if family != "olmo" else 1]}}
+        train(family, {**c, "lora.export": "adapter", "run.steps": 3,
                        "run.export": str(out)})
-        r = place.good(1, {**c, "run.steps": 4})
+        r = train(family, {**c, "run.steps": 4})
         (out / "loss").write_text(str(r.losses[3]))
     r = run.call(PYTHON, families.__file__, f"--adapters={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
 
 
-def test_a_bias_of_choice_is_never_learnt(place):
+def test_a_bias_of_choice_is_never_learnt(train, place):
     """Whatever a rule says."""
-    place.use(program_of("glm4_moe"))
-    folder = families.write("glm4_moe", GOLDEN, place.folder / "in")
-    sample, out = place.folder / "sample", place.folder / "out"
-    sample.write_bytes(families.SAMPLE)
-    place.good(1, config("glm4_moe", folder, sample, **{
-        "run.steps": 3, "parameters": [{"match": "*", "frozen": False}],
-        "run.export": str(out)}))
+    out = place.folder / "out"
+    train("glm4_moe", {"run.steps": 3, "parameters": [{"match": "*", "frozen": False}],
+                       "run.export": str(out)})
     before = families.tensors(GOLDEN["glm4_moe"]["shapes"], "glm4_moe")
     after = families.hf.read(out)
     same = {k.split(".", 3)[-1] for k in before if before[k] == after[k]}
@@ -239,15 +214,12 @@ def test_a_bias_of_choice_is_never_learnt(place):
 
 
 @pytest.mark.parametrize("family, left_out", (("glm4_moe", True), ("dots1", False)))
-def test_layers_that_predict_more_tokens_are_left_out(family, left_out, place):
-    place.use(program_of(family))
+def test_layers_that_predict_more_tokens_are_left_out(family, left_out, train, place):
+    out = place.folder / "out"
     folder = families.hf.write(place.folder / "in", {
         **families.tensors(GOLDEN[family]["shapes"], family),
         "model.layers.3.eh_proj.weight": ("F32", (2, 3), bytes(24))}, GOLDEN[family]["config"])
-    sample, out = place.folder / "sample", place.folder / "out"
-    sample.write_bytes(families.SAMPLE)
-    r = place.launch(1, config(family, folder, sample, **{
-        "run.steps": 1, "run.export": str(out)}))
+    r = train(family, {"run.export": str(out)}, folder, good=left_out)
     if not left_out:
         run.refused(r, "model.layers.3.eh_proj.weight", "no tensor of this model")
         return
@@ -262,46 +234,13 @@ def test_layers_that_predict_more_tokens_are_left_out(family, left_out, place):
     ("dots1", {"model.router_z_loss_coef": 0.1}, ("router_z_loss_coef", "sigmoid")),
     ("olmoe", {"model.experts_per_unit": 2, "model.n_shared_experts": 1},
      ("shared_expert_intermediate_size", "olmoe"))))
-def test_what_a_mixture_has_not_is_refused(family, changes, words, place):
-    place.use(program_of(family))
-    folder = families.write(family, GOLDEN, place.folder / "in")
-    sample = place.folder / "sample"
-    sample.write_bytes(families.SAMPLE)
-    run.refused(place.launch(1, {**config(family, folder, sample), **changes}), *words)
-
-
-def test_gpt_oss_comes_in_mxfp4(place):
-    """The same weights as numbers, each matrix the other way round, have the same loss."""
-    rng, one, width = random.Random(3), GOLDEN["gpt_oss"], 64  # a row: whole blocks
-    value = [s * v for s in (1, -1) for v in (0, .5, 1, 1.5, 2, 3, 4, 6)]
-    coded = {k: t for k, t in families.tensors({
-        k: [s[0], 2 * width] if k.endswith("gate_up_proj_bias") else s
-        for k, s in one["shapes"].items()}, "").items() if len(t[1]) < 3}
-    plain = dict(coded)
-    for k, (n, cols, rows) in [(k, s) for k, s in one["shapes"].items() if len(s) == 3]:
-        cols, rows = (width, rows) if "down" in k else (cols, 2 * width)
-        codes = rng.randbytes(n * rows * cols // 2)
-        scales = bytes(rng.choices(range(118, 122), k=n * rows * cols // 32))
-        w = [value[c] for b in codes for c in (b & 15, b >> 4)]
-        plain[k] = ("F32", (n, cols, rows), array.array("f", (
-            w[i] * 2.0 ** (scales[i // 32] - 127) for e in range(n) for c in range(cols)
-            for i in range(e * rows * cols + c, (e + 1) * rows * cols, cols))).tobytes())
-        coded[k + "_blocks"] = ("U8", (n, rows, cols // 32, 16), codes)
-        coded[k + "_scales"] = ("U8", (n, rows, cols // 32), scales)
-    place.use(program_of("gpt_oss"))
-    sample = place.folder / "sample"
-    sample.write_bytes(families.SAMPLE)
-    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
-    losses = [place.good(1, config("gpt_oss", families.hf.write(place.folder / name, t, {
-        **one["config"], "intermediate_size": width, **more}), sample, **{
-            "run.steps": 2})).losses
-        for name, t, more in (("coded", coded, quantised), ("plain", plain, {}))]
-    assert losses[0] == losses[1]
+def test_what_a_mixture_has_not_is_refused(family, changes, words, train):
+    run.refused(train(family, changes, good=False), *words)
 
 
 def test_what_is_generated_has_the_bias_of_logits(place):
     """Which makes one token the likeliest by far."""
-    place.use(program_of("phi"))
+    place.use(run.built("models/llama"))
     tensors = families.tensors(GOLDEN["phi"]["shapes"], "phi")
     bias = array.array("f", [100.0 * (i == ord("A")) for i in range(256)])
     tensors["lm_head.bias"] = ("F32", (256,), bias.tobytes())

@@ -105,7 +105,7 @@ def test_an_import_has_the_loss_of_the_run_that_exported(
         assert hf.read(folder) == hf.read(again)
 
 
-@pytest.mark.parametrize("kind", LLAMAS)
+@pytest.mark.parametrize("kind", ("llama", "qwen3_moe", "mixtral"))
 def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
     """Trained, exported, imported on other ranks with everything on disk."""
     folder, out = written(place, kind), place.folder / "trained"
@@ -114,9 +114,8 @@ def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
     b = place.good(1, model(out, "fp32", (3, "nvme", "nvme"), nvme, **one, **STILL))
     assert a.validation == b.validation and a.validation
     assert a.hash == b.hash and hf.read(out) != tensors_of(kind)
-    if kind in ("llama", "qwen3_moe"):
-        c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
-        assert c.hash == a.hash
+    c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
+    assert c.hash == a.hash
 
 
 @pytest.mark.parametrize("kind, dtype, ranks, files, prefix, pad", [
@@ -158,15 +157,6 @@ def test_the_shape_comes_from_the_folder(place):
                      config=hf.gpt2_config(m))
     r = place.good(1, {"model.import": str(folder)})
     assert r.config["model"] == {**m, "base_dtype": None, "import": str(folder)}
-
-
-@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
-def test_export_type_is_a_choice(dtype, place):
-    """What two types hold exactly is the same in both."""
-    out = place.folder / "out"
-    place.good(1, model(written(place, "gpt2", "BF16"), "bf16", **{
-        "run.steps": 0, "run.export": str(out), "run.export_dtype": dtype}))
-    assert hf.read(out) == tensors_of("gpt2", TYPE[dtype])
 
 
 @pytest.mark.sanitized

@@ -4,10 +4,10 @@ and leaves and comes as PEFT has them, one adapter of each expert's linear layer
 import pytest
 
 import run
-from run import ckpt, hf
+from run import hf
 from test_hf import model, written
 from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, \
-    check_merged, files, floats, random_adapter, write_adapter
+    check_merged, floats, random_adapter, write_adapter
 
 KINDS = tuple(hf.MOE)
 PARTS = {"qwen3_moe": "gate_proj, up_proj, down_proj", "mixtral": "w1, w2, w3"}
@@ -84,16 +84,6 @@ def test_an_adapter_of_each_expert_is_read(kind, place):
     merged = place.good(1, {**c, **model(out)})
     assert abs(r.losses[0] - merged.losses[0]) < 2e-6
     assert abs(r.losses[0] - plain.losses[0]) > 1e-3
-
-
-@pytest.mark.sanitized
-def test_a_checkpoint_is_exported_as_its_run(place):
-    base, ours = written(place, "qwen3_moe"), place.folder / "ours"
-    out = place.good(1, {**model(base), **lora("*experts*, up_proj"), **ADAPTER,
-                         "run.save": True, "model.experts_per_unit": 2,
-                         "run.export": str(ours)}).output
-    ckpt("export", out, "--out", place.folder / "tool", "--adapter")
-    assert files(place.folder / "tool") == files(ours)
 
 
 def test_adapters_of_some_experts_alone_are_refused(place):

@@ -299,15 +299,18 @@ def mxfp4(rng, name, shape):
 def test_experts_in_mxfp4_are_their_values(form, ranks, place):
     place.use(run.built("models/moe"))
     golden = json.loads(families.GOLDEN.read_text())["gpt_oss"]
-    packed = families.tensors(golden["shapes"], "gpt_oss")
+    config = {**golden["config"], "intermediate_size": 64}  # rows of whole blocks
+    shapes = {k: [{44: 64, 88: 128}.get(n, n) for n in s] if "experts" in k else s
+              for k, s in golden["shapes"].items()}
+    packed = families.tensors(shapes, "gpt_oss")
     plain = dict(packed)
-    for name, shape in golden["shapes"].items():
-        if name.endswith("experts.gate_up_proj"):
-            blocks, values = mxfp4(random.Random(name), name, shape)
-            del packed[name]
-            packed, plain = {**packed, **blocks}, {**plain, **values}
-    folders = [hf.write(place.folder / name, tensors, golden["config"])
-               for name, tensors in (("packed", packed), ("plain", plain))]
+    for name in [k for k, s in shapes.items() if len(s) == 3]:
+        blocks, values = mxfp4(random.Random(name), name, shapes[name])
+        del packed[name]
+        packed, plain = {**packed, **blocks}, {**plain, **values}
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    folders = [hf.write(place.folder / name, tensors, {**config, **more})
+               for name, tensors, more in (("packed", packed, quantised), ("plain", plain, {}))]
     runs = [place.good(ranks, {"model": {"import": str(x), "seq": 16, "base_dtype": form},
                                "lora": {"rank": 4, "targets": "*self_attn*"},
                                "zero_optimization.stage": 3, "train_batch_size": 6})

@@ -21,10 +21,11 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 def big(**more):
+    """In memory that is soon filled: a plan looks for the most blocks that fit."""
     return {"train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1, "train_batch_size": "auto",
             "bf16.enabled": True, "model": GPT2, "run.workers": 1,
-            "run.memory_limit_bytes": 10**11, **more}
+            "run.memory_limit_bytes": 10**10, **more}
 
 
 def planned_of(place, ranks, config, names=STATES):
@@ -112,14 +113,15 @@ def test_files_that_a_described_disk_has_no_room_for_are_told(place, nvme):
     path, machine = described(place)
     path.write_text(json.dumps({**machine, "disk_bytes": run.MIB // 10}))
     for config in ({}, run.offload(3, "nvme", "none", nvme)):
-        r = place.launch(1, {**config, "run.memory_limit_bytes": 0},
+        r = place.launch(1, {**config, "run.memory_limit_bytes": 10**8},
                          ["--plan", "--machine", path])
         assert r.rc == 0 and ("has 0.1 MiB" in r.err) == bool(config), str(r)
 
 
 def test_ranks_of_a_plan_share_this_machine(place):
     """As those of a run would: the same table, and memory for each."""
-    c = big(**{"run.memory_limit_bytes": 0, "run.workers": 0, "model": run.MODEL})
+    c = big(**{"run.memory_limit_bytes": 0, "run.workers": 0,
+               "model": {**run.MODEL, "width": 384}})
     alone = place.launch(1, c, ["--plan"])
     assert alone.rc == 0 and share(alone.out) is None, str(alone)
     said = place.launch(1, c, ["--plan", "--ranks", 2])

@@ -216,19 +216,6 @@ def test_auto_without_a_gpu_goes_on_on_the_cpu(place):
     assert ("this program was built without CUDA" in why[0]) != built_with_cuda()
 
 
-def test_nvme_path_that_is_a_file_is_named(place):
-    path = place.folder / "file"
-    path.write_bytes(b"mine")
-    run.refused(place.launch(1, on_disk(path)), "nvme", str(path))
-    assert path.read_bytes() == b"mine"
-
-
-def test_nvme_path_not_writable_is_named(place):
-    with read_only(place.folder / "fixed") as path:
-        run.refused(place.launch(1, on_disk(path)), "nvme", str(path),
-                    "cannot create")
-
-
 def test_full_nvme_is_named_with_its_bytes(place):
     with small_disk(place.folder, 8) as path:
         model = {"layers": 4, "heads": 4, "width": 256}

@@ -148,7 +148,8 @@ def main(file=FILE, model=None, adapter=None):
     with tempfile.TemporaryDirectory() as place:
         folder = hf.write(pathlib.Path(place) / "in", tensors(), hf.gpt2_config(GPT2))
         out = {name: train(folder, loss) for name, loss in LOSSES.items()}
-    pathlib.Path(file).write_text(json.dumps(out, indent=1) + "\n")
+    pathlib.Path(file).write_text("{" + ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in out.items()) + "}\n")
 
 
 if __name__ == "__main__":

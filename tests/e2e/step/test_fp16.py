@@ -83,7 +83,7 @@ def test_skipped_steps_change_nothing(place, known):
 
 @pytest.mark.parametrize("ranks, home", [
     (1, (1, "nvme", "none")), (1, (3, "cpu", "nvme")), (2, (1, "none", "none")),
-    (2, (2, "cpu", "none")), (2, (3, "none", "none")), (2, (3, "nvme", "nvme"))])
+    (2, (3, "nvme", "nvme"))])
 def test_same_steps_are_skipped_everywhere(ranks, home, known, place, nvme):
     r = place.good(ranks, {**config(), **run.offload(*home, nvme)})
     skipped = check_rule(r, power=22, window=2, hysteresis=2)

@@ -9,7 +9,7 @@ import run
 GROUP = "run.sum_group"
 STAGES = [(0, "fp32", {}), (1, "bf16", {}), (2, "fp16", {}),
           (3, "bf16", {"run.schedule": "breadth_first"}), (3, "fp32", {})]
-HOSTS = ("abbc", "messages")
+HOSTS = ("aabb", "abbc", "messages", "aabb", "abbc")
 MESSAGES = {"run.host_comm": "messages"}
 
 
@@ -25,7 +25,7 @@ def on(hosts):
 
 
 @pytest.mark.parametrize("stage, dtype, more, hosts", [
-    (*s, h) for i, s in enumerate(STAGES) for h in ("aabb", HOSTS[i % 2])])
+    (*s, h) for s, h in zip(STAGES, HOSTS)])
 def test_a_group_has_its_bits_on_any_placement(stage, dtype, more, hosts, place, known):
     c = config(stage, dtype, **more, **{GROUP: 2})
     want = known(4, c)

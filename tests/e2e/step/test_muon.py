@@ -31,7 +31,8 @@ def test_accumulation_changes_little(place):
 
 def test_too_many_matrices_of_a_unit_are_refused(place):
     rows.use(place, "moe")
-    c = {**MUON, "model.num_experts": 257, "run.memory_limit_bytes": 1 << 28}
+    # A plan looks for the most blocks that fit: here a few.
+    c = {**MUON, "model.num_experts": 257, "run.memory_limit_bytes": 1 << 27}
     run.refused(place.launch(1, c, ["--plan"]), "optimizer.type: Muon", "775 matrices",
                 "experts_per_unit")
     r = place.launch(1, {**c, "model.experts_per_unit": 100}, ["--plan"])
@@ -173,18 +174,13 @@ def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
     assert r.last("links")["disk"]["bytes"] == 2 * c["run.steps"] * (once + masters)
 
 
-@pytest.mark.parametrize("more, optimizer", (
-    ({**run.typed("bf16"), "run.master": "remainder", "run.state_dtype": "fp8"}, "cpu"),
-    ({**run.typed("fp16", initial_scale_power=18), "run.nvme_checksum": True}, "nvme")),
-    ids=("halves", "skipped"))
-def test_what_a_pass_leaves_on_disk_stays(more, optimizer, place, nvme):
-    c = {**CONFIG, **more, "model.width": 48, "gradient_clipping": 0.5}
+def test_what_a_skipped_pass_leaves_on_disk_stays(place, nvme):
+    c = {**CONFIG, **run.typed("fp16", initial_scale_power=18), "model.width": 48,
+         "gradient_clipping": 0.5}
     seen = set()
-    for home in ((1, "none", "none"), (3, optimizer, "nvme"), (2, "nvme", "none")):
-        one = {**c, **run.offload(*home, nvme)}
+    for home in ((1, "none", "none"), (3, "nvme", "nvme"), (2, "nvme", "none")):
+        one = {**c, **run.offload(*home, nvme), "run.nvme_checksum": "nvme" in home}
         one["zero_optimization"]["sub_group_size"] = 2048
-        if "nvme" not in home:
-            one.pop("run.nvme_checksum", None)
         r = place.good(2, one)
         seen.add((tuple(r.losses), r.hash))
     assert len(seen) == 1
@@ -245,11 +241,3 @@ def test_rules_leave_matrices_to_adamw(place):
     a, b = place.good(1, CONFIG), place.good(1, some)
     assert a.losses[0] == b.losses[0] and a.hash != b.hash
     assert "muon" in {x["task"] for x in a.lines if "task" in x} or "  muon " in a.out
-
-
-def test_messages_bring_what_memory_does(place):
-    c = {**MUON, "train_batch_size": 12, "zero_optimization.stage": 3,
-         "model.width": 192}  # a range is many messages
-    near, far = (place.good(3, {**c, "run.host_comm": x}) for x in ("memory", "messages"))
-    assert near.numbers == far.numbers
-    assert near.summary["sent_bytes"] == far.summary["sent_bytes"]

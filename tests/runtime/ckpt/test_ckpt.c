@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "tests/runtime/disk.h"
 
@@ -312,39 +311,6 @@ static void a_checkpoint_loses_its_name_before_its_files(void **state)
     assert_renamed_durably(in_step(1, ""));
 }
 
-/* Saves for ever, as a run does, some steps twice. */
-static void save_without_end(void)
-{
-    for (int64_t step = latest() + 1;; step++)
-        if (save_alone(step, 2) != 0 ||
-            (step % 3 == 0 && save_alone(step, 2) != 0))
-            _exit(1);
-}
-
-static void a_kill_at_any_time_leaves_a_checkpoint(void **state)
-{
-    int64_t before = 1, after = 0;
-    assert_int_equal(save_alone(1, 0), 0);
-    /* A busy machine needs more of them until enough saves came through. */
-    for (int i = 0; i < 30 || (after <= 10 && i < 3000); i++) {
-        struct timespec t = {0, random_below(40000000)};
-        pid_t pid = fork();
-        int status;
-        if (pid == 0)
-            save_without_end();
-        nanosleep(&t, NULL);
-        assert_int_equal(kill(pid, SIGKILL), 0);
-        waitpid(pid, &status, 0);
-        assert_true(WIFSIGNALED(status)); /* no save failed */
-        after = latest();
-        assert_true(after >= before);
-        for (int64_t s = after; s >= 0; s = iz_ckpt_dir_newest(folder, s))
-            assert_int_equal(load_alone(s, s), 0);
-        before = after;
-    }
-    assert_true(after > 10); /* it did save between the kills */
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -364,7 +330,6 @@ int main(void)
         CASE(a_place_that_is_none_is_named),
         CASE(a_checkpoint_has_its_name_when_all_of_it_is_on_the_disk),
         CASE(a_checkpoint_loses_its_name_before_its_files),
-        CASE(a_kill_at_any_time_leaves_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

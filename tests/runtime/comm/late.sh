@@ -6,6 +6,8 @@
 set -u
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
+# Ranks that are stopped do not end by a gentle signal: no second of grace for it.
+export OMPI_MCA_odls_base_sigkill_timeout=0
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

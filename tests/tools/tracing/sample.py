@@ -48,8 +48,8 @@ def write(out):
     says = trace(out)
     (FILES / "simulation.json").write_text(json.dumps(says, indent=1) + "\n")
     raw = (out / "raw").resolve()
-    (FILES / "rank-0.json").write_text(
-        json.dumps(about(raw), indent=1) + "\n")
+    (FILES / "rank-0.json").write_text("{" + ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in about(raw).items()) + "}\n")
     a = run.descriptions(raw)[0]
     folder = run.convert(run.find_fxt_tool(a["program"]), raw, a)
     for name in CONVERTED:
