@@ -307,7 +307,7 @@ def elsewhere(row, free, have, valid):
 
 # ---- activations ----
 
-def check_mixes(start, row, *tiers, parts=(0.35, 0.6, 0.95)):
+def check_mixes(start, row, *tiers, parts):
     """Runs whose memory, of these tiers, lets units keep some activations have
     the bits of those that keep all and none."""
     key = "run." + "device_" * (row["device"] == "cuda") + "memory_limit_bytes"
