@@ -129,9 +129,9 @@ def test_boundaries_on_the_host_are_hidden(simulate):
     """Each crosses once each way, but three that are still there when backward
     begins.  The embedding makes one, every block one."""
     free = "run.device_memory_limit_bytes=0"
-    near = simulate(SHORT, free)
-    s = simulate(SHORT, free, "activation_checkpointing.cpu_checkpointing=true")
-    moved = (8 + 1 - 3) * 8 * SEQ * WIDTH * 2
+    near = simulate(free)
+    s = simulate(free, "activation_checkpointing.cpu_checkpointing=true")
+    moved = (LAYERS + 1 - 3) * 8 * SEQ * WIDTH * 2
     assert s["up_bytes"] == near["up_bytes"] + moved
     assert s["down_bytes"] == near["down_bytes"] + moved
     assert hides(s), s
