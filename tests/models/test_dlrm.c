@@ -44,7 +44,7 @@ static const double *row_of(const struct iz_dlrm_config *c,
 static void layer(double *y, double *x, double *const *p, int64_t n,
                   int64_t out)
 {
-    ref_matmul(&(struct ref_matmul){y, NULL, x, p[0], p[1], 1, n, out, false});
+    ref_matmul(&(struct ref_matmul){y, NULL, x, p[0], p[1], 1, n, out});
 }
 
 /* x [n] through hidden layers of some width, in place; returns the parameters
@@ -82,7 +82,7 @@ static double sample_loss(const struct iz_dlrm_config *c, double *const *param,
 
 /* Parameters: the rows of each unit of tables; weight and bias of each layer of
  * the bottom MLP and of the top one; the answers. */
-static double loss(const struct twin *t, double *logits)
+static double loss(const struct twin *t)
 {
     const struct iz_dlrm_config *c = t->config;
     const int32_t *r = (const void *)t->records;

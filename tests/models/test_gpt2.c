@@ -1,42 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPT-2 against a double-precision model. */
+/* GPT-2, unit by unit. */
 #include "tests/models/twin.h"
-
-#include <math.h>
-#include <stdlib.h>
 
 #include "models/gpt2.h"
 
 static const struct iz_gpt2_config tiny = {2, 2, 6, 5, 7};
 static const struct iz_gpt2_config longer = {1, 3, 9, 67, 11};
 
-/* Tensors in checkpoint order: wte, wpe, twelve per layer, ln_f weight, bias.
- */
-static double loss(const struct twin *t, double *logits)
-{
-    const struct iz_gpt2_config *c = t->config;
-    double *const *p = t->param, *const *end = p + 2 + 12 * c->layers;
-    int64_t m = (int64_t)t->samples * c->seq, w = c->width;
-    double *x = calloc((size_t)(m * w), sizeof(*x));
-    ref_embedding(x, t->input, p[0], p[1], m, w, c->seq);
-    for (int l = 0; l < c->layers; l++)
-        twin_block(x, p + 2 + 12 * l, 4 * w,
-                   (struct ref_attention){.samples = t->samples,
-                                          .seq = c->seq,
-                                          .heads = c->heads,
-                                          .c = w});
-    ref_norm(x, x, end[0], end[1], m, w, 1e-5);
-    return twin_head(t, x, p[0], logits);
-}
-
 static const struct twin_kind kind = {
     .name = "gpt2",
     .open = iz_gpt2_open,
-    .loss = loss,
-    .gradients = {{&tiny, 2, 1},
-                  {&(struct iz_gpt2_config){1, 1, 1, 1, 1}, 3, 1},
-                  {&(struct iz_gpt2_config){3, 1, 3, 3, 5}, 1, 1},
-                  {&longer, 2, 3}},
     .usual = {&tiny, 2},
     .recomputed = {&longer, 2},
     .config_bytes = sizeof(tiny),

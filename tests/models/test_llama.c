@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Llama family against a double-precision model. */
-#include "tests/models/llama_twin.h"
-
-#include <math.h>
-#include <stdlib.h>
+/* The Llama family, unit by unit. */
+#include "models/llama.h"
+#include "tests/models/twin.h"
 
 /* Of layers, heads, kv_heads, head_dim, width, seq, and the scaling. */
 #define SIZES(l, h, k, d, w, s, factor)                                        \
@@ -22,52 +20,9 @@ static const struct iz_llama_config all_options = {
     .tie_embeddings = true,
     .qkv_bias = true,
     .qk_norm = true};
-static const struct iz_llama_config longer = {SIZES(1, 3, 1, 0, 12, 67, 1),
-                                              .norm_eps = 1e-5};
-static const struct iz_llama_config tied = {
-    SIZES(2, 2, 1, 0, 8, 5, 1), .norm_eps = 1e-5, .tie_embeddings = true};
-/* eps is not lost beside the squares. */
-static const struct iz_llama_config normed = {SIZES(2, 2, 1, 0, 8, 5, 1),
-                                              .norm_eps = 0.1, .qk_norm = true};
-
-/* ---- in double ---- */
-
-/* x [m,width] through a block in place. */
-static void block(const struct iz_llama_config *c, double *const *p, double *x,
-                  int samples)
-{
-    int64_t m = (int64_t)samples * c->seq;
-    double *h = twin_take(m * c->width);
-    llama_twin_attention(c, p, x, h, samples);
-    llama_twin_mlp(c, p, x, h, m);
-    free(h);
-}
-
-/* Tensors in checkpoint order: embedding, those of each layer, norm, and the
- * head's own matrix where it is not the embedding's. */
-static double loss(const struct twin *t, double *logits)
-{
-    const struct iz_llama_config *c = t->config;
-    int per_layer = REST + c->qkv_bias + 2 * c->qk_norm;
-    double *const *p = t->param, *const *end = p + 1 + per_layer * c->layers;
-    int64_t m = (int64_t)t->samples * c->seq;
-    double *x = twin_take(m * c->width);
-    ref_embedding(x, t->input, p[0], NULL, m, c->width, c->seq);
-    for (int l = 0; l < c->layers; l++)
-        block(c, p + 1 + per_layer * l, x, t->samples);
-    ref_norm(x, x, end[0], NULL, m, c->width, c->norm_eps);
-    return twin_head(t, x, c->tie_embeddings ? p[0] : end[1], logits);
-}
-
 static const struct twin_kind kind = {
     .name = "llama",
     .open = iz_llama_open,
-    .loss = loss,
-    .gradients = {{&tiny, 2, 1},
-                  {&all_options, 2, 1},
-                  {&longer, 2, 3},
-                  {&tied, 1, 1},
-                  {&normed, 3, 1}},
     .usual = {&all_options, 2},
     .recomputed = {&all_options, 2},
     .config_bytes = sizeof(tiny),

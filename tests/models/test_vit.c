@@ -39,9 +39,37 @@ static void embed(const struct iz_vit_config *c, double *const *p, double *z,
     }
 }
 
+static void product(double *y, double *r, double *a, double *const *wb,
+                    int64_t m, int64_t in, int64_t out)
+{
+    ref_matmul(&(struct ref_matmul){y, r, a, wb[0], wb[1], m, in, out});
+}
+
+/* x [m,c] through a block in place; p: norm1, qkv, proj, norm2, fc1, fc2,
+ * weight and bias each; of `a` the tensors are filled in. */
+static void block(double *x, double *const *p, int64_t hidden,
+                  struct ref_attention a)
+{
+    int64_t m = a.samples * a.seq, c = a.c;
+    double *qkv = calloc((size_t)(m * (5 * c + hidden)), sizeof(*qkv));
+    double *o = qkv + m * 3 * c, *h = o + m * c, *u = h + m * c;
+    a.qkv = qkv;
+    a.o = o;
+    ref_norm(h, x, p[0], p[1], m, c, 1e-5);
+    product(qkv, NULL, h, p + 2, m, c, 3 * c);
+    ref_attention(&a);
+    product(x, x, o, p + 4, m, c, c);
+    ref_norm(h, x, p[6], p[7], m, c, 1e-5);
+    product(u, NULL, h, p + 8, m, c, hidden);
+    for (int64_t i = 0; i < m * hidden; i++)
+        u[i] = ref_gelu(u[i]);
+    product(x, x, u, p + 10, m, hidden, c);
+    free(qkv);
+}
+
 /* Parameters: token, position, patch; of each block norm1, qkv, proj, norm2,
  * fc1, fc2, weight and bias each; norm's weight and bias, the classifier. */
-static double loss(const struct twin *t, double *logits)
+static double loss(const struct twin *t)
 {
     const struct iz_vit_config *c = t->config;
     double *const *p = t->param, *const *end = p + 3 + 12 * c->layers;
@@ -51,12 +79,9 @@ static double loss(const struct twin *t, double *logits)
     for (int i = 0; i < t->samples * n; i++)
         embed(c, p, x + i * w, t->records + (size_t)(i / n) * bytes + 1, i % n);
     for (int l = 0; l < c->layers; l++)
-        twin_block(x, p + 3 + 12 * l, c->hidden ? c->hidden : 4 * w,
-                   (struct ref_attention){.samples = t->samples,
-                                          .seq = n,
-                                          .heads = c->heads,
-                                          .c = w,
-                                          .full = true});
+        block(x, p + 3 + 12 * l, c->hidden ? c->hidden : 4 * w,
+              (struct ref_attention){
+                  .samples = t->samples, .seq = n, .heads = c->heads, .c = w});
     ref_norm(x, x, end[0], end[1], t->samples * n, w, 1e-5);
     for (int i = 0; i < t->samples; i++) {
         int32_t label = t->records[(size_t)i * bytes];

@@ -122,9 +122,10 @@ static struct iz_view view_of(struct iz_view v, int64_t cols, bool dry)
     return v;
 }
 
+typedef void layer(struct iz_exec *x, const struct iz_layer *a);
+
 /* Calls a layer function of unit u, dry (every pointer NULL) or not. */
-static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
-                 float *logits)
+static void call(struct twin *t, int u, layer *f, struct iz_exec *x)
 {
     const struct iz_unit *unit = &t->m->unit[u];
     int64_t out = unit->out_elems, in = u ? unit[-1].out_elems : 0;
@@ -148,9 +149,7 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         .loss = dry ? NULL : &t->got,
         .loss_scale = t->loss_scale,
         .aux = dry || !unit->own_loss ? NULL : &t->aux,
-        .row = t->m->tokens - 1,
-        .again = t->again,
-        .logits = logits};
+        .again = t->again};
     for (int i = 0; i < unit->n_params; i++) {
         w[i] = view_of(t->w[at + i].v, t->w[at + i].v.cols, dry);
         dw[i] = view_of(t->dw[at + i].v, t->w[at + i].v.cols, dry);
@@ -166,12 +165,11 @@ static void call(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
 
 /* Calls f with work of exactly the size that a dry run asks for.  x->save is
  * the caller's. */
-static void call_exact(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
-                       float *logits)
+static void call_exact(struct twin *t, int u, layer *f, struct iz_exec *x)
 {
     struct iz_exec dry = iz_exec_dry(IZ_CPU, IZ_F32);
     dry.widens = x->widens;
-    call(t, u, f, &dry, logits);
+    call(t, u, f, &dry);
     x->backend = IZ_CPU;
     x->dry = false;
     x->act = IZ_F32;
@@ -183,7 +181,7 @@ static void call_exact(struct twin *t, int u, twin_layer *f, struct iz_exec *x,
         x->save.base = fixture_take(dry.save.peak);
         x->save.size = dry.save.peak;
     }
-    call(t, u, f, x, logits);
+    call(t, u, f, x);
     assert_true(x->widens || x->work.used == 0);
     assert_int_equal(x->work.used, dry.work.used);
     assert_int_equal(x->work.peak, dry.work.peak);
@@ -205,7 +203,7 @@ static void call_again(struct twin *t, int u, struct iz_exec *x)
     struct tensor y = t->y[u];
     t->y[u].v.p = fixture_take(iz_view_bytes(y.v));
     t->again = true;
-    call_exact(t, u, t->m->unit[u].forward, x, NULL);
+    call_exact(t, u, t->m->unit[u].forward, x);
     t->again = false;
     free(t->y[u].v.p);
     t->y[u] = y;
@@ -217,7 +215,7 @@ void twin_train(struct twin *t, enum iz_recompute level)
     t->aux = (struct iz_aux){.least = INFINITY};
     for (int u = 0; u < last; u++) {
         t->saved[u].widens = level == IZ_RECOMPUTE_WIDENED;
-        call_exact(t, u, t->m->unit[u].forward, &t->saved[u], NULL);
+        call_exact(t, u, t->m->unit[u].forward, &t->saved[u]);
         if (level == IZ_RECOMPUTE_FULL)
             forget(&t->saved[u]);
     }
@@ -225,15 +223,16 @@ void twin_train(struct twin *t, enum iz_recompute level)
         struct iz_exec *x = &t->saved[u];
         if (level == IZ_RECOMPUTE_FULL && u < last)
             call_again(t, u, x);
-        call_exact(t, u, t->m->unit[u].backward, x, NULL);
+        call_exact(t, u, t->m->unit[u].backward, x);
         forget(x);
     }
 }
 
-void twin_call_last(struct twin *t, twin_layer *f, float *logits)
+void twin_evaluate(struct twin *t)
 {
     struct iz_exec x = {0};
-    call_exact(t, t->m->n_units - 1, f, &x, logits);
+    int last = t->m->n_units - 1;
+    call_exact(t, last, t->m->unit[last].evaluate, &x);
 }
 
 double twin_flops(const struct twin_kind *k, const void *config, int samples)
@@ -243,8 +242,8 @@ double twin_flops(const struct twin_kind *k, const void *config, int samples)
     for (int u = 0; u < t.m->n_units; u++) {
         struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
         if (t.m->unit[u].forward)
-            call(&t, u, t.m->unit[u].forward, &x, NULL);
-        call(&t, u, t.m->unit[u].backward, &x, NULL);
+            call(&t, u, t.m->unit[u].forward, &x);
+        call(&t, u, t.m->unit[u].backward, &x);
         flops += x.flops;
     }
     twin_free(&t);
@@ -277,49 +276,4 @@ int64_t twin_parameters(const struct twin_kind *k, const void *config)
             n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
     iz_model_close(&m);
     return n;
-}
-
-/* ---- in double ---- */
-
-static void product(double *y, double *r, double *a, double *const *wb,
-                    int64_t m, int64_t in, int64_t out)
-{
-    ref_matmul(&(struct ref_matmul){y, r, a, wb[0], wb[1], m, in, out, false});
-}
-
-void twin_block(double *x, double *const *p, int64_t hidden,
-                struct ref_attention a)
-{
-    int64_t m = a.samples * a.seq, c = a.c;
-    double *qkv = calloc((size_t)(m * (5 * c + hidden)), sizeof(*qkv));
-    double *o = qkv + m * 3 * c, *h = o + m * c, *u = h + m * c;
-    a.qkv = qkv;
-    a.o = o;
-    ref_norm(h, x, p[0], p[1], m, c, 1e-5);
-    product(qkv, NULL, h, p + 2, m, c, 3 * c);
-    ref_attention(&a);
-    product(x, x, o, p + 4, m, c, c);
-    ref_norm(h, x, p[6], p[7], m, c, 1e-5);
-    product(u, NULL, h, p + 8, m, c, hidden);
-    for (int64_t i = 0; i < m * hidden; i++)
-        u[i] = ref_gelu(u[i]);
-    product(x, x, u, p + 10, m, hidden, c);
-    free(qkv);
-}
-
-double twin_head(const struct twin *t, double *x, double *w, double *logits)
-{
-    int64_t m = (int64_t)t->samples * t->m->tokens, v = t->m->vocab;
-    int64_t c = t->m->unit[0].out_elems / t->m->tokens;
-    double loss = ref_classifier(x, w, t->target, m, c, v);
-    if (logits)
-        ref_matmul(&(struct ref_matmul){.y = logits,
-                                        .a = x + (t->m->tokens - 1) * c,
-                                        .w = w,
-                                        .m = 1,
-                                        .in = c,
-                                        .out = v,
-                                        .out_in = true});
-    free(x);
-    return loss;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model as the program runs it unit by unit, beside a double-precision model
- * of its own that has the same parameters: gradients, training, and what the
- * planner relies on. */
+/* A model as the program runs it unit by unit: training, what the planner
+ * relies on, and gradients beside a double-precision model that has the same
+ * parameters, where these are not compared with the numbers of transformers
+ * (tests/e2e/hf/families.py). */
 #pragma once
 
 #include "codelets/unit/unit.h"
@@ -30,9 +31,9 @@ struct twin_bad {
 struct twin_kind {
     const char *name;
     int (*open)(struct iz_model **out, const void *config);
-    /* The loss in double, from `param` and the samples; of tokens, the last row
-     * of logits of the first sample where `logits` is not NULL. */
-    double (*loss)(const struct twin *t, double *logits);
+    /* The loss in double, from `param` and the samples; NULL: others compare
+     * the gradients. */
+    double (*loss)(const struct twin *t);
     /* A random record; NULL: samples are tokens, every fourth without target.
      */
     void (*fill)(const struct iz_model *m, void *record);
@@ -80,9 +81,8 @@ void twin_set(struct twin *t, int i, double value);
 /* Forward and backward of all units; what a backward recomputes is not kept.
  * Every call is made dry first and has arenas of exactly that size. */
 void twin_train(struct twin *t, enum iz_recompute level);
-/* The last unit alone, by its evaluate or generate. */
-typedef void twin_layer(struct iz_exec *x, const struct iz_layer *a);
-void twin_call_last(struct twin *t, twin_layer *f, float *logits);
+/* The loss alone, by the last unit's evaluate. */
+void twin_evaluate(struct twin *t);
 /* Whether the head uses w[0] too. */
 bool twin_is_tied(const struct twin *t);
 /* So that twin_gradient can be asked of parameter i. */
@@ -94,12 +94,3 @@ double twin_gradient(const struct twin *t, int i, int64_t k);
 int64_t twin_parameters(const struct twin_kind *k, const void *config);
 /* Of forward and backward, by dry runs. */
 double twin_flops(const struct twin_kind *k, const void *config, int samples);
-
-/* For `loss`: x [m,c] through the block of GPT-2 and of the vision transformer
- * in place; p: norm1, qkv, proj, norm2, fc1, fc2, weight and bias each; of `a`
- * the tensors are filled in. */
-void twin_block(double *x, double *const *p, int64_t hidden,
-                struct ref_attention a);
-/* The end of a `loss` of tokens: the mean, and the logits if they are wanted,
- * by the matrix w; frees x. */
-double twin_head(const struct twin *t, double *x, double *w, double *logits);

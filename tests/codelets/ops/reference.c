@@ -14,8 +14,7 @@ void ref_matmul(const struct ref_matmul *p)
             y[j] = (p->b ? p->b[j] : 0) + (p->r ? p->r[i * p->out + j] : 0);
         for (int64_t k = 0; k < p->in; k++)
             for (int64_t j = 0; j < p->out; j++)
-                y[j] += p->a[i * p->in + k] *
-                        p->w[p->out_in ? j * p->in + k : k * p->out + j];
+                y[j] += p->a[i * p->in + k] * p->w[k * p->out + j];
     }
 }
 
@@ -161,11 +160,6 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
         }
 }
 
-double ref_swiglu(double g, double u)
-{
-    return g / (1 + exp(-g)) * u;
-}
-
 /* A query q of one head that sees n keys: k, v are its rows 0, ld apart. */
 static void attend(double *o, const double *q, const double *k, const double *v,
                    int64_t n, int64_t d, int64_t ld)
@@ -190,26 +184,15 @@ static void attend(double *o, const double *q, const double *k, const double *v,
 
 void ref_attention(const struct ref_attention *p)
 {
-    int64_t d = p->c / p->heads, n = p->kv_heads ? p->kv_heads : p->heads;
-    int64_t ld = (p->heads + 2 * n) * d;
+    int64_t d = p->c / p->heads, ld = 3 * p->c;
     for (int64_t b = 0; b < p->samples; b++)
         for (int64_t h = 0; h < p->heads; h++)
             for (int64_t i = 0; i < p->seq; i++) {
                 const double *row = p->qkv + b * p->seq * ld;
-                const double *k = row + p->c + h * n / p->heads * d;
+                const double *k = row + p->c + h * d;
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
-                       row + i * ld + h * d, k, k + n * d,
-                       p->full ? p->seq : i + 1, d, ld);
+                       row + i * ld + h * d, k, k + p->c, p->seq, d, ld);
             }
-}
-
-void ref_embedding(double *y, const int32_t *token, const double *wte,
-                   const double *wpe, int64_t m, int64_t c, int64_t seq)
-{
-    for (int64_t t = 0; t < m; t++)
-        for (int64_t j = 0; j < c; j++)
-            y[t * c + j] =
-                wte[token[t] * c + j] + (wpe ? wpe[t % seq * c + j] : 0);
 }
 
 void ref_table(const struct ref_table *p)

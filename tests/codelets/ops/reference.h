@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision.  Gradients are central
  * differences, or formulas; those of ops that agree with these are held against
- * differences in the gradients of whole models (tests/models). */
+ * PyTorch in the gradients of whole models (tests/e2e/hf/families.py). */
 #pragma once
 
 #include <stdbool.h>
@@ -13,7 +13,6 @@
 struct ref_matmul {
     double *y, *r, *a, *w, *b;
     int64_t m, in, out;
-    bool out_in;
 };
 void ref_matmul(const struct ref_matmul *p);
 
@@ -40,21 +39,14 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
 /* The frequency of column i of a head, radians per token. */
 double ref_rope_frequency(const struct iz_rope *r, int i);
 
-double ref_swiglu(double g, double u);
-
-/* o [samples*seq, c] from qkv [.., (heads + 2 kv_heads) c/heads]; kv_heads = 0
- * means heads; causal unless full. */
+/* o [samples*seq, c] from qkv [.., 3 c]; every row of a sample sees all of it.
+ */
 struct ref_attention {
     double *o;
     const double *qkv;
-    int64_t samples, seq, heads, c, kv_heads;
-    bool full;
+    int64_t samples, seq, heads, c;
 };
 void ref_attention(const struct ref_attention *p);
-
-/* y [m,c]; wpe may be NULL. */
-void ref_embedding(double *y, const int32_t *token, const double *wte,
-                   const double *wpe, int64_t m, int64_t c, int64_t seq);
 
 /* y [m,c] from w [v,c] and r [m,c], which may be NULL. */
 struct ref_table {

@@ -4,12 +4,14 @@
 A small model of each family of models/families.c, its weights by a seed, and what
 transformers computes with it: families.json has the config.json that it saves, the
 shapes of its tensors, the losses of SAMPLE before each of ten steps of AdamW and
-after them, and the norms of its gradients.  With --write these are computed again and
-written, else compared: those of the seeded weights, or of the folders FOLDER/FAMILY.
+after them, the norms of its gradients, and a sketch of the first gradient of each tensor.
+With --write these are computed again and written, else compared: those of the seeded
+weights, or of the folders FOLDER/FAMILY.
 "adapted" is the loss of PEFT with a seeded adapter, or that of the adapters
 FOLDER/FAMILY the number in their file "loss".
 What tests read needs no transformers."""
 import array
+import copy
 import json
 import math
 import pathlib
@@ -57,7 +59,7 @@ FAMILIES = {
              "partial_rotary_factor": 0.5},
     "cohere": {}, "cohere2": SORTS, "stablelm": {"use_qkv_bias": True},
     "starcoder2": WINDOW, "nemotron": WIDE, "exaone4": SORTS,
-    "hunyuan_v1_dense": WIDE, "jais2": WIDE, "cwm": {**WIDE, **SORTS},
+    "hunyuan_v1_dense": {**WIDE, "rms_norm_eps": 0.1}, "jais2": WIDE, "cwm": {**WIDE, **SORTS},
     "vaultgemma": {**WIDE, **SORTS, "query_pre_attn_scalar": 20,
                    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "hyperclovax": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0,
@@ -108,6 +110,10 @@ FAMILIES = {
     "qwen3_moe": {**EXPERTS, **WIDE, "num_experts": 6, "mlp_only_layers": [1],
                   "moe_intermediate_size": 20, "norm_topk_prob": True},
     "mixtral": {**EXPERTS, **WINDOW},
+    # With the router's own loss, of the one that there is: of several theirs is another.
+    "qwen2_moe router": {**EXPERTS, "num_experts": 6, "decoder_sparse_step": 2,
+                         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
+                         "output_router_logits": True, "router_aux_loss_coef": 0.3},
     "llama llama3": {**WIDE, "rope_parameters": {
         "rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
@@ -125,6 +131,12 @@ def tensors(shapes, seed):
         values = [base + (rng.randrange(-127, 128)) * scale for _ in range(n)]
         out[name] = ("F32", tuple(shape), array.array("f", values).tobytes())
     return out
+
+
+def sketch(name, values):
+    """The norm of a tensor, and its product with a vector of random signs."""
+    signs = random.Random(name).choices((-1, 1), k=len(values))
+    return math.hypot(*values), math.fsum(a * b for a, b in zip(signs, values))
 
 
 def is_mixture(one):
@@ -203,8 +215,7 @@ def adapted(family, golden, base, path):
     assert all(torch.equal(t, saved[name]) for name, t in given.items())
     x = torch.tensor([list(SAMPLE)])
     with torch.no_grad():
-        logits = model(x[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits[0], x[0, 1:]).item()
+        return loss_of(model, x)[0].item()
 
 
 def learning_rate(t):
@@ -218,8 +229,32 @@ def learning_rate(t):
     return ADAM["lr"] * (1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * x)) / 2)
 
 
+def loss_of(model, x):
+    """The mean cross-entropy of x [1, n] after its first, and what is learnt: with the
+    router's own loss if the config asks for that."""
+    import torch
+    out = model(x[:, :-1])
+    loss = torch.nn.functional.cross_entropy(out.logits[0], x[0, 1:])
+    return loss, loss + model.config.router_aux_loss_coef * out.aux_loss \
+        if getattr(model.config, "output_router_logits", False) else loss
+
+
+def gradients(model):
+    """{name: sketch} of the tensors that a folder has, which joins and ties some."""
+    grads = copy.deepcopy(model)
+    for p, g in zip(model.parameters(), grads.parameters()):
+        g.data = p.data * 0 if p.grad is None else p.grad
+    for b in grads.buffers():
+        b.zero_()
+    with tempfile.TemporaryDirectory() as path:
+        grads.save_pretrained(path)
+        return {k: [float(f"{x:.8g}") for x in sketch(k, array.array("f", t[2]))]
+                for k, t in hf.read(pathlib.Path(path)).items()}
+
+
 def trained(path):
-    """What transformers computes with a folder: losses, and norms of gradients."""
+    """What transformers computes with a folder: losses, norms of gradients, and sketches
+    of the first."""
     import torch
     import transformers
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -231,10 +266,11 @@ def trained(path):
     adam = torch.optim.AdamW(model.parameters(), **ADAM)
     out = {"losses": [], "norms": []}
     for t in range(STEPS + 1):
-        logits = model(x[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits[0], x[0, 1:])
+        loss, learnt = loss_of(model, x)
         adam.zero_grad()
-        loss.backward()
+        learnt.backward()
+        if t == 0:
+            out["gradients"] = gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         out["losses"].append(loss.item())
         out["norms"].append(norm.item())
@@ -286,6 +322,9 @@ def main():
             was = golden[name].setdefault(key, now[key])
             assert all(abs(a - b) < bound * max(1, a) for a, b in zip(was, now[key])), (
                 name, key, was, now)
+        was = golden[name].setdefault("gradients", now["gradients"])
+        for k, (norm, dot) in now["gradients"].items():
+            assert max(abs(norm - was[k][0]), abs(dot - was[k][1])) <= 1e-4 * norm, (name, k)
         was = golden[name].setdefault("adapted", peft)
         assert given or abs(was - peft) < 1e-5 * was, (name, was, peft)
         print(name, now["losses"][0], now["losses"][-1], flush=True)
