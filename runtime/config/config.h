@@ -299,6 +299,11 @@ bool iz_config_is_open(const struct iz_config *c, const char *key);
  * micro-batches. */
 void iz_config_cut(struct iz_config *c, int micro_batches);
 
+/* Sets a key whose value is a field of *c, as "key=value" of --set would; what
+ * it stands for is neither checked nor resolved.  Returns whether it was other.
+ */
+bool iz_config_set(struct iz_config *c, const char *set);
+
 /* Writes the effective config (every key with its value) as JSON that
  * iz_config_read takes again, whole or not at all.  Negative errno with the
  * reason printed. */

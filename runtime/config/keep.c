@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a resumed run keeps of the choices that its config leaves open ("auto",
  * or 0), by the identity in its checkpoint: another choice would have other
- * bits. */
+ * bits.  And a key that is set to try what a plan makes of it. */
 #include "runtime/config/keys.h"
 
 #include <assert.h>
@@ -145,4 +145,22 @@ bool iz_config_is_open(const struct iz_config *c, const char *key)
 {
     assert(find(key) < CHOICES);
     return is_open(c, iz_key_find(iz_config_keys, key));
+}
+
+bool iz_config_set(struct iz_config *c, const char *set)
+{
+    char name[IZ_KEY_NAME_MAX], why[IZ_WHY_MAX];
+    struct iz_config was = *c;
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(set, "="), set);
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
+    const char *text = set + strlen(name) + 1;
+    json_t *v = json_loads(text, JSON_DECODE_ANY, NULL);
+    if (!v)
+        v = json_string(text);
+    assert(k && k->offset + k->size <= sizeof(*c));
+    bool stored = iz_key_store(why, c, k, v);
+    assert(stored);
+    json_decref(v);
+    return memcmp((char *)c + k->offset, (char *)&was + k->offset, k->size) !=
+           0;
 }

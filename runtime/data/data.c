@@ -100,38 +100,6 @@ static int packed_check(const struct stream *t, int seq)
     return 0;
 }
 
-/* Texts of pairs have the windows' length, and each has something to be learnt.
- */
-static int pairs_check(const struct stream *t, int seq)
-{
-    for (int i = 0; i < t->shards; i++) {
-        const struct iz_shard *s = &t->shard[i];
-        if (s->text != seq)
-            return iz_text_refuse(
-                stderr,
-                s->text && seq
-                    ? "data: %s has texts of %d tokens, and a sample here has "
-                      "%d: set model.seq, or write it anew"
-                : s->text
-                    ? "data: %s has pairs of texts: set loss.type to dpo or ipo"
-                    : "data: %s has no pairs of texts, which loss.type asks "
-                      "for: write some with tools/tokenize --preferences",
-                s->path, s->text, seq);
-        if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
-            return iz_text_refuse(
-                stderr, "data: %s: %s", s->path,
-                s->mask.at ? "its last pair is not whole"
-                           : "its pairs have no loss mask beside them");
-        for (int64_t at = 0; seq && at < s->count; at += seq)
-            if (!iz_shard_loss_tokens(s, at + 1, seq - 1))
-                return iz_text_refuse(stderr,
-                                      "data: %s: text %" PRId64
-                                      " has nothing to be learnt",
-                                      s->path, at / seq);
-    }
-    return 0;
-}
-
 static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
                        int vocab, const struct iz_model *m)
 {
@@ -200,18 +168,9 @@ static void stream_read(const struct stream *t, int64_t at, int32_t *out,
     }
 }
 
-/* Of the targets [at, at + n). */
-static int64_t stream_loss_tokens(const struct stream *t, int64_t at, int64_t n)
+static bool is_masked(const struct iz_data *d, const struct stream *t)
 {
-    int64_t loss_tokens = 0;
-    for (int k = stream_find(t, at); n > 0; k++) {
-        int64_t here = min64(t->first[k + 1] - at, n);
-        loss_tokens +=
-            iz_shard_loss_tokens(&t->shard[k], at - t->first[k], here);
-        at += here;
-        n -= here;
-    }
-    return loss_tokens;
+    return d->document_end >= 0 || t->shard[0].mask.at != NULL;
 }
 
 /* The first token of a document is no target of the last one of another. */
@@ -240,12 +199,10 @@ static int64_t sample_loss_tokens(const struct iz_data *d,
     enum { AT_ONCE = 512 };
     int32_t input[AT_ONCE], target[AT_ONCE];
     int64_t loss_tokens = 0, here;
-    if (d->model)
-        return 1; /* a record's */
-    if (d->document_end < 0)
-        return stream_loss_tokens(t, at + 1, d->targets);
-    for (int64_t i = 0; i < d->seq; i += here) {
-        here = min64(d->seq - i, AT_ONCE);
+    if (!is_masked(d, t))
+        return d->targets;
+    for (int64_t i = 0; i < d->targets; i += here) {
+        here = min64(d->targets - i, AT_ONCE);
         stream_read(t, at + i, input, here, false);
         stream_read(t, at + i + 1, target, here, true);
         ignore_first(d, input, target, here);
@@ -253,6 +210,38 @@ static int64_t sample_loss_tokens(const struct iz_data *d,
             loss_tokens += target[k] >= 0;
     }
     return loss_tokens;
+}
+
+/* Texts of pairs have the windows' length, and each has something to be learnt.
+ */
+static int pairs_check(const struct iz_data *d, const struct stream *t, int seq)
+{
+    for (int i = 0; i < t->shards; i++) {
+        const struct iz_shard *s = &t->shard[i];
+        if (s->text != seq)
+            return iz_text_refuse(
+                stderr,
+                s->text && seq
+                    ? "data: %s has texts of %d tokens, and a sample here has "
+                      "%d: set model.seq, or write it anew"
+                : s->text
+                    ? "data: %s has pairs of texts: set loss.type to dpo or ipo"
+                    : "data: %s has no pairs of texts, which loss.type asks "
+                      "for: write some with tools/tokenize --preferences",
+                s->path, s->text, seq);
+        if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
+            return iz_text_refuse(
+                stderr, "data: %s: %s", s->path,
+                s->mask.at ? "its last pair is not whole"
+                           : "its pairs have no loss mask beside them");
+        for (int64_t at = 0; seq && at < s->count; at += seq)
+            if (!sample_loss_tokens(d, t, t->first[i] + at))
+                return iz_text_refuse(stderr,
+                                      "data: %s: text %" PRId64
+                                      " has nothing to be learnt",
+                                      s->path, at / seq);
+    }
+    return 0;
 }
 
 /* ---- splits ---- */
@@ -299,8 +288,9 @@ static int split_check(const struct iz_data *d, enum iz_split s,
             path, d->split[s].count, d->model ? "records" : "tokens", use,
             (int64_t)d->seq + d->ahead, d->seq, d->ahead,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
-    if (!iz_data_masked(d, s) || iz_data_loss_tokens(d, s, 0, windows) > 0)
-        return 0;
+    for (int64_t i = 0; i < windows; i += d->group)
+        if (iz_data_loss_tokens(d, s, i, 1))
+            return 0;
     return iz_text_refuse(
         stderr, "data: %s: %s nothing to be learnt for %s", path,
         d->document_end < 0 ? "the mask leaves"
@@ -349,7 +339,7 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
     for (int i = 0; i < 2 && both[i] && !err && !d->model; i++) {
         err = packed_check(both[i], d->packed ? d->seq : 0);
         if (!err)
-            err = pairs_check(both[i], text);
+            err = pairs_check(d, both[i], text);
     }
     if (err)
         return err;
@@ -491,7 +481,7 @@ int64_t iz_data_targets(const struct iz_data *d, int64_t n)
 
 bool iz_data_masked(const struct iz_data *d, enum iz_split s)
 {
-    return d->document_end >= 0 || d->split[s].stream->shard[0].mask.at != NULL;
+    return is_masked(d, d->split[s].stream);
 }
 
 int64_t iz_data_loss_tokens(const struct iz_data *d, enum iz_split which,

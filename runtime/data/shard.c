@@ -373,16 +373,6 @@ static const unsigned char *mask_at(const struct iz_shard *s, int64_t at)
     return s->mask.at + HEADER_INTS * sizeof(int32_t) + at;
 }
 
-int64_t iz_shard_loss_tokens(const struct iz_shard *s, int64_t at, int64_t n)
-{
-    int64_t loss_tokens = 0;
-    if (!s->mask.at)
-        return n;
-    for (int64_t i = 0; i < n; i++)
-        loss_tokens += mask_at(s, at)[i] == MASK_LEARNT;
-    return loss_tokens;
-}
-
 void iz_shard_ignore(const struct iz_shard *s, int64_t at, int32_t *target,
                      int64_t n)
 {

@@ -49,6 +49,3 @@ bool iz_shard_begins(const struct iz_shard *s, int64_t at);
 
 /* `sample` of a token shard that is not open; 0 also of what is none. */
 int iz_shard_sample(const char *path);
-
-/* How many of the tokens [at, at + n) the mask does not exclude. */
-int64_t iz_shard_loss_tokens(const struct iz_shard *s, int64_t at, int64_t n);

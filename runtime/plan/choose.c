@@ -21,28 +21,6 @@ static bool agreed(const struct iz_plan_for *f, bool ok)
     return f->all ? f->all(f->arg, ok) : ok;
 }
 
-/* A plan with a config; not one that fits: step_s is INFINITY. */
-struct tried {
-    double step_s; /* 0: not predicted */
-    double recomputed;
-    bool near, attends;
-};
-
-static struct tried try_config(const struct iz_config *c,
-                               const struct iz_plan_for *f)
-{
-    struct tried t = {.step_s = INFINITY};
-    struct iz_plan p;
-    if (iz_plan_make(&p, c, f->model, f->ranks, f->rank, f->target))
-        return t;
-    if (!iz_plan_fit(&p, c, f->model, f->limit, NULL))
-        t = (struct tried){iz_forecast(&p, f->rate).step_s,
-                           iz_plan_recomputed(&p), p.zero.sums_on_gpu,
-                           p.attends};
-    iz_plan_clear(&p);
-    return t;
-}
-
 /* The host's part from all down: of parts that are as good the GPU has less in
  * its memory.  Each rank compares its own times, and all have to find one
  * better; so they choose the same. */
@@ -53,10 +31,10 @@ static double choose_ratio(struct iz_config *c, const struct iz_plan_for *f)
                    c->run.save_mode == IZ_SAVE_ASYNC;
     bool divides = f->target->gpu && iz_plan_may_split(c) && !on_host;
     if (!c->zero.optimizer.ratio_auto)
-        return try_config(c, f).step_s;
+        return iz_plan_try(f, c, true).step_s;
     for (int i = IZ_RATIO_STEPS; i >= (divides ? 0 : IZ_RATIO_STEPS); i--) {
         *ratio = (double)i / IZ_RATIO_STEPS;
-        double s = try_config(c, f).step_s;
+        double s = iz_plan_try(f, c, true).step_s;
         if (!agreed(f, s < GAIN * best))
             continue;
         best = s;
@@ -115,11 +93,11 @@ static void choose_chunk(struct iz_config *c, const struct iz_plan_for *f)
     if (*rows)
         return;
     *rows = IZ_CHUNK_OFF;
-    if (agreed(f, isfinite(try_config(c, f).step_s)))
+    if (agreed(f, isfinite(iz_plan_try(f, c, true).step_s)))
         return;
     for (int64_t n = IZ_CHUNK_LEAST; n < f->model->tokens; n *= 2) {
         *rows = n;
-        double s = try_config(c, f).step_s;
+        double s = iz_plan_try(f, c, true).step_s;
         if (!agreed(f, isfinite(s) && s * GAIN <= best))
             continue;
         best = s;
@@ -134,12 +112,12 @@ static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
 {
     int64_t *bytes = &c->run.gpu_logits_bytes;
     bool ok = f->limit->device > IZ_LARGE_GPU_BYTES;
-    struct tried t[2];
+    struct iz_trial t[2];
     if (!f->target->gpu || *bytes)
         return;
     for (int i = 0; ok && i < 2; i++) {
         *bytes = i ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
-        t[i] = try_config(c, f);
+        t[i] = iz_plan_try(f, c, true);
     }
     ok = ok && isfinite(t[1].step_s) && t[1].recomputed <= t[0].recomputed &&
          t[1].near == t[0].near;
@@ -151,13 +129,7 @@ static const char *why_own(const struct iz_config *c,
                            const struct iz_plan_for *f)
 {
     const char *why = iz_plan_not_cudnn(c, f->target->numerics.capability);
-    struct iz_plan p;
-    if (why || !f->target->gpu ||
-        iz_plan_make(&p, c, f->model, f->ranks, f->rank, f->target))
-        return why;
-    why = p.why_own;
-    iz_plan_clear(&p);
-    return why;
+    return why || !f->target->gpu ? why : iz_plan_try(f, c, false).why_own;
 }
 
 /* cuDNN's where it can be and has room; own: why it cannot be, or NULL. */
@@ -173,9 +145,9 @@ static void choose_attention(struct iz_config *c, const struct iz_plan_for *f,
         *by[back] = IZ_ATTENTION_OWN;
         if ((*why = own))
             continue;
-        struct tried ours = try_config(c, f);
+        struct iz_trial ours = iz_plan_try(f, c, true);
         *by[back] = IZ_ATTENTION_CUDNN;
-        struct tried its = try_config(c, f);
+        struct iz_trial its = iz_plan_try(f, c, true);
         if (agreed(f, its.attends && isfinite(its.step_s) &&
                           its.near == ours.near &&
                           its.recomputed <= ours.recomputed + RECOMPUTED_MORE))
@@ -241,7 +213,7 @@ void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
     } form[] = {{IZ_MOMENT_F32, "run.master remainder"},
                 {IZ_MOMENT_BF16, "run.state_dtype bf16"},
                 {IZ_MOMENT_FP8, "run.state_dtype fp8"}};
-    double now = try_config(c, f).step_s, aux = 0;
+    double now = iz_plan_try(f, c, true).step_s, aux = 0;
     bool offloaded = f->target->gpu && c->zero.optimizer.home != IZ_HOME_NONE;
     bool halves = c->dtype == IZ_BF16 && c->run.save_mode != IZ_SAVE_ASYNC;
     for (int i = 0; offloaded && isfinite(now) && i < 3; i++) {

@@ -4,21 +4,7 @@
  * sums, the logits of a GPU at a time, whose attention. */
 #pragma once
 
-#include "runtime/plan/limits.h"
-#include "runtime/plan/plan.h"
-
-/* What a config is completed for. */
-struct iz_plan_for {
-    const struct iz_model *model;
-    int ranks, rank;
-    /* With rates of what it computes on; told why its attention is ours. */
-    struct iz_target *target;
-    const struct iz_limits *limit;
-    const struct iz_rate *rate; /* IZ_RATES of them; read if there is a GPU */
-    /* Whether all ranks say yes; NULL: this one is alone. */
-    bool (*all)(void *arg, bool ok);
-    void *arg;
-};
+#include "runtime/plan/fit.h"
 
 /* Of what fits on all ranks, takes what makes the shortest step by iz_forecast
  * on each of them:

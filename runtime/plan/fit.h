@@ -5,12 +5,43 @@
 
 #include "runtime/plan/limits.h"
 
+/* What a config is completed for, or tried. */
+struct iz_plan_for {
+    const struct iz_model *model;
+    int ranks, rank;
+    /* With rates of what it computes on; told why its attention is ours. */
+    struct iz_target *target;
+    const struct iz_limits *limit;
+    const struct iz_rate *rate; /* IZ_RATES of them; read if there is a GPU */
+    /* Whether all ranks say yes; NULL: this one is alone. */
+    bool (*all)(void *arg, bool ok);
+    void *arg;
+};
+
 /* Fits the plan into the limits: with recompute "auto" units keep what fits.
  * Where nothing fits, prints the table and the smallest change of
  * the config that would, and returns -ENOMEM. */
 int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
                 const struct iz_model *m, const struct iz_limits *limit,
                 FILE *err);
+
+/* A plan of a config, which is cleared again. */
+struct iz_trial {
+    bool within;                                     /* the limits */
+    int64_t host_bytes, device_bytes, scratch_bytes; /* that it needs */
+    double params;
+    const char *why_own; /* of the plan */
+    /* Of one that is within and keeps activations: seconds, 0: not predicted;
+     * INFINITY of others. */
+    double step_s;
+    double recomputed;  /* iz_plan_recomputed */
+    bool near, attends; /* sums are on the GPU; units attend */
+};
+
+/* keep: as iz_plan_fit fits it, and its step is predicted; else with recompute
+ * "auto" all units recompute all. */
+struct iz_trial iz_plan_try(const struct iz_plan_for *f,
+                            const struct iz_config *c, bool keep);
 
 /* Whether a part of the optimizer may be left to a GPU, as
  * runtime/config/check.c wants of a ratio below 1; and the steps in which one

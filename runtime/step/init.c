@@ -189,22 +189,6 @@ static void init_chunks(void *arg, int i, struct iz_exec *x)
     }
 }
 
-/* What this rank owns of elements [from, end) of a unit's trained or frozen
- * parameters, through the main thread, which can copy to a GPU between steps.
- */
-static void init_range(struct init *a, int u, enum iz_unit_part part,
-                       int64_t from, int64_t end, float *buf)
-{
-    struct iz_part p = iz_part_of(a->e, u, part);
-    end = min64(end, p.last);
-    for (int64_t i = max64(from, p.first), n; i < end; i += n) {
-        n = min64(end - i, PIECE);
-        step_init_fill(a->e, u, part, buf, i, n);
-        iz_access_put(a->e, u, p.array, i, buf, n);
-        iz_progress_add(&a->progress, 4 * n);
-    }
-}
-
 /* Each needs a buffer for what lives on disk. */
 static int workers_for_init(const struct iz_engine *e)
 {
@@ -254,36 +238,35 @@ int iz_train_init(struct iz_engine *e)
     return iz_train_publish(e, err);
 }
 
-int iz_train_init_adapters(struct iz_engine *e)
+/* Gives a parameter these values, or its initial ones (NULL), as far as this
+ * rank owns it; through the main thread, which can copy to a GPU between steps.
+ */
+static void put_param(struct iz_engine *e, int u, int p, const float *values)
 {
-    float *buf = iz_take(PIECE, sizeof(*buf), "the initial weights");
-    struct init a = {.e = e, .progress = {.quiet = true}};
-    for (int u = 0; u < e->plan.n_units; u++) {
-        const struct iz_unit *unit = &e->model->unit[u];
-        for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p++) {
-            const struct iz_param *q = &unit->param[p];
-            enum iz_unit_part part = iz_param_part(q);
-            int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
-            init_range(&a, u, part, begin, begin + q->rows * q->cols, buf);
-        }
+    const struct iz_param *q = &e->model->unit[u].param[p];
+    enum iz_unit_part part = iz_param_part(q);
+    struct iz_part own = iz_part_of(e, u, part);
+    int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
+    int64_t end = min64(begin + q->rows * q->cols, own.last);
+    float *buf = iz_take(PIECE, sizeof(*buf), "the values of a parameter");
+    for (int64_t i = max64(begin, own.first), n; i < end; i += n) {
+        n = min64(end - i, PIECE);
+        if (!values)
+            step_init_fill(e, u, part, buf, i, n);
+        iz_access_put(e, u, own.array, i, values ? values + (i - begin) : buf,
+                      n);
     }
     free(buf);
-    return iz_train_publish(e, 0);
 }
 
-/* Copies one parameter's values, as far as this rank owns the copy. */
-static void copy_param(struct iz_engine *e, int u, int copy, const float *all)
+int iz_train_init_adapters(struct iz_engine *e)
 {
-    const struct iz_param *q = &e->model->unit[u].param[copy];
-    struct iz_part part = iz_part_of(e, u, IZ_PART_FROZEN);
-    int64_t to = e->unit[u].offset[copy] - part_begin(e, u, IZ_PART_FROZEN);
-    int64_t first = max64(to, part.first);
-    int64_t last = min64(to + q->rows * q->cols, part.last);
-    all += e->unit[u].offset[q->adapts] - to;
-    for (int64_t i = first, n; i < last; i += n) {
-        n = min64(last - i, PIECE);
-        iz_access_put(e, u, part.array, i, all + i, n);
+    for (int u = 0; u < e->plan.n_units; u++) {
+        const struct iz_unit *unit = &e->model->unit[u];
+        for (int p = iz_unit_base(unit); p < iz_unit_own(unit); p++)
+            put_param(e, u, p, NULL);
     }
+    return iz_train_publish(e, 0);
 }
 
 int iz_train_init_copies(struct iz_engine *e)
@@ -294,7 +277,7 @@ int iz_train_init_copies(struct iz_engine *e)
         float *all = unit->n_copies ? iz_access_gather(e, u) : NULL;
         any |= unit->n_copies > 0;
         for (int i = iz_unit_own(unit); i < unit->n_params; i++)
-            copy_param(e, u, i, all);
+            put_param(e, u, i, all + e->unit[u].offset[unit->param[i].adapts]);
         free(all);
     }
     return any ? iz_train_publish(e, 0) : 0;

@@ -161,8 +161,9 @@ def test_what_fits_is_named_and_taken(place):
            "run.eval_batches": 0}
     limit = {"run.recompute": "full",
              "run.memory_limit_bytes": place.good(1, one).bytes_in("device") // 4}
-    named, = re.findall(rf"it fits with {KEY}=(\d+) ",
-                        place.launch(1, {**one, **limit}).err)
+    named, = {re.search(rf"it fits with {KEY}=(\d+) ",
+                        place.launch(1, {**one, **limit, KEY: rows}).err)[1]
+              for rows in ("off", 4095)}
     assert 128 <= int(named) < 4096
     r = place.good(1, {**one, **limit, KEY: "auto"})
     assert r.config["run"]["sequence_chunk"] == int(named)
