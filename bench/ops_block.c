@@ -74,7 +74,7 @@ static bool left_out(const struct job *j, const struct timed *op)
 static void op_show(const struct job *j, double s)
 {
     struct bench *b = j->bench;
-    double bytes = j->x.bytes / s, flops = j->x.flops / s;
+    double bytes = j->x.cost.bytes / s, flops = j->x.cost.flops / s;
     double copy = 100 * bytes / b->copy, gemm = 100 * flops / b->gemm;
     printf("  %-23s %10.1f us %8.1f GB/s %5.1f %%  %8.3f TFLOP/s %5.1f %%\n",
            j->op->name, 1e6 * s, 1e-9 * bytes, copy, 1e-12 * flops, gemm);

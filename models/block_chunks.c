@@ -150,7 +150,7 @@ struct walk {
     const struct cut *cut;
     int64_t next, step;
     int64_t at, n, times; /* the chunk that it has come to, and its rows */
-    struct iz_exec before;
+    struct iz_cost before;
 };
 
 enum { COUNTED = 64 }; /* chunks that a dry run goes to, or up to twice that */
@@ -163,23 +163,16 @@ static struct walk walk_of(const struct cut *c, bool back)
                          .times = 1};
 }
 
-static void count_others(struct iz_exec *x, const struct iz_exec *before,
-                         double others)
-{
-    x->flops += others * (x->flops - before->flops);
-    x->bytes += others * (x->bytes - before->bytes);
-    x->seconds += others * (x->seconds - before->seconds);
-    for (int i = 0; i < 2; i++)
-        x->bus_bytes[i] += others * (x->bus_bytes[i] - before->bus_bytes[i]);
-}
-
 /* False: there are no more. */
 static bool walk_on(struct iz_exec *x, struct walk *w)
 {
     int64_t each = w->cut->each;
     int64_t many = x->dry ? w->cut->rows / each / COUNTED | 1 : 1;
-    if (w->times > 1)
-        count_others(x, &w->before, (double)(w->times - 1));
+    if (w->times > 1) {
+        struct iz_cost one = x->cost;
+        iz_cost_add(&one, &w->before, -1);
+        iz_cost_add(&x->cost, &one, (double)(w->times - 1));
+    }
     if (rows_at(w->cut, w->next) < each ||
         rows_at(w->cut, w->next + (many - 1) * w->step) < each)
         many = 1;
@@ -187,7 +180,7 @@ static bool walk_on(struct iz_exec *x, struct walk *w)
     w->n = rows_at(w->cut, w->at);
     w->next += many * w->step;
     w->times = many;
-    w->before = *x;
+    w->before = x->cost;
     return w->n > 0;
 }
 

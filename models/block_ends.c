@@ -25,7 +25,7 @@ void iz_block_tokens_forward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_view y = tokens(a->y, c->width);
     /* A kernel reads and writes it there, each row once. */
     if (iz_exec_host_boundaries(x))
-        x->bus_bytes[1] += (double)iz_view_bytes(y);
+        x->cost.bus_bytes[1] += (double)iz_view_bytes(y);
     iz_table_fwd(x, y, IZ_NONE, &t);
     if (c->embedding != 0)
         iz_op_scale(x, y, y, c->embedding, 0);
@@ -37,7 +37,7 @@ void iz_block_tokens_backward(struct iz_exec *x, const struct iz_layer *a)
     struct iz_table t = embedding(a);
     struct iz_view dy = tokens(a->dy, c->width);
     if (iz_exec_host_boundaries(x))
-        x->bus_bytes[0] += (double)iz_view_bytes(dy);
+        x->cost.bus_bytes[0] += (double)iz_view_bytes(dy);
     if (c->embedding != 0)
         iz_op_scale(x, dy, dy, c->embedding, 0);
     iz_table_bwd(x, dy, &t);

@@ -17,39 +17,32 @@ const struct iz_key iz_llama_keys[] = {
     {0},
 };
 
-#define OPTION(key, none)                                                      \
-    {                                                                          \
-#key, offsetof(CONFIG, key), none                                      \
-    }
-
-/* Whether the family has no word for a factor that is set, whose name goes to
- * *name. */
-static bool has_foreign(const struct iz_llama_config *c, const char **name)
+/* The key of a factor that is set, but the family has no word for; "": none. */
+static const char *foreign_of(const struct iz_llama_config *c)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-        double none;
-    } options[] = {
-        OPTION(rope_theta, 500000),        OPTION(partial_rotary_factor, 1),
-        OPTION(rope_local_base_freq, 0),   OPTION(attention_multiplier, 0),
-        OPTION(attn_logit_softcapping, 0), OPTION(final_logit_softcapping, 0),
-        OPTION(embedding_multiplier, 1),   OPTION(residual_multiplier, 1),
-        OPTION(logits_scaling, 1),         OPTION(logit_scale, 1),
-        OPTION(rope_scaling_query_beta, 0)};
+    const struct {
+        const char *key;
+        bool set;
+    } some[] = {
+        {"rope_theta", c->rope_theta != 500000},
+        {"partial_rotary_factor", c->partial_rotary_factor != 1},
+        {"rope_local_base_freq", c->rope_local_base_freq != 0},
+        {"attention_multiplier", c->attention_multiplier != 0},
+        {"attn_logit_softcapping", c->attn_logit_softcapping != 0},
+        {"final_logit_softcapping", c->final_logit_softcapping != 0},
+        {"embedding_multiplier", c->embedding_multiplier != 1},
+        {"residual_multiplier", c->residual_multiplier != 1},
+        {"logits_scaling", c->logits_scaling != 1},
+        {"logit_scale", c->logit_scale != 1},
+        {"rope_scaling_query_beta", c->rope_scaling_query_beta != 0},
+        {"query_pre_attn_scalar", c->query_pre_attn_scalar},
+    };
     const char *type = iz_llama_hf.type(c);
-    for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
-        double v;
-        memcpy(&v, (const char *)c + options[i].offset, sizeof(v));
-        *name = options[i].name;
-        if (v != options[i].none && type && !iz_llama_knows(type, *name))
-            return true;
-    }
-    *name = "query_pre_attn_scalar";
-    return c->query_pre_attn_scalar && type && !iz_llama_knows(type, *name);
+    for (size_t i = 0; i < sizeof(some) / sizeof(*some); i++)
+        if (some[i].set && type && !iz_llama_knows(type, some[i].key))
+            return some[i].key;
+    return "";
 }
-
-#undef OPTION
 
 /* Words or numbers in a list with commas. */
 static int list_length(const char *list)
@@ -143,10 +136,8 @@ static int llama_config_check(const char *model,
         why = "no_rope_layers must have a number for each block";
     else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
         why = "too many blocks of several sorts";
-    else if (has_foreign(c, &name))
+    else if (*(name = foreign_of(c)))
         why = "the family has no such factor";
-    else
-        name = "";
     if (why)
         fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)

@@ -67,7 +67,7 @@ static void products(struct work *w)
     iz_matmul_fwd(&w->x, v[2], IZ_NONE, v[0], &l);
     iz_matmul_da(&w->x, v[3], v[2], &l);
     iz_matmul_dw(&w->x, v[2], v[0], &l);
-    w->done = w->x.flops;
+    w->done = w->x.cost.flops;
 }
 
 /* Causal attention of such a width, forward and backward. */
@@ -78,7 +78,7 @@ static void attention(struct work *w)
         .qkv = v[0], .o = v[1], .lse = v[2], .seq = SEQ, .heads = HEADS};
     iz_attention_fwd(&w->x, &a);
     iz_attention_bwd(&w->x, v[3], v[4], &a);
-    w->done = w->x.flops;
+    w->done = w->x.cost.flops;
 }
 
 /* What is neither in a block, forward and backward, by counted bytes. */
@@ -96,7 +96,7 @@ static void ops(struct work *w)
     iz_activation_apply(&w->x, IZ_NONE, v[3], IZ_NONE, v[2], IZ_GELU_TANH);
     iz_activation_apply(&w->x, v[3], v[2], v[3], v[2], IZ_GELU_TANH);
     iz_norm_layer_bwd(&w->x, v[1], IZ_NONE, v[1], v[0], &n);
-    w->done = w->x.bytes;
+    w->done = w->x.cost.bytes;
 }
 
 /* Elements of a gradient that a sum has just stored: what its squares add to

@@ -52,7 +52,7 @@ static void load(struct iz_exec *x, struct iz_staged *s, int to, int64_t at,
 {
     struct iz_view from = iz_view_rows(s->all, at, n);
     s->first[to] = at;
-    x->bus_bytes[IN] += (double)iz_view_bytes(from);
+    x->cost.bus_bytes[IN] += (double)iz_view_bytes(from);
     if (!staged_works(x, s))
         return;
     follow_task(x, s, IN);
@@ -94,7 +94,7 @@ void iz_staged_store(struct iz_exec *x, struct iz_staged *s, int64_t at,
     struct iz_view to = iz_view_rows(s->all, at, n);
     if (!s->buffer[0].rows)
         return;
-    x->bus_bytes[OUT] += (double)iz_view_bytes(to);
+    x->cost.bus_bytes[OUT] += (double)iz_view_bytes(to);
     if (!staged_works(x, s))
         return;
     follow_task(x, s, OUT);

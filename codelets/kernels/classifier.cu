@@ -183,33 +183,6 @@ static __global__ void copy_targets(int32_t *to, const int32_t *from, int64_t n)
         to[i] = from[i];
 }
 
-/* out = the n numbers of `in`, rounded: 4 + sizeof(T) bytes each.  N at once,
- * for which both must be aligned. */
-template <int N, class T>
-static __global__ void round_sum(T *out, const float *in, int64_t n)
-{
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
-    float v[N];
-    if (i + N <= n) {
-        iz_load_row(v, in + i);
-        iz_store_row(out + i, v);
-        return;
-    }
-    for (; i < n; i++)
-        iz_store(out + i, in[i]);
-}
-
-template <class T>
-static void round_to(struct iz_exec *x, T *out, struct iz_view in)
-{
-    int64_t n = iz_view_len(in), per = (uintptr_t)out % 16 ? 1 : WIDTH;
-    void (*k)(T *, const float *, int64_t) =
-        per == 1 ? round_sum<1, T> : round_sum<WIDTH, T>;
-    int64_t blocks = (n + per * THREADS - 1) / (per * THREADS);
-    IZ_LAUNCH(k, (unsigned)blocks, THREADS, 0, x->stream, out,
-              (const float *)in.p, n);
-}
-
 static void classifier_product(struct iz_exec *x,
                                const struct iz_classifier_parts &p,
                                const struct iz_product &q)
@@ -254,8 +227,8 @@ static struct of_samples by(const struct iz_classifier *c, int64_t first)
     return {c->scales, c->scales ? c->a.rows / c->samples : 1, first};
 }
 
-/* A chunk of rows after the other.  T: type of the activations, of the
- * gradients of the logits, and of dw where it has to be rounded. */
+/* A chunk of rows after the other.  T: type of the activations and of the
+ * gradients of the logits. */
 template <class T>
 static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
                        const struct iz_classifier_parts &p, float scale)
@@ -290,12 +263,14 @@ static void run_chunks(struct iz_exec *x, const struct iz_classifier *c,
     }
     if (p.db.rows)
         sum_db(x, c, p);
-    if (!grad || !p.dw.rows || p.dw.p == c->dw.p)
+    const void *dw = p.dw.p;
+    if (!grad || !p.dw.rows || dw == c->dw.p)
         return;
     if (p.dw.dtype == c->dw.dtype)
         iz_op_copy_cuda(x, c->dw, iz_view_rows(p.dw, 0, vocab));
     else
-        round_to(x, (T *)c->dw.p, iz_view_rows(p.dw, 0, vocab));
+        iz_flat_sum_cuda(x, c->dw.p, c->dw.dtype, false, &dw, 1, p.dw.dtype,
+                         iz_view_len(c->dw));
 }
 
 void iz_classifier_cuda(struct iz_exec *x, const struct iz_classifier *c,

@@ -74,13 +74,13 @@ static void exec_count(struct iz_exec *x, double flops, double bytes,
     const struct iz_rate *r = &x->rate;
     if (flops_per_s <= 0)
         flops_per_s = r->flops_per_s;
-    x->flops += flops;
-    x->bytes += bytes;
+    x->cost.flops += flops;
+    x->cost.bytes += bytes;
     if (r->bytes_per_s <= 0)
         return;
     double compute = flops_per_s > 0 ? flops / flops_per_s : 0;
     double memory = bytes / r->bytes_per_s;
-    x->seconds += r->latency_s + (compute > memory ? compute : memory);
+    x->cost.seconds += r->latency_s + (compute > memory ? compute : memory);
 }
 
 void iz_exec_count(struct iz_exec *x, double flops, double bytes)

@@ -58,6 +58,24 @@ struct iz_rate {
     double bus_bytes_per_s[2];
 };
 
+/* What ops cost. */
+struct iz_cost {
+    double flops, bytes; /* bytes = compulsory traffic */
+    double seconds;      /* one after the other, at known rates */
+    double bus_bytes[2]; /* copied beside them from the host, and to it */
+};
+
+/* *to += times *n. */
+static inline void iz_cost_add(struct iz_cost *to, const struct iz_cost *n,
+                               double times)
+{
+    to->flops += times * n->flops;
+    to->bytes += times * n->bytes;
+    to->seconds += times * n->seconds;
+    for (int i = 0; i < 2; i++)
+        to->bus_bytes[i] += times * n->bus_bytes[i];
+}
+
 /* One sentence; "": nothing was refused. */
 struct iz_refusal {
     char why[512];
@@ -106,13 +124,10 @@ struct iz_exec {
     bool
         widens; /* widened activations are not kept: see iz_exec_save_widened */
     bool keeps_nothing;  /* in chunks of rows: what is saved is scratch, too */
-    double flops, bytes; /* counted by every op; bytes = compulsory traffic */
+    struct iz_cost cost; /* counted by every op */
     bool attends;        /* attention was among the ops */
     const char *why_own; /* ... which cuDNN cannot compute; NULL: it may */
-    /* In a dry run with rates: seconds of all ops, one after the other. */
-    struct iz_rate rate;
-    double seconds;
-    double bus_bytes[2]; /* copied beside them from the host, and to it */
+    struct iz_rate rate; /* of a dry run that counts seconds */
 };
 
 /* Takes a matrix from the scratch arena; 64-byte aligned, not cleared, valid
@@ -147,17 +162,6 @@ static inline bool iz_exec_runs(const struct iz_exec *x, enum iz_backend b)
 static inline bool iz_exec_host_boundaries(const struct iz_exec *x)
 {
     return x->numerics.host_boundaries && x->backend == IZ_CUDA;
-}
-
-/* Seconds of all ops and of the copies beside them. */
-static inline double iz_exec_seconds(const struct iz_exec *x)
-{
-    double s = x->seconds;
-    for (int i = 0; i < 2; i++)
-        if (x->rate.bus_bytes_per_s[i] > 0 &&
-            x->bus_bytes[i] / x->rate.bus_bytes_per_s[i] > s)
-            s = x->bus_bytes[i] / x->rate.bus_bytes_per_s[i];
-    return s;
 }
 
 /* Adds to the counters. */

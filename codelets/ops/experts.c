@@ -118,23 +118,6 @@ static void clear_gradients(struct iz_exec *x, const struct iz_linear *l)
     }
 }
 
-/* What a call has counted and computes. */
-struct counters {
-    double flops, bytes, seconds;
-};
-
-static struct counters counters_of(const struct iz_exec *x)
-{
-    return (struct counters){x->flops, x->bytes, x->seconds};
-}
-
-static void counters_set(struct iz_exec *x, struct counters c)
-{
-    x->flops = c.flops;
-    x->bytes = c.bytes;
-    x->seconds = c.seconds;
-}
-
 /* Counts what all rows with one expert cost, as far as its experts are here,
  * and for each other one products that read its weights. No library is asked
  * for them: on a GPU each has the first way that it finds. */
@@ -142,7 +125,7 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
                            struct iz_view from, const struct iz_linear *l,
                            const struct iz_routes *r)
 {
-    struct counters before = counters_of(x);
+    struct iz_cost before = x->cost;
     double part = part_here(r);
     int64_t here = iz_route_experts_here(r);
     struct iz_adapter own[IZ_EXPERT_ADAPTERS];
@@ -151,9 +134,10 @@ static void count_products(struct iz_exec *x, product_fn *f, struct iz_view to,
     x->dry = true;
     f(x, to, from, &one);
     x->dry = dry;
-    x->flops = before.flops + part * (x->flops - before.flops);
-    x->bytes = before.bytes + part * (x->bytes - before.bytes);
-    x->seconds = before.seconds + part * (x->seconds - before.seconds);
+    struct iz_cost all = x->cost;
+    iz_cost_add(&all, &before, -1);
+    x->cost = before;
+    iz_cost_add(&x->cost, &all, part);
     for (int64_t i = 1; i < here; i++) {
         iz_exec_count(x, 0, (double)iz_view_bytes(one.w));
         for (const struct iz_adapter *a = one.w.adapter; a; a = a->next) {
@@ -177,7 +161,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
         false; /* their scratch may be any for fewer rows */
     x->rows_vary = true;
     count_products(x, f, to, from, l, r);
-    struct counters counted = counters_of(x);
+    struct iz_cost counted = x->cost;
     const int32_t *end = x->dry ? NULL : ends_of(x, r);
     for (int64_t i = 0; end && i < here; i++) {
         int64_t n = iz_routes_rows(end, r->first + i, 1, &first);
@@ -188,7 +172,7 @@ static void each_expert(struct iz_exec *x, product_fn *f, struct iz_view to,
         else if (f == iz_matmul_dw && !l->add)
             clear_gradients(x, &one);
     }
-    counters_set(x, counted);
+    x->cost = counted;
     x->rows_vary = false;
     x->numerics.bf16_products = bf16_products;
 }
@@ -301,11 +285,11 @@ void iz_experts_gated(struct iz_exec *x, struct iz_view da, struct iz_view y,
                   part_here(r) *
                       (double)(iz_view_bytes(da) + iz_view_bytes(y) +
                                iz_view_bytes(dy) + iz_view_bytes(a)));
-    struct counters counted = counters_of(x);
+    struct iz_cost counted = x->cost;
     if (n)
         iz_activation_apply(x, da.rows ? iz_view_rows(da, first, n) : da,
                             iz_view_rows(y, first, n),
                             dy.rows ? iz_view_rows(dy, first, n) : dy,
                             iz_view_rows(a, first, n), act);
-    counters_set(x, counted);
+    x->cost = counted;
 }

@@ -70,122 +70,7 @@ static struct iz_view norm_cuda_scratch(struct iz_exec *x,
     return iz_exec_work(x, IZ_F32, (n->mean.rows ? 2 : 1) * parts, n->w.cols);
 }
 
-/* ---- LayerNorm ---- */
-
-static inline float row_sum(const float *a, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += a[i];
-    return sum;
-}
-
-static inline float row_sum_square(const float *a, float mean, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += (a[i] - mean) * (a[i] - mean);
-    return sum;
-}
-
-IZ_SIMD static void layernorm_stats(const struct iz_norm_layer *n,
-                                    struct iz_view a)
-{
-    float *mean = n->mean.p, *rstd = n->rstd.p, c = (float)a.cols;
-    for (int64_t i = 0; i < a.rows; i++) {
-        const float *row = (float *)a.p + i * a.cols;
-        mean[i] = row_sum(row, a.cols) / c;
-        rstd[i] = 1 / sqrtf(row_sum_square(row, mean[i], a.cols) / c + n->eps);
-    }
-}
-
-IZ_SIMD static void layernorm_apply(struct iz_view y, struct iz_view a,
-                                    const struct iz_norm_layer *n,
-                                    const float *w, const float *b)
-{
-    const float *mean = n->mean.p, *rstd = n->rstd.p;
-    for (int64_t i = 0; i < a.rows; i++) {
-        const float *from = (float *)a.p + i * a.cols;
-        float *to = (float *)y.p + i * a.cols, m = mean[i], s = rstd[i];
-        for (int64_t j = 0; j < a.cols; j++)
-            to[j] = (from[j] - m) * s * w[j] + b[j];
-    }
-}
-
-static void layernorm_on_cpu(struct iz_exec *x, struct iz_view y,
-                             struct iz_view a, const struct iz_norm_layer *n,
-                             bool again)
-{
-    struct iz_view w = norm_weight(x, n), b = widen(x, n->b);
-    if (!x->dry && !again)
-        layernorm_stats(n, a);
-    if (!x->dry)
-        layernorm_apply(y, a, n, w.p, b.p);
-}
-
-/* Means over a row of g = dy w and of g xhat. */
-static inline void row_means(float *mg, float *mgx, const float *dy,
-                             const float *w, const float *a, float m, float s,
-                             int64_t n)
-{
-    float sum = 0, sum_hat = 0;
-#pragma omp simd reduction(+ : sum, sum_hat)
-    for (int64_t i = 0; i < n; i++) {
-        float g = dy[i] * w[i];
-        sum += g;
-        sum_hat += g * ((a[i] - m) * s);
-    }
-    *mg = sum / (float)n;
-    *mgx = sum_hat / (float)n;
-}
-
-/* scratch [3,C]: dw, db, and a row of dx, which may replace the same row of r
- * or of dy. */
-IZ_SIMD static void layernorm_gradients(struct iz_view dx, struct iz_view r,
-                                        struct iz_view dy, struct iz_view a,
-                                        const struct iz_norm_layer *n,
-                                        const float *w, float *restrict scratch)
-{
-    const float *mean = n->mean.p, *rstd = n->rstd.p;
-    int64_t c = a.cols;
-    float *restrict gw = scratch, *restrict gb = scratch + c;
-    float *restrict to = scratch + 2 * c;
-    memset(scratch, 0, 2 * (size_t)c * sizeof(*scratch));
-    for (int64_t i = 0; i < a.rows; i++) {
-        const float *av = (float *)a.p + i * c, *dv = (float *)dy.p + i * c;
-        const float *rv = r.rows ? (float *)r.p + i * c : NULL;
-        float m = mean[i], s = rstd[i], mg, mgx;
-        row_means(&mg, &mgx, dv, w, av, m, s, c);
-        for (int64_t j = 0; j < c; j++) {
-            float hat = (av[j] - m) * s;
-            gw[j] += dv[j] * hat;
-            gb[j] += dv[j];
-            to[j] = s * (dv[j] * w[j] - mg - hat * mgx);
-        }
-        if (rv)
-            for (int64_t j = 0; j < c; j++)
-                to[j] += rv[j];
-        memcpy((float *)dx.p + i * c, to, (size_t)c * sizeof(*to));
-    }
-}
-
-static void layernorm_bwd_on_cpu(struct iz_exec *x, struct iz_view dx,
-                                 struct iz_view r, struct iz_view dy,
-                                 struct iz_view a,
-                                 const struct iz_norm_layer *n)
-{
-    struct iz_view w = norm_weight(x, n),
-                   g = iz_exec_work(x, IZ_F32, 3, a.cols);
-    if (x->dry)
-        return;
-    layernorm_gradients(dx, r, dy, a, n, w.p, g.p);
-    store_gradient(x, n->dw, g.p);
-    store_gradient(x, n->db, (float *)g.p + a.cols);
-}
-
-/* ---- RMSNorm ---- */
+/* ---- on the CPU ---- */
 
 /* `heads` pieces of c columns per row of ld. */
 struct pieces {
@@ -201,98 +86,150 @@ static struct pieces norm_pieces(struct iz_view v, int64_t first, int64_t heads,
                            n->w.cols};
 }
 
-static inline float *piece(struct pieces s, int64_t i)
+IZ_INLINE float *piece(struct pieces s, int64_t i)
 {
-    return s.p + i / s.heads * s.ld + i % s.heads * s.c;
+    int64_t row = s.heads == 1 ? i : i / s.heads;
+    return s.p + row * s.ld + (i - row * s.heads) * s.c;
 }
 
-static inline float mean_square(const float *a, int64_t n)
+IZ_INLINE float piece_mean(const float *a, int64_t n)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
-        sum += a[i] * a[i];
+        sum += a[i];
     return sum / (float)n;
 }
 
-/* Mean over a piece of dy w xhat. */
-static inline float mean_product(const float *dy, const float *w,
-                                 const float *a, float s, int64_t n)
+IZ_INLINE float mean_square(const float *a, float mean, int64_t n)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++)
-        sum += dy[i] * w[i] * (a[i] * s);
+        sum += (a[i] - mean) * (a[i] - mean);
     return sum / (float)n;
 }
 
-IZ_SIMD static void rmsnorm_stats(struct iz_view rstd, struct pieces a,
-                                  float eps)
+/* With `mean` LayerNorm, else RMSNorm, here and below. */
+IZ_INLINE void pieces_stats(const struct iz_norm_layer *n, struct pieces a,
+                            bool mean)
 {
-    float *to = rstd.p;
-    for (int64_t i = 0; i < iz_view_len(rstd); i++)
-        to[i] = 1 / sqrtf(mean_square(piece(a, i), a.c) + eps);
+    float *means = n->mean.p, *rstd = n->rstd.p, eps = n->eps;
+    int64_t count = iz_view_len(n->rstd);
+    for (int64_t i = 0; i < count; i++) {
+        float m = mean ? piece_mean(piece(a, i), a.c) : 0;
+        if (mean)
+            means[i] = m;
+        rstd[i] = 1 / sqrtf(mean_square(piece(a, i), m, a.c) + eps);
+    }
 }
 
 /* y may be a. */
-IZ_SIMD static void rmsnorm_apply(struct pieces y, struct pieces a,
-                                  struct iz_view rstd, const float *w)
+IZ_INLINE void pieces_fwd(struct pieces y, struct pieces a,
+                          const struct iz_norm_layer *n, const float *w,
+                          const float *b, bool again, bool mean)
 {
-    for (int64_t i = 0; i < iz_view_len(rstd); i++) {
+    const float *means = n->mean.p, *rstd = n->rstd.p;
+    if (!again)
+        pieces_stats(n, a, mean);
+    int64_t count = iz_view_len(n->rstd);
+    for (int64_t i = 0; i < count; i++) {
         const float *from = piece(a, i);
-        float *to = piece(y, i), s = ((float *)rstd.p)[i];
+        float *to = piece(y, i), m = mean ? means[i] : 0, s = rstd[i];
 #pragma omp simd
-        for (int64_t j = 0; j < a.c; j++)
-            to[j] = from[j] * s * w[j];
+        for (int64_t j = 0; j < a.c; j++) {
+            float scaled = (from[j] - m) * s * w[j];
+            to[j] = mean ? scaled + b[j] : scaled;
+        }
     }
 }
 
-/* One piece: dx, which may be dy or r, and what it adds to gw. */
-static inline void bwd_piece(float *dx, const float *r, const float *dy,
-                             const float *a, const float *w, float s,
-                             float *restrict gw, int64_t c)
+/* A loop of its own for each layer, here and below. */
+IZ_SIMD static void pieces_apply(struct pieces y, struct pieces a,
+                                 const struct iz_norm_layer *n, const float *w,
+                                 const float *b, bool again)
 {
-    float mean = mean_product(dy, w, a, s, c);
-#pragma omp simd
-    for (int64_t j = 0; j < c; j++) {
-        float hat = a[j] * s, d = dy[j];
-        gw[j] += d * hat;
-        dx[j] = (r ? r[j] : 0) + s * (d * w[j] - hat * mean);
-    }
+    if (n->mean.rows)
+        pieces_fwd(y, a, n, w, b, again, true);
+    else
+        pieces_fwd(y, a, n, w, b, again, false);
 }
 
-/* r.p may be NULL. */
-IZ_SIMD static void rmsnorm_gradients(struct pieces dx, struct pieces r,
-                                      struct pieces dy, struct pieces a,
-                                      struct iz_view rstd, const float *w,
-                                      float *gw)
-{
-    memset(gw, 0, (size_t)a.c * sizeof(*gw));
-    for (int64_t i = 0; i < iz_view_len(rstd); i++)
-        bwd_piece(piece(dx, i), r.p ? piece(r, i) : NULL, piece(dy, i),
-                  piece(a, i), w, ((float *)rstd.p)[i], gw, a.c);
-}
-
-static void rmsnorm_on_cpu(struct iz_exec *x, struct pieces y, struct pieces a,
-                           const struct iz_norm_layer *n, bool again)
-{
-    struct iz_view w = norm_weight(x, n);
-    if (!x->dry && !again)
-        rmsnorm_stats(n->rstd, a, n->eps);
-    if (!x->dry)
-        rmsnorm_apply(y, a, n->rstd, w.p);
-}
-
-static void rmsnorm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
-                               struct pieces r, struct pieces dy,
-                               struct pieces a, const struct iz_norm_layer *n)
+static void norm_on_cpu(struct iz_exec *x, struct pieces y, struct pieces a,
+                        const struct iz_norm_layer *n, bool again)
 {
     struct iz_view w = norm_weight(x, n),
-                   gw = iz_exec_work(x, IZ_F32, 1, n->w.cols);
+                   b = n->mean.rows ? widen(x, n->b) : IZ_NONE;
+    if (!x->dry)
+        pieces_apply(y, a, n, w.p, b.p, again);
+}
+
+/* Means over a piece of g = dy w and of g xhat. */
+IZ_INLINE void piece_means(float *mg, float *mgx, const float *dy,
+                           const float *w, const float *a, float m, float s,
+                           int64_t n)
+{
+    float sum = 0, sum_hat = 0;
+#pragma omp simd reduction(+ : sum, sum_hat)
+    for (int64_t i = 0; i < n; i++) {
+        float g = dy[i] * w[i];
+        sum += g;
+        sum_hat += g * ((a[i] - m) * s);
+    }
+    *mg = sum / (float)n;
+    *mgx = sum_hat / (float)n;
+}
+
+/* dx may be dy or r, and r.p NULL; gw: dw, then db [2,C]. */
+IZ_INLINE void pieces_bwd(struct pieces dx, struct pieces r, struct pieces dy,
+                          struct pieces a, const struct iz_norm_layer *n,
+                          const float *w, float *restrict gw, bool mean)
+{
+    const float *means = n->mean.p, *rstd = n->rstd.p;
+    float *restrict gb = gw + a.c;
+    for (int64_t i = 0; i < iz_view_len(n->rstd); i++) {
+        const float *av = piece(a, i), *dv = piece(dy, i);
+        const float *rv = r.p ? piece(r, i) : NULL;
+        float *to = piece(dx, i), m = mean ? means[i] : 0, s = rstd[i];
+        float mg, mgx;
+        piece_means(&mg, &mgx, dv, w, av, m, s, a.c);
+        mg = mean ? mg : 0;
+#pragma omp simd
+        for (int64_t j = 0; j < a.c; j++) {
+            float hat = (av[j] - m) * s, d = dv[j];
+            gw[j] += d * hat;
+            if (mean)
+                gb[j] += d;
+            float rest = rv ? rv[j] : mean ? -0.f : 0;
+            to[j] = rest + s * (d * w[j] - mg - hat * mgx);
+        }
+    }
+}
+
+IZ_SIMD static void pieces_gradients(struct pieces dx, struct pieces r,
+                                     struct pieces dy, struct pieces a,
+                                     const struct iz_norm_layer *n,
+                                     const float *w, float *gw)
+{
+    if (n->mean.rows)
+        pieces_bwd(dx, r, dy, a, n, w, gw, true);
+    else
+        pieces_bwd(dx, r, dy, a, n, w, gw, false);
+}
+
+static void norm_bwd_on_cpu(struct iz_exec *x, struct pieces dx,
+                            struct pieces r, struct pieces dy, struct pieces a,
+                            const struct iz_norm_layer *n)
+{
+    struct iz_view w = norm_weight(x, n),
+                   g = iz_exec_work(x, IZ_F32, n->mean.rows ? 2 : 1, n->w.cols);
     if (x->dry)
         return;
-    rmsnorm_gradients(dx, r, dy, a, n->rstd, w.p, gw.p);
-    store_gradient(x, n->dw, gw.p);
+    memset(g.p, 0, (size_t)iz_view_bytes(g));
+    pieces_gradients(dx, r, dy, a, n, w.p, g.p);
+    store_gradient(x, n->dw, g.p);
+    if (n->mean.rows)
+        store_gradient(x, n->db, (float *)g.p + n->w.cols);
 }
 
 /* ---- the ops ---- */
@@ -311,11 +248,9 @@ void iz_norm_layer_fwd(struct iz_exec *x, struct iz_view y, struct iz_view a,
     struct iz_norm_layer all = complete(x, given, a.cols), *n = &all;
     norm_check(y, a, n);
     iz_exec_count(x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU && n->mean.rows)
-        layernorm_on_cpu(x, y, a, n, again);
-    else if (x->backend == IZ_CPU)
-        rmsnorm_on_cpu(x, norm_pieces(y, 0, 1, n), norm_pieces(a, 0, 1, n), n,
-                       again);
+    if (x->backend == IZ_CPU)
+        norm_on_cpu(x, norm_pieces(y, 0, 1, n), norm_pieces(a, 0, 1, n), n,
+                    again);
     else if (!x->dry)
         iz_norm_layer_fwd_cuda(x, y, a, n, again);
     iz_exec_release(x, mark);
@@ -332,12 +267,9 @@ void iz_norm_layer_bwd(struct iz_exec *x, struct iz_view dx, struct iz_view r,
     iz_exec_count(x, 0,
                   (double)(iz_view_bytes(dx) + iz_view_bytes(r) +
                            iz_view_bytes(dy) + iz_view_bytes(a)));
-    if (x->backend == IZ_CPU && n->mean.rows) {
-        layernorm_bwd_on_cpu(x, dx, r, dy, a, n);
-    } else if (x->backend == IZ_CPU) {
-        rmsnorm_bwd_on_cpu(x, norm_pieces(dx, 0, 1, n), norm_pieces(r, 0, 1, n),
-                           norm_pieces(dy, 0, 1, n), norm_pieces(a, 0, 1, n),
-                           n);
+    if (x->backend == IZ_CPU) {
+        norm_bwd_on_cpu(x, norm_pieces(dx, 0, 1, n), norm_pieces(r, 0, 1, n),
+                        norm_pieces(dy, 0, 1, n), norm_pieces(a, 0, 1, n), n);
     } else {
         struct iz_view scratch = norm_cuda_scratch(x, n);
         if (!x->dry)
@@ -370,10 +302,10 @@ void iz_norm_head(struct iz_exec *x, struct iz_view a, struct iz_view kept,
         memcpy((float *)kept.p + i * kept.cols, s.p + i * s.ld,
                (size_t)kept.cols * sizeof(*s.p));
     if (x->backend == IZ_CPU && back) {
-        rmsnorm_bwd_on_cpu(x, s, (struct pieces){0}, s,
-                           norm_pieces(kept, 0, s.heads, n), n);
+        norm_bwd_on_cpu(x, s, (struct pieces){0}, s,
+                        norm_pieces(kept, 0, s.heads, n), n);
     } else if (x->backend == IZ_CPU) {
-        rmsnorm_on_cpu(x, s, s, n, false);
+        norm_on_cpu(x, s, s, n, false);
     } else {
         struct iz_view scratch = back ? norm_cuda_scratch(x, n) : IZ_NONE;
         if (!x->dry)

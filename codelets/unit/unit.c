@@ -3,7 +3,7 @@
 #include "codelets/unit/unit.h"
 
 #include <assert.h>
-#include <string.h>
+#include <math.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
@@ -342,6 +342,17 @@ static struct iz_exec dry_like(const struct iz_exec *like)
     return x;
 }
 
+/* Of all ops and of the copies beside them. */
+static struct iz_cost cost_of(const struct iz_exec *x)
+{
+    struct iz_cost c = x->cost;
+    for (int i = 0; i < 2; i++)
+        if (x->rate.bus_bytes_per_s[i] > 0)
+            c.seconds =
+                fmax(c.seconds, c.bus_bytes[i] / x->rate.bus_bytes_per_s[i]);
+    return c;
+}
+
 /* Of one whose chunks keep nothing, and recompute what they are about to need.
  */
 static void cost_of_chunks(struct iz_unit_cost *c, const struct iz_model *m,
@@ -350,11 +361,8 @@ static void cost_of_chunks(struct iz_unit_cost *c, const struct iz_model *m,
 {
     x->keeps_nothing = true;
     dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_BACKWARD, NULL);
-    c->recompute_flops[IZ_RECOMPUTE_FULL] = x->flops - c->backward_flops;
-    c->recompute_bytes[IZ_RECOMPUTE_FULL] = x->bytes - c->backward_bytes;
-    c->recompute_s[IZ_RECOMPUTE_FULL] = iz_exec_seconds(x) - c->backward_s;
-    c->recompute_bus_bytes[IZ_RECOMPUTE_FULL] =
-        x->bus_bytes[0] - c->backward_bus_bytes[0];
+    c->recompute[IZ_RECOMPUTE_FULL] = cost_of(x);
+    iz_cost_add(&c->recompute[IZ_RECOMPUTE_FULL], &c->backward, -1);
     dry_call(x, m, unit, samples, 0, param_type, IZ_CALL_FORWARD, NULL);
     c->work_bytes = max64(c->work_bytes, x->work.peak);
 }
@@ -369,10 +377,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     c->save_bytes[IZ_RECOMPUTE_NONE] =
         max64(c->save_bytes[IZ_RECOMPUTE_NONE], x.save.peak);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
-    c->forward_flops = x.flops;
-    c->forward_bytes = x.bytes;
-    c->forward_s = iz_exec_seconds(&x);
-    memcpy(c->forward_bus_bytes, x.bus_bytes, sizeof(x.bus_bytes));
+    c->forward = cost_of(&x);
     if (!c->save_bytes[IZ_RECOMPUTE_NONE])
         return; /* nothing is kept, so nothing is recomputed */
     x = dry_like(like);
@@ -387,9 +392,8 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     if (!x.numerics.chunk_rows) /* scratch has room for all that is kept */
         most -= c->save_bytes[IZ_RECOMPUTE_NONE] - x.save.peak;
     c->work_bytes = max64(c->work_bytes, most);
-    c->recompute_flops[IZ_RECOMPUTE_WIDENED] = x.flops - c->backward_flops;
-    c->recompute_bytes[IZ_RECOMPUTE_WIDENED] = x.bytes - c->backward_bytes;
-    c->recompute_s[IZ_RECOMPUTE_WIDENED] = iz_exec_seconds(&x) - c->backward_s;
+    c->recompute[IZ_RECOMPUTE_WIDENED] = cost_of(&x);
+    iz_cost_add(&c->recompute[IZ_RECOMPUTE_WIDENED], &c->backward, -1);
     x = dry_like(like);
     if (like->numerics.chunk_rows) {
         cost_of_chunks(c, m, unit, samples, param_type, &x);
@@ -399,9 +403,7 @@ static void forward_cost(struct iz_unit_cost *c, const struct iz_model *m,
     iz_exec_work(&x, x.act, samples, m->unit[unit].out_elems);
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_AGAIN, NULL);
     c->work_bytes = max64(c->work_bytes, x.work.peak);
-    c->recompute_flops[IZ_RECOMPUTE_FULL] = x.flops;
-    c->recompute_bytes[IZ_RECOMPUTE_FULL] = x.bytes;
-    c->recompute_s[IZ_RECOMPUTE_FULL] = iz_exec_seconds(&x);
+    c->recompute[IZ_RECOMPUTE_FULL] = cost_of(&x);
 }
 
 struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
@@ -415,10 +417,7 @@ struct iz_unit_cost iz_unit_cost(const struct iz_model *m, int unit,
     dry_call(&x, m, unit, samples, rows, param_type, IZ_CALL_BACKWARD, NULL);
     c.save_bytes[IZ_RECOMPUTE_NONE] = x.save.peak;
     c.work_bytes = x.work.peak;
-    c.backward_flops = x.flops;
-    c.backward_bytes = x.bytes;
-    c.backward_s = iz_exec_seconds(&x);
-    memcpy(c.backward_bus_bytes, x.bus_bytes, sizeof(x.bus_bytes));
+    c.backward = cost_of(&x);
     c.attends = x.attends;
     c.why_own = x.why_own;
     if (u->forward)

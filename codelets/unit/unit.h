@@ -65,15 +65,10 @@ struct iz_unit_cost {
     int64_t save_bytes[IZ_RECOMPUTES]; /* what forward keeps; FULL: nothing */
     /* Scratch of the hungriest call, without save_bytes[IZ_RECOMPUTE_NONE]. */
     int64_t work_bytes;
-    double forward_flops, backward_flops; /* backward without recomputing */
-    double forward_bytes, backward_bytes;
-    double forward_s, backward_s; /* at the given rates; 0 without */
-    /* Copied between host and GPU meanwhile, as in struct iz_exec. */
-    double forward_bus_bytes[2], backward_bus_bytes[2];
-    double recompute_flops[IZ_RECOMPUTES], recompute_bytes[IZ_RECOMPUTES];
-    double recompute_s[IZ_RECOMPUTES];
-    double recompute_bus_bytes[IZ_RECOMPUTES]; /* more from the host */
-    bool attends;                              /* attention is among its ops */
+    /* backward without recomputing.  Seconds, at the given rates, are those of
+     * the copies beside the ops, where these take longer. */
+    struct iz_cost forward, backward, recompute[IZ_RECOMPUTES];
+    bool attends;        /* attention is among its ops */
     const char *why_own; /* why it is ours; NULL: it may be cuDNN's */
 };
 /* rows: the gradient is of so many rows of a sparse table, 0: dense.  like:

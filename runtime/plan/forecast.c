@@ -276,7 +276,7 @@ static void forward(struct course *c, int micros, bool first)
         struct slot *slot = NULL;
         double ready =
             first ? update_and_fetch(c, u, &slot) : fetch(c, u, 0, &slot);
-        c->gpu_s = fmax(c->gpu_s, ready) + micros * p->cost[u].forward_s;
+        c->gpu_s = fmax(c->gpu_s, ready) + micros * p->cost[u].forward.seconds;
         if (slot)
             slot->end_s = c->gpu_s;
         if (p->act.boundary_slots && iz_plan_boundaries_pass(p))
@@ -340,8 +340,8 @@ static void backward(struct course *c, int first, int micros)
             copy(c, IZ_ON_H2D, micros * (double)iz_plan_boundary_room(p), 0);
         for (int i = 0; i < micros; i++) {
             double *grad = &c->grad[2 * p->unit[u].ring + c->sent % 2];
-            c->gpu_s = fmax(fmax(c->gpu_s, t), *grad) + k->backward_s +
-                       k->recompute_s[p->unit[u].recompute];
+            c->gpu_s = fmax(fmax(c->gpu_s, t), *grad) + k->backward.seconds +
+                       k->recompute[p->unit[u].recompute].seconds;
             reduce(c, u, first + i);
         }
         if (slot)
@@ -353,11 +353,11 @@ static double passes_s(const struct iz_plan *p)
 {
     double s = 0;
     for (int u = 0; u < p->n_units; u++)
-        s += p->cost[u].forward_s +
+        s += p->cost[u].forward.seconds +
              (u < p->first_trained
                   ? 0
-                  : p->cost[u].backward_s +
-                        p->cost[u].recompute_s[p->unit[u].recompute]);
+                  : p->cost[u].backward.seconds +
+                        p->cost[u].recompute[p->unit[u].recompute].seconds);
     return s * p->micro_batches;
 }
 

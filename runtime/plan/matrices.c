@@ -58,8 +58,8 @@ static void count_matrix(struct iz_plan *p, struct iz_plan_matrix *a,
     struct iz_orthogonal m = iz_plan_orthogonal(p, a, NULL);
     x.numerics = p->target.numerics;
     iz_orthogonal(&x, &m);
-    a->flops = x.flops;
-    a->bytes = x.bytes;
+    a->flops = x.cost.flops;
+    a->bytes = x.cost.bytes;
     p->matrices.work_bytes = max64(p->matrices.work_bytes, x.work.peak);
 }
 

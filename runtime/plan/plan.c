@@ -291,9 +291,9 @@ static void plan_costs(struct iz_plan *p, const struct iz_model *m)
         bool trained = u >= p->first_trained;
         p->attends |= p->cost[u].attends;
         p->why_own = p->why_own ? p->why_own : p->cost[u].why_own;
-        p->step_flops += tasks * (p->cost[u].forward_flops *
+        p->step_flops += tasks * (p->cost[u].forward.flops *
                                       (m->preference && trained ? 2 : 1) +
-                                  (trained ? p->cost[u].backward_flops : 0));
+                                  (trained ? p->cost[u].backward.flops : 0));
     }
     if (p->matrices.on_gpu == p->target.gpu)
         p->act.scratch_bytes =

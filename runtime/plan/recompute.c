@@ -18,8 +18,8 @@ double iz_plan_recomputed(const struct iz_plan *p)
 {
     double forward = 0, again = 0;
     for (int u = 0; u < p->n_units; u++) {
-        forward += p->cost[u].forward_flops;
-        again += p->cost[u].recompute_flops[p->unit[u].recompute];
+        forward += p->cost[u].forward.flops;
+        again += p->cost[u].recompute[p->unit[u].recompute].flops;
     }
     return forward > 0 ? again / forward : 0;
 }
@@ -49,7 +49,7 @@ struct move {
 /* A byte counts as a flop, so that units without products count too. */
 static double recomputed_work(const struct iz_unit_cost *k, enum iz_recompute r)
 {
-    return k->recompute_flops[r] + k->recompute_bytes[r];
+    return k->recompute[r].flops + k->recompute[r].bytes;
 }
 
 /* The move of less than `under` bytes that saves most for each; of equal ones

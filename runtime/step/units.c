@@ -124,20 +124,17 @@ static void set_cost(const struct iz_engine *e, const struct iz_call *c,
                      struct iz_task *t)
 {
     const struct iz_unit_cost *k = &e->plan.cost[c->unit];
-    bool backward = c->call == IZ_CALL_BACKWARD;
-    enum iz_recompute r = e->plan.unit[c->unit].recompute;
-    if (backward) {
-        t->flops = k->backward_flops + k->recompute_flops[r];
-        t->bytes = k->backward_bytes + k->recompute_bytes[r];
-        t->seconds = k->backward_s + k->recompute_s[r];
-    } else if (c->call == IZ_CALL_FORWARD) {
-        t->flops = k->forward_flops;
-        t->bytes = k->forward_bytes;
-        t->seconds = k->forward_s;
-    } else {
+    struct iz_cost all = k->forward;
+    if (c->call == IZ_CALL_BACKWARD) {
+        all = k->backward;
+        iz_cost_add(&all, &k->recompute[e->plan.unit[c->unit].recompute], 1);
+    } else if (c->call != IZ_CALL_FORWARD) {
         /* The last unit's loss alone is its one product of three. */
-        t->flops = k->backward_flops / 3;
+        all = (struct iz_cost){.flops = k->backward.flops / 3};
     }
+    t->flops = all.flops;
+    t->bytes = all.bytes;
+    t->seconds = all.seconds;
 }
 
 /* What it copies between host and GPU while it computes; a loss alone gives no
@@ -146,13 +143,13 @@ static void count_copies(struct iz_engine *e, const struct iz_call *c)
 {
     const struct iz_unit_cost *k = &e->plan.cost[c->unit];
     bool forward = c->call == IZ_CALL_FORWARD;
-    const double *n = forward ? k->forward_bus_bytes : k->backward_bus_bytes;
+    const double *n = (forward ? &k->forward : &k->backward)->bus_bytes;
     if (c->call == IZ_CALL_GENERATE)
         return; /* of one row */
     e->counts.up_bytes += (int64_t)n[0];
     if (c->call == IZ_CALL_BACKWARD)
         e->counts.up_bytes +=
-            (int64_t)k->recompute_bus_bytes[e->plan.unit[c->unit].recompute];
+            (int64_t)k->recompute[e->plan.unit[c->unit].recompute].bus_bytes[0];
     if (forward || c->call == IZ_CALL_BACKWARD)
         e->counts.down_bytes += (int64_t)n[1];
 }

@@ -173,7 +173,7 @@ static void call_exact(struct twin *t, int u, layer *f, struct iz_exec *x)
     x->backend = IZ_CPU;
     x->dry = false;
     x->act = IZ_F32;
-    x->flops = x->bytes = 0;
+    x->cost = (struct iz_cost){0};
     x->work = (struct iz_arena){.base = fixture_take(dry.work.peak),
                                 .size = dry.work.peak};
     x->save.used = 0;
@@ -186,7 +186,8 @@ static void call_exact(struct twin *t, int u, layer *f, struct iz_exec *x)
     assert_int_equal(x->work.used, dry.work.used);
     assert_int_equal(x->work.peak, dry.work.peak);
     assert_int_equal(x->save.used, dry.save.peak);
-    assert_true(x->flops == dry.flops && x->bytes == dry.bytes);
+    assert_true(x->cost.flops == dry.cost.flops &&
+                x->cost.bytes == dry.cost.bytes);
     free(x->work.base);
     x->work = (struct iz_arena){0};
 }
@@ -244,7 +245,7 @@ double twin_flops(const struct twin_kind *k, const void *config, int samples)
         if (t.m->unit[u].forward)
             call(&t, u, t.m->unit[u].forward, &x);
         call(&t, u, t.m->unit[u].backward, &x);
-        flops += x.flops;
+        flops += x.cost.flops;
     }
     twin_free(&t);
     return flops;

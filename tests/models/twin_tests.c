@@ -118,16 +118,17 @@ static void what_is_recomputed_is_counted(void **state)
     for (int u = 0; u + 1 < t.m->n_units; u++) {
         struct iz_unit_cost k = cost_of(&t, u);
         const int64_t *save = k.save_bytes;
-        const double *flops = k.recompute_flops;
+        double widened = k.recompute[IZ_RECOMPUTE_WIDENED].flops;
+        double full = k.recompute[IZ_RECOMPUTE_FULL].flops;
         bool widens = save[IZ_RECOMPUTE_WIDENED] < save[IZ_RECOMPUTE_NONE];
         assert_true(save[IZ_RECOMPUTE_WIDENED] <= save[IZ_RECOMPUTE_NONE]);
         assert_true(save[IZ_RECOMPUTE_FULL] == 0 &&
-                    flops[IZ_RECOMPUTE_NONE] == 0);
-        assert_true(widens == (flops[IZ_RECOMPUTE_WIDENED] > 0));
-        assert_true(flops[IZ_RECOMPUTE_WIDENED] <= flops[IZ_RECOMPUTE_FULL]);
-        assert_true(flops[IZ_RECOMPUTE_FULL] <= k.forward_flops);
+                    k.recompute[IZ_RECOMPUTE_NONE].flops == 0);
+        assert_true(widens == (widened > 0));
+        assert_true(widened <= full);
+        assert_true(full <= k.forward.flops);
         assert_true(widens == (save[IZ_RECOMPUTE_NONE] > 0));
-        assert_true(!widens || flops[IZ_RECOMPUTE_FULL] < k.forward_flops);
+        assert_true(!widens || full < k.forward.flops);
     }
     twin_free(&t);
 }

@@ -213,7 +213,8 @@ static void check_counts(const struct iz_exec *x, const struct iz_exec *dry,
     if (s->unwanted) /* a dry run counts it all the same */
         return;
     assert_true(s->spare || x->work.peak == dry->work.peak);
-    assert_true(x->flops == dry->flops && x->bytes == dry->bytes);
+    assert_true(x->cost.flops == dry->cost.flops &&
+                x->cost.bytes == dry->cost.bytes);
 }
 
 static void run_once(struct scene *s, const struct pass *p, const void *arg,
@@ -235,7 +236,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
         iz_device_wait(x.stream);
     views_down(host, at, &work, s);
     check_counts(&x, &dry, s);
-    s->flops = x.flops;
+    s->flops = x.cost.flops;
     s->scratch = x.work.peak;
 }
 

@@ -174,7 +174,7 @@ static void orthogonal_with(const struct iz_orthogonal *m, bool bf16)
     struct iz_exec x = iz_exec_dry(IZ_CPU, IZ_F32);
     x.numerics.bf16_products = bf16;
     iz_orthogonal(&x, m);
-    assert_true(x.flops > 0 && x.work.used == 0);
+    assert_true(x.cost.flops > 0 && x.work.used == 0);
     int64_t size = x.work.peak;
     char *scratch = aligned_alloc(64, (size_t)size);
     assert_non_null(scratch);
@@ -246,9 +246,9 @@ static void flops_are_those_of_the_products(void **state)
         double elems = (double)(m.rows * m.cols);
         m.gram = i % 2;
         iz_orthogonal(&x, &m);
-        assert_true(x.flops == (m.gram && m.rows != m.cols
-                                    ? 8 * n * elems + 28 * n * n * n
-                                    : 20 * n * elems + 10 * n * n * n));
+        assert_true(x.cost.flops == (m.gram && m.rows != m.cols
+                                         ? 8 * n * elems + 28 * n * n * n
+                                         : 20 * n * elems + 10 * n * n * n));
         free(m.p);
     }
 }
