@@ -67,29 +67,6 @@ def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start)
     assert r.units("norm", 2) == left and r.units("norm") == UNITS
 
 
-@pytest.mark.parametrize("ranks, comm, width", [(1, "mpi", 24), (1, "mpi", 64),
-                                                (2, "nccl", 64)])
-def test_the_hosts_sums_are_cut_for_all_workers(ranks, comm, width, start):
-    """Into at most 16 pieces of whole chunks.  The tied embedding has a sum of
-    micro-batches for each use; the task that adds them takes their squares."""
-    row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "micro": 4, "workers": 2}
-    more = {**model(2, width), "run.task_log": True}
-    r = far_sums(start, row, more) if ranks == 1 else start(row, more)
-
-    def pieces(n):
-        chunks = -(-padded(-(-n // ranks)) // ROW["chunk"])
-        return -(-chunks // -(-chunks // 16))
-
-    block = pieces(12 * width * width + 13 * width)
-    embed = pieces((256 + 16) * width)
-    times = BATCH // ranks // 4 - (ranks > 1)  # the first comes straight
-    assert min(block, embed) > 1
-    sums, squares = r.per_step("reduce"), r.per_step("norm")
-    assert [sums[u] for u in range(4)] == [
-        2 * times * embed, times * block, times * block, times], str(sums)
-    assert [squares[u] for u in range(4)] == [embed + 1, 1, 1, 1], str(squares)
-
-
 # ---- bytes ----
 
 @pytest.fixture
@@ -268,21 +245,6 @@ def test_a_links_rate_is_that_of_its_own_copies(start):
     assert float(up[1]) > 3 * moved and down[4] == "-"
 
 
-def test_offload_moves_what_the_arithmetic_says(traffic):
-    """Per step: a ring of 2 keeps what backward begins with, so that every
-    block but the last goes up twice; every gradient comes down once."""
-    c, layers = 16, 8
-    real, _ = traffic({**ROW, **FAR, "ring": 2}, **model(layers, c))
-    block = padded(12 * c * c + 13 * c) * 2
-    embed = padded((256 + 16) * c) * 2
-    head = padded(2 * c) * 2
-    # embedding and head have slots of their own; of two block slots the last
-    # two blocks are still there when backward begins
-    up = embed + head + block * (2 * layers - 2)
-    down = embed + head + block * layers
-    assert real == {"h2d_bytes": 2 * up, "d2h_bytes": 2 * down}
-
-
 def state_elems(r, tier, per_element):
     return r.memory.get(("optimizer", tier), (0, 0))[1] // per_element
 
@@ -317,13 +279,6 @@ def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param, r
     embed = padded((256 + 16) * run.MODEL["width"]) - apart[0]  # the host's
     kept = 4 * (uses + host + embed) if micro else size * (gpu + embed)
     assert r.memory[("gradients", "device")] == (kept, kept)
-
-
-def test_breadth_first_divides_the_way_up(traffic):
-    row = {**ROW, **FAR, "ring": 2, "micro": 3}
-    deep, _ = traffic(row, **model(8, 32))
-    wide, _ = traffic({**row, "schedule": "breadth_first"}, **model(8, 32))
-    assert 7 * wide["h2d_bytes"] < deep["h2d_bytes"]
 
 
 @pytest.mark.parametrize("schedule, micro, waves, tracks", [
@@ -392,8 +347,6 @@ def test_buffers_of_chunks_do_not_change_bits(param, master, start):
     assert few.numbers == many.numbers
 
 
-# ---- memory ----
-
 def test_states_beyond_the_gpu_train_there(start):
     """Four times as much as the GPU may hold, and the same losses."""
     large, row = model(40, 64), {**ROW, "dtype": "fp32", "micro": 4, "steps": 2}
@@ -403,53 +356,3 @@ def test_states_beyond_the_gpu_train_there(start):
                if tier == "device" and name != "scratch")
     assert 4 * used < 16 * run.parameters(large["model"])
     assert r.numbers == plain.numbers
-
-
-@pytest.mark.parametrize("ranks, comm, c", ((1, "mpi", 16), (1, "mpi", 48),
-                                            (2, "nccl", 48)))
-def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
-    """One contribution comes straight down, but of the tied embedding there are
-    two, whether it is larger than a block or smaller; of two micro-batches
-    every unit has two.  Two buffers, in the type of the wire, or in fp32 where
-    ranks were added.  None if the GPU adds."""
-    row = {**ROW, **FAR, "ranks": ranks, "comm": comm}
-    embed = padded((256 + 16) * c)
-    block = padded(12 * c * c + 13 * c)
-    each = 2 * (2 if ranks == 1 else 4)
-    staged = {}
-    for micro in (0, 12 // ranks):
-        r = (far_sums(start, {**row, "micro": micro}, model(2, c)) if ranks == 1
-             else start({**row, "micro": micro}, model(2, c)))
-        staged[micro] = r.memory[("staging", "cpu")][1]
-    bounce = staged[0] - each * padded(embed // ranks)
-    assert staged[12 // ranks] == \
-        bounce + each * padded(max(embed, block) // ranks)
-    assert bounce == 32 * run.MIB
-
-
-@pytest.mark.parametrize("schedule, tracks", [("depth_first", 1),
-                                             ("breadth_first", 3)])
-def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
-    """Deep and thin, so that boundaries are most of it: a GPU that holds them
-    only as they pass.  Evaluation and text pass through the same slots."""
-    c, layers, seq, micro = 32, 24, 16, 8
-    row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
-    host = {**row, "boundaries": "host"}
-    small = {**model(layers, c), "run.eval_batches": 2, "run.eval_interval": 1,
-             "run.sample_tokens": 4, "run.sample_prompt": "In"}
-    near, far = start(row, small), start(host, small)
-    one = micro * seq * c * 4  # fp32 on the stand-in
-    for r, device, cpu in ((near, tracks * (layers + 2), 0),
-                           (far, 2 * tracks + 2, tracks * layers)):
-        held = {tier: have for (name, tier), (_, have) in r.memory.items()
-                if name == "boundaries" and have}
-        assert held == {t: n * one for t, n in (("device", device),
-                                                ("cpu", cpu)) if n}, str(r)
-    assert far.numbers == near.numbers
-    assert run.sampled(far) == run.sampled(near)
-    least = far_sums(start, host, small).bytes_in("device")
-    tight = {**small, "run.device_memory_limit_bytes": least}
-    start(host, tight)
-    r = start(row, tight, good=False)
-    run.refused(r, "MiB of the GPU's memory")
-    assert "cpu_checkpointing=true" in r.err

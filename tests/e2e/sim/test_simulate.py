@@ -300,7 +300,8 @@ def test_collectives_cost_what_a_node_receives(sets, fetched, parts, simulate, t
 
 def test_what_does_not_fit_is_refused(simulate):
     r = simulate("run.device_memory_limit_bytes=3600000000", refused=True)
-    assert "of the GPU's memory" in r.stderr and "it fits with" in r.stderr
+    assert "of the GPU's memory" in r.stderr
+    assert "it fits with activation_checkpointing.cpu_checkpointing=true" in r.stderr
 
 
 BARE = {"gpus": 0, "gpu_bytes": 0}
