@@ -174,18 +174,6 @@ def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
     assert r.last("links")["disk"]["bytes"] == 2 * c["run.steps"] * (once + masters)
 
 
-def test_what_a_skipped_pass_leaves_on_disk_stays(place, nvme):
-    c = {**CONFIG, **run.typed("fp16", initial_scale_power=18), "model.width": 48,
-         "gradient_clipping": 0.5}
-    seen = set()
-    for home in ((1, "none", "none"), (3, "nvme", "nvme"), (2, "nvme", "none")):
-        one = {**c, **run.offload(*home, nvme), "run.nvme_checksum": "nvme" in home}
-        one["zero_optimization"]["sub_group_size"] = 2048
-        r = place.good(2, one)
-        seen.add((tuple(r.losses), r.hash))
-    assert len(seen) == 1
-
-
 # ---- what is refused ----
 
 def test_what_is_no_muon_is_refused(place):
