@@ -186,6 +186,7 @@ def start(place, nvme):
             rows.use(place, row["model"])
         if run.GPU:
             env = {**rows.environment(place, row), **(env or {})}
+        env = {**rows.on(row.get("hosts", "one")), **(env or {})}
         act = place.good if good else place.launch
         return act(row["ranks"], {**rows.config_of(row, nvme), **(changes or {})},
                    env=env, **more)

@@ -184,7 +184,7 @@ KEYS = {"batch": "train_batch_size", "clip": "gradient_clipping",
             "steps", "slices", "schedule", "scheduler", "overlap", "recompute",
             "ring", "in_flight", "workers", "comm", "device", "eval_batches")},
         "group": "zero_optimization.zero_hpz_partition_size",
-        "sums": "run.sum_order"}
+        "sums": "run.sum_order", "sum_group": "run.sum_group", "host_comm": "run.host_comm"}
 PLAIN = {"stage": 0, "optimizer": "none", "param": "none",
          "schedule": "depth_first", "recompute": "full"}
 
@@ -201,6 +201,9 @@ def valid(row):
     if row.get("group", 1) > 1 and (  # so many that a fetch leaves some out
             stage != 3 or param == "nvme" or row.get("ranks", 4) != 4 or
             row.get("model") == "sparse" or row.get("tuned") in ("nf4", "int8")):
+        return False
+    if (row.get("hosts", "one") != "one" or row.get("sum_group", 1) > 1) and \
+            row.get("ranks", 4) != 4:
         return False
     if row.get("sums") == "local_first" and stage == 3 and \
             row.get("schedule", "breadth_first") == "depth_first":
@@ -245,6 +248,12 @@ def config_of(row, nvme):
     if row["optimizer"] != "none" and "ratio" in row:
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]
     return {**config, **BESIDE.get(row.get("model"), (None, {}))[1]}
+
+
+def on(hosts):
+    """Ranks of one letter are on one host."""
+    return {} if hosts == "one" else {
+        "LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": hosts}
 
 
 def environment(place, row, **more):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import rows
 import run
 from rows import standin
 from run import UNITS
@@ -188,8 +189,7 @@ def test_fetches_of_copies_stay_on_the_host(param, start):
         r = start({**COPIES, "comm": comm, "optimizer": "cpu", "param": param,
                    "steps": steps, "ring": ring}, {"run.sum_group": 4}, env=env)
         return r.summary["far_bytes"], r.summary["sent_bytes"]
-    hosts = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
-    few, many, more = (sent(*x, "mpi", **hosts) for x in ((2, 0), (2, 1), (3, 1)))
+    few, many, more = (sent(*x, "mpi", **rows.on("aabb")) for x in ((2, 0), (2, 1), (3, 1)))
     assert few[0] == many[0] < more[0] and few[1] < many[1]
     if param == "cpu":
         assert sent(3, 1, "nccl")[1] - sent(2, 1, "nccl")[1] == more[1] - many[1]

@@ -1,39 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums within groups of ranks, then over groups: the same bits on any placement."""
+"""Sums within groups of ranks, then over groups: what they are and what they send.
+(The same bits on any placement: test_matrix.py.)"""
 import shutil
 
 import pytest
 
 import run
+from rows import on
 
 GROUP = "run.sum_group"
-STAGES = [(0, "fp32", {}), (1, "bf16", {}), (2, "fp16", {}),
-          (3, "bf16", {"run.schedule": "breadth_first"}), (3, "fp32", {})]
-HOSTS = ("aabb", "abbc", "messages", "aabb", "abbc")
-MESSAGES = {"run.host_comm": "messages"}
 
 
 def config(stage, dtype="bf16", **more):
     return {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,
             "zero_optimization.stage": stage, "run.sum_order": "auto",
             **run.typed(dtype, initial_scale_power=4), **more}
-
-
-def on(hosts):
-    """Ranks of one letter are on one host."""
-    return {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": hosts}
-
-
-@pytest.mark.parametrize("stage, dtype, more, hosts", [
-    (*s, h) for s, h in zip(STAGES, HOSTS)])
-def test_a_group_has_its_bits_on_any_placement(stage, dtype, more, hosts, place, known):
-    c = config(stage, dtype, **more, **{GROUP: 2})
-    want = known(4, c)
-    r = place.good(4, {**c, **MESSAGES}) if hosts == "messages" else \
-        place.good(4, c, env=on(hosts))
-    assert r.numbers == want.numbers, str(r)
-    assert r.summary["order_hash"] == want.summary["order_hash"]
-    assert r.summary["sent_bytes"] == want.summary["sent_bytes"]
 
 
 def test_a_group_of_all_ranks_or_of_one_is_none(place, known):
