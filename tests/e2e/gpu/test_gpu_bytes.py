@@ -20,20 +20,10 @@ def model(layers, width):
                       "vocab": 256}}
 
 
-def padded(n):
-    return -(-n // 64) * 64
-
-
-def unit_elems(model):
-    c = model["width"]
-    return [(model["vocab"] + model["seq"]) * c,
-            *[12 * c * c + 13 * c] * model["layers"], 2 * c]
-
-
 def on_gpu(model, ratio, chunk):
     """Elements of each unit that the GPU updates, on one rank."""
     want = have = 0
-    for n in map(padded, unit_elems(model)):
+    for n in run.units(model):
         want += ratio * n
         host = min((min(k * chunk, n) for k in range(-(-n // chunk) + 1)),
                    key=lambda e: (abs(e - (want - have)), e))
@@ -169,9 +159,8 @@ def test_a_quantised_unit_crosses_as_its_groups(form, group, param, traffic):
 def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, traffic):
     """Three micro-batches.  In bf16 whole to the host's collectives, or in fp32 a
     shard of what NCCL has brought: as many bytes."""
-    c, shard = run.MODEL["width"], lambda n: padded(-(-n // 2))
-    grads = 2 * shard((256 + 16) * c) + shard(2 * c) + \
-        run.MODEL["layers"] * shard(12 * c * c + 13 * c)
+    embed, *rest = run.units(run.MODEL, 2)
+    grads = (2 * embed + sum(rest)) // 2
     row = {**ROW, "ranks": 2, "comm": comm, "micro": 4, "stage": stage,
            "schedule": schedule, "optimizer": "cpu", "ratio": ratio}
     (each, _), (once, _) = traffic(row), traffic({**row, "sums": "local_first"})
@@ -221,7 +210,7 @@ def test_a_single_gpu_sends_each_sum_once(dtype, micro, stage, param, ratio, sch
            "param": param, "ratio": ratio, "schedule": schedule}
     size = 4 if dtype == "fp32" else 2
     apart = sum(on_gpu(run.MODEL, ratio, ROW["chunk"])) if ratio < 1 else 0
-    host = sum(padded(n) for n in unit_elems(run.MODEL)) - apart
+    host = sum(run.units(run.MODEL)) - apart
     once, near = traffic(row)
     assert once["d2h_bytes"] == 2 * (
         (4 if micro else size) * host + (size * apart if param == "cpu" else 0))
@@ -276,7 +265,7 @@ def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param, r
     assert whole["h2d_bytes"] - some["h2d_bytes"] == 2 * size * saved_up
     assert whole["d2h_bytes"] - some["d2h_bytes"] == \
         2 * (wide * gpu - size * added_down)
-    embed = padded((256 + 16) * run.MODEL["width"]) - apart[0]  # the host's
+    embed = run.units(run.MODEL)[0] - apart[0]  # the host's
     kept = 4 * (uses + host + embed) if micro else size * (gpu + embed)
     assert r.memory[("gradients", "device")] == (kept, kept)
 

@@ -71,10 +71,6 @@ def check_merged(before, after, pairs):
             assert abs(now - want) <= 1e-6 * (1 + abs(want)), name
 
 
-def weight_bytes(n, ranks):
-    return -(-n // ranks // 64) * 64 * ranks
-
-
 # ---- dropout ----
 
 def test_dropout_is_for_training_alone(place):
@@ -102,9 +98,8 @@ def test_bytes_are_those_of_the_arithmetic(place):
                        "bf16.enabled": True})
     c, layers = run.MODEL["width"], run.MODEL["layers"]
     adapter = sum(RANK * c * (i + o) for i, o in LAYERS.values())
-    trained = layers * weight_bytes(adapter, 2)
-    frozen = (weight_bytes((256 + 16) * c, 2) + weight_bytes(2 * c, 2) +
-              layers * weight_bytes(12 * c * c + 13 * c, 2))
+    trained = layers * run.padded(adapter, 2)
+    frozen = sum(run.units(run.MODEL, 2))
     assert r.bytes_of("optimizer") == 12 * trained // 2
     assert r.bytes_of("gradients") == 2 * trained // 2
     assert r.bytes_of("parameters") == 2 * (trained + frozen) // 2

@@ -21,10 +21,8 @@ def config(group=GROUP, home="none", **more):
 
 def units():
     """Bytes of embedding, blocks and head in fp32, as padded for the ranks."""
-    m, c = run.MODEL, run.MODEL["width"]
-    embed, block, head = (-(-n // (64 * RANKS)) * 64 * RANKS * 4 for n in (
-        (m["vocab"] + m["seq"]) * c, 12 * c * c + 13 * c, 2 * c))
-    return embed, LAYERS * block, head
+    embed, *blocks, head = (4 * n for n in run.units(run.MODEL, RANKS))
+    return embed, sum(blocks), head
 
 
 @pytest.fixture
@@ -95,13 +93,9 @@ def test_frozen_parameters_are_copied_once(a_step):
                              {"match": "h.0.attn.*", "frozen": True}]}
     got, plain = (a_step(g, **frozen) for g in (GROUP, RANKS))
     c = run.MODEL["width"]
-
-    def shard(n):
-        return -(-n // (64 * RANKS)) * 64 * 4
-    attn = 4 * c * c + 4 * c
-    block = shard(12 * c * c + 13 * c)
-    trained = shard((run.MODEL["vocab"] + run.MODEL["seq"]) * c) + shard(2 * c) + \
-        block + shard(12 * c * c + 13 * c - attn)
+    # as many bytes as a shard of four has in fp32
+    embed, *_, block, head = run.units(run.MODEL, RANKS)
+    trained = embed + head + block + run.padded(8 * c * c + 9 * c, RANKS)  # but attention
     fetched = plain["fetched_bytes"] // 4  # a far shard comes to a host once
     assert plain["far_bytes"] - got["far_bytes"] == fetched - trained
 

@@ -41,12 +41,9 @@ def test_one_contribution_of_a_group_crosses(place):
                            env=on("aabb"))
             far[g, steps] = r.summary["far_bytes"]
     parts = {g: far[g, 2] - far[g, 1] for g in (2, 4)}
-    m, c = run.MODEL, run.MODEL["width"]
-    embed, block, head = (-(-n // 256) * 64 * 4 for n in (
-        (m["vocab"] + m["seq"]) * c, 12 * c * c + 13 * c, 2 * c))
-    blocks = m["layers"] * block
-    assert parts[4] - parts[2] == 2 * embed + blocks + head
-    assert parts[2] == 2 * embed + blocks + head + embed + blocks + head
+    embed, *rest = run.units(run.MODEL, 4)  # as many bytes as a quarter has in fp32
+    assert parts[4] - parts[2] == 2 * embed + sum(rest)
+    assert parts[2] == 2 * embed + sum(rest) + embed + sum(rest)
 
 
 def test_a_resumed_run_keeps_its_groups(place):
