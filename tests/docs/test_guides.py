@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of "Fine-tune Gemma 3" and "Fine-tune gpt-oss" in docs/finetune.md, with
-small models in the place of the downloads; of Gemma one of text, and one that sees
-images."""
+"""The commands of "Fine-tune Gemma 3", "Fine-tune gpt-oss" and "A 70B on a desktop" in
+docs/finetune.md, with small models in the place of the downloads; of Gemma one of text,
+and one that sees images."""
 import json
 import os
 import re
@@ -28,6 +28,11 @@ CHANNELS = """{% for m in messages %}<|start|>{{ m.role }}\
 {% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}\
 {{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}\
 {% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+MARKS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+         "<|eot_id|>")
+HEADERS = """{% set start = '<|start_header_id|>' %}{% set end = '<|end_header_id|>\n\n' %}\
+<|begin_of_text|>{% for m in messages %}{{ start + m.role + end + m.content | trim }}<|eot_id|>\
+{% endfor %}{% if add_generation_prompt %}{{ start + 'assistant' + end }}{% endif %}"""
 ALL = json.loads(families.GOLDEN.read_text())
 GOLDEN = ALL["gemma3_text"]
 VOCAB = 256 + len(SPECIAL) - 1  # without the last one, as the 1B has it
@@ -38,8 +43,8 @@ def blocks(title):
     return re.findall(r"```(?:sh|python)\n(.*?)```", text.partition("\n## ")[0], re.S)
 
 
-def save_tokenizer(path, special):
-    """Of bytes, and these tokens."""
+def write_tokenizer(path, special=SPECIAL, template=TEMPLATE, inside=False):
+    """Of bytes, and these tokens; the template is in a file of its own or in the config."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -49,14 +54,12 @@ def save_tokenizer(path, special):
     t.decoder = tokenizers.decoders.ByteLevel()
     t.add_special_tokens(list(special))
     t.save(str(path / "tokenizer.json"))
-
-
-def write_tokenizer(path, special=SPECIAL, template=TEMPLATE):
-    save_tokenizer(path, special)
     (path / "tokenizer_config.json").write_text(json.dumps({
         "bos_token": special[0], "eos_token": special[1],
-        "tokenizer_class": "PreTrainedTokenizerFast"}))
-    (path / "chat_template.jinja").write_text(template)
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **({"chat_template": template} if inside else {})}))
+    if not inside:
+        (path / "chat_template.jinja").write_text(template)
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
     (path / "generation_config.json").write_text(json.dumps(
@@ -90,6 +93,11 @@ def bash_of(tmp_path):
     (tmp_path / "chat.jsonl").write_text((json.dumps(talk) + "\n") * 40)
     (tmp_path / "tools").symlink_to(ROOT / "tools")
     (tmp_path / "build").symlink_to(BUILD)
+    desktop = json.loads((ROOT / "configs/llama-3-70b-nf4.json").read_text())
+    desktop["model"] = {"seq": 32, "base_dtype": desktop["model"]["base_dtype"]}
+    desktop["run"].update(steps=3, device="cpu")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/llama-3-70b-nf4.json").write_text(json.dumps(desktop))
 
     def bash(script):
         small = re.sub("^hf download .*\n", "", script).replace("2048", "64").replace('"steps": 300', '"steps": 3')
@@ -127,18 +135,37 @@ def test_the_commands_fine_tune_a_small_one(tmp_path, bash):
         print(check(PYTHON, "-c", python, cwd=tmp_path))
 
 
-def test_the_commands_fine_tune_a_small_mixture(tmp_path, bash):
-    commands, = blocks("Fine-tune gpt-oss")
-    folder, vocab = tmp_path / "models/gpt-oss", 256 + len(HARMONY)
+def gpt_oss():
+    vocab = 256 + len(HARMONY)
     shapes = {k: [vocab, 32] if s[0] == 256 else s
               for k, s in ALL["gpt_oss"]["shapes"].items()}
-    before = families.tensors(shapes, 1)
-    hf.write(folder, before, {**ALL["gpt_oss"]["config"], "vocab_size": vocab})
-    write_tokenizer(folder, HARMONY, CHANNELS)
+    return families.tensors(shapes, 1), {**ALL["gpt_oss"]["config"], "vocab_size": vocab}
+
+
+def llama():
+    c = hf.llama_config("llama", hidden_size=48, head_dim=8, intermediate_size=72,
+                        rope_theta=5e5, vocab_size=272, rope_scaling=None)
+    return hf.random_tensors(hf.llama_shapes(c), "BF16"), c
+
+
+@pytest.mark.parametrize("title, name, mine, model, special, template, targets", (
+    ("Fine-tune gpt-oss", "gpt-oss", "harmony", gpt_oss, HARMONY, CHANNELS, r"\.self_attn\."),
+    ("A 70B on a desktop", "llama-3-70b", "mine", llama, MARKS, HEADERS, "proj")))
+def test_the_commands_fine_tune_one_in_4_bits(title, name, mine, model, special, template,
+                                              targets, tmp_path, bash):
+    commands, = blocks(title)
+    before, config = model()
+    models = tmp_path / "models"
+    hf.write(models / name, before, config)
+    write_tokenizer(models / name, special, template, inside=True)
     out = bash(commands)
-    assert "models/gpt-oss can be imported" in out and "are in nf4" in out
-    assert "step 3/3" in out
-    after = hf.read(tmp_path / "models/harmony")
+    assert "are in nf4" in out and "step 3/3" in out
+    assert (f"models/{name} can be imported" in out) == ("ckpt check" in commands)
+    after = hf.read(models / mine)
     assert {k: t[1] for k, t in after.items()} == {k: t[1] for k, t in before.items()}
-    adapter = hf.read_file(tmp_path / "models/harmony-adapter/adapter_model.safetensors")
-    assert adapter and all(".self_attn." in k for k in adapter)
+    told = json.loads((models / mine / "tokenizer_config.json").read_text())
+    assert told["chat_template"] == template
+    adapter = hf.read_file(models / f"{mine}-adapter/adapter_model.safetensors")
+    assert adapter and all(re.search(targets, k) for k in adapter)
+    told = json.loads((models / f"{mine}-adapter/adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == f"models/{name}"

@@ -52,11 +52,25 @@ def sampled(r):
     return text.partition("\nweights hash")[0]
 
 
-def parameters(model):
-    """Number of parameters of a GPT-2; the head's weight is the embedding's."""
+def sizes(model):
+    """Parameters of embedding, blocks and head of a GPT-2, whose weight is the
+    embedding's."""
     c = model["width"]
-    block = 12 * c * c + 13 * c
-    return (model["vocab"] + model["seq"]) * c + model["layers"] * block + 2 * c
+    return [(model["vocab"] + model["seq"]) * c,
+            *[12 * c * c + 13 * c] * model["layers"], 2 * c]
+
+
+def parameters(model):
+    return sum(sizes(model))
+
+
+def padded(n, ranks=1):
+    """Elements of a unit: each rank's shard is a multiple of 64."""
+    return -(-n // (64 * ranks)) * 64 * ranks
+
+
+def units(model, ranks=1):
+    return [padded(n, ranks) for n in sizes(model)]
 
 
 def planned(text, names):

@@ -30,10 +30,6 @@ def is_frozen(name, rules):
 
 # ---- bytes ----
 
-def padded(n, ranks):
-    return -(-n // ranks // 64) * 64 * ranks
-
-
 def sizes(rules):
     """Elements of each unit, trained and frozen."""
     units = {}
@@ -60,8 +56,8 @@ def test_bytes_are_those_of_the_arithmetic(case, stage, ranks, place):
     r = place.good(ranks, {**rules, "zero_optimization.stage": stage,
                            "bf16.enabled": True, "train_batch_size": 4 * n,
                            "run.steps": 1, "run.slices": 1})
-    trained = sum(padded(t, n) for t, _ in sizes(rules))
-    whole = trained + sum(padded(f, n) for _, f in sizes(rules))
+    trained = sum(run.padded(t, n) for t, _ in sizes(rules))
+    whole = trained + sum(run.padded(f, n) for _, f in sizes(rules))
     assert r.bytes_of("parameters") == 2 * whole // (n if stage == 3 else 1)
     assert r.bytes_of("optimizer") == 12 * trained // (n if stage else 1)
     assert r.bytes_of("gradients") == 2 * trained // (n if stage > 1 else 1)

@@ -22,7 +22,7 @@ BATCH = 24
 
 SUMS = {
     "ranks": (1, 2, 3),
-    "dtype": ("fp32", "bf16", "fp16"),
+    "dtype": ("fp32", "bf16", "fp16", "fp16 that overflows"),
     "micro": (1, 2, 0),  # samples of a micro-batch; 0: all of the rank's
     "clip": (0.0, 0.5),
     "tuned": tuple(t for t in TUNED if t not in ("dropout", "int8")),
@@ -103,7 +103,8 @@ def same(compare):
 
 @pytest.mark.parametrize("row", rows.cases(ROWS))
 def test_same_bits_as_the_plain_run(row, same):
-    same({"batch": 12, **row}, have=ROWS)
+    steps = 6 if "overflows" in row["dtype"] else 3
+    same({"batch": 12, **row, "steps": steps}, have=ROWS)
 
 
 # ---- other optimizers and models ----
@@ -155,7 +156,7 @@ LIKE = {"llama": "all of llama", "norms behind": "windows in chunks", "moe": "in
 OTHER_SUMS = {"model": tuple(m for m in rows.MODELS if m not in (
                   *LIKE, "gpt2", "sparse", "parallel", "documents", "documents in units",
                   "frozen tables", "a frozen table", "a frozen token", "adapters")),
-              "ranks": (1, 2, 3), "dtype": SUMS["dtype"], "update": STATES["update"]}
+              "ranks": (1, 2, 3), "dtype": STATES["dtype"], "update": STATES["update"]}
 OTHER_FREE = {**{k: FREE[k] for k in (
                   "stage", "optimizer", "param", "ratio", "comm", "schedule", "jitter_us",
                   "recompute", "boundaries")},
@@ -217,15 +218,6 @@ def test_a_quantised_base_has_the_same_bits(case, same, start, place):
     same(row, {"run.eval_batches": 1})
     r = start(row, {"run.export": str(place.folder / "out")})
     assert "\nexport: loss" in r.out, str(r)
-
-
-@standin
-@pytest.mark.parametrize("param", ("none", "cpu"))
-def test_a_skipped_step_changes_nothing_on_either_side(param, same):
-    r = same({**ROW, **FAR, "dtype": "fp16", "steps": 8, "param": param, "ratio": 0.5},
-             {"fp16.initial_scale_power": 22, "fp16.hysteresis": 1})
-    skipped = [x["skipped"] for x in r.steps]
-    assert True in skipped and False in skipped
 
 
 @standin

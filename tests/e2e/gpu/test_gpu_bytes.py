@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import rows
 import run
 from rows import standin
 from run import UNITS
@@ -19,20 +20,10 @@ def model(layers, width):
                       "vocab": 256}}
 
 
-def padded(n):
-    return -(-n // 64) * 64
-
-
-def unit_elems(model):
-    c = model["width"]
-    return [(model["vocab"] + model["seq"]) * c,
-            *[12 * c * c + 13 * c] * model["layers"], 2 * c]
-
-
 def on_gpu(model, ratio, chunk):
     """Elements of each unit that the GPU updates, on one rank."""
     want = have = 0
-    for n in map(padded, unit_elems(model)):
+    for n in run.units(model):
         want += ratio * n
         host = min((min(k * chunk, n) for k in range(-(-n // chunk) + 1)),
                    key=lambda e: (abs(e - (want - have)), e))
@@ -65,29 +56,6 @@ def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start)
     row = {**ROW, "micro": micro, "stage": 3, "optimizer": "cpu"}
     r = far_sums(start, row, {"run.task_log": True})
     assert r.units("norm", 2) == left and r.units("norm") == UNITS
-
-
-@pytest.mark.parametrize("ranks, comm, width", [(1, "mpi", 24), (1, "mpi", 64),
-                                                (2, "nccl", 64)])
-def test_the_hosts_sums_are_cut_for_all_workers(ranks, comm, width, start):
-    """Into at most 16 pieces of whole chunks.  The tied embedding has a sum of
-    micro-batches for each use; the task that adds them takes their squares."""
-    row = {**ROW, **FAR, "ranks": ranks, "comm": comm, "micro": 4, "workers": 2}
-    more = {**model(2, width), "run.task_log": True}
-    r = far_sums(start, row, more) if ranks == 1 else start(row, more)
-
-    def pieces(n):
-        chunks = -(-padded(-(-n // ranks)) // ROW["chunk"])
-        return -(-chunks // -(-chunks // 16))
-
-    block = pieces(12 * width * width + 13 * width)
-    embed = pieces((256 + 16) * width)
-    times = BATCH // ranks // 4 - (ranks > 1)  # the first comes straight
-    assert min(block, embed) > 1
-    sums, squares = r.per_step("reduce"), r.per_step("norm")
-    assert [sums[u] for u in range(4)] == [
-        2 * times * embed, times * block, times * block, times], str(sums)
-    assert [squares[u] for u in range(4)] == [embed + 1, 1, 1, 1], str(squares)
 
 
 # ---- bytes ----
@@ -191,9 +159,8 @@ def test_a_quantised_unit_crosses_as_its_groups(form, group, param, traffic):
 def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, traffic):
     """Three micro-batches.  In bf16 whole to the host's collectives, or in fp32 a
     shard of what NCCL has brought: as many bytes."""
-    c, shard = run.MODEL["width"], lambda n: padded(-(-n // 2))
-    grads = 2 * shard((256 + 16) * c) + shard(2 * c) + \
-        run.MODEL["layers"] * shard(12 * c * c + 13 * c)
+    embed, *rest = run.units(run.MODEL, 2)
+    grads = (2 * embed + sum(rest)) // 2
     row = {**ROW, "ranks": 2, "comm": comm, "micro": 4, "stage": stage,
            "schedule": schedule, "optimizer": "cpu", "ratio": ratio}
     (each, _), (once, _) = traffic(row), traffic({**row, "sums": "local_first"})
@@ -211,8 +178,7 @@ def test_fetches_of_copies_stay_on_the_host(param, start):
         r = start({**COPIES, "comm": comm, "optimizer": "cpu", "param": param,
                    "steps": steps, "ring": ring}, {"run.sum_group": 4}, env=env)
         return r.summary["far_bytes"], r.summary["sent_bytes"]
-    hosts = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
-    few, many, more = (sent(*x, "mpi", **hosts) for x in ((2, 0), (2, 1), (3, 1)))
+    few, many, more = (sent(*x, "mpi", **rows.on("aabb")) for x in ((2, 0), (2, 1), (3, 1)))
     assert few[0] == many[0] < more[0] and few[1] < many[1]
     if param == "cpu":
         assert sent(3, 1, "nccl")[1] - sent(2, 1, "nccl")[1] == more[1] - many[1]
@@ -244,7 +210,7 @@ def test_a_single_gpu_sends_each_sum_once(dtype, micro, stage, param, ratio, sch
            "param": param, "ratio": ratio, "schedule": schedule}
     size = 4 if dtype == "fp32" else 2
     apart = sum(on_gpu(run.MODEL, ratio, ROW["chunk"])) if ratio < 1 else 0
-    host = sum(padded(n) for n in unit_elems(run.MODEL)) - apart
+    host = sum(run.units(run.MODEL)) - apart
     once, near = traffic(row)
     assert once["d2h_bytes"] == 2 * (
         (4 if micro else size) * host + (size * apart if param == "cpu" else 0))
@@ -266,21 +232,6 @@ def test_a_links_rate_is_that_of_its_own_copies(start):
     shard = 2 * run.parameters(run.MODEL) / 2 / run.MIB
     assert 0.98 < moved / (len(r.steps) * shard) < 1.05, str(r)
     assert float(up[1]) > 3 * moved and down[4] == "-"
-
-
-def test_offload_moves_what_the_arithmetic_says(traffic):
-    """Per step: a ring of 2 keeps what backward begins with, so that every
-    block but the last goes up twice; every gradient comes down once."""
-    c, layers = 16, 8
-    real, _ = traffic({**ROW, **FAR, "ring": 2}, **model(layers, c))
-    block = padded(12 * c * c + 13 * c) * 2
-    embed = padded((256 + 16) * c) * 2
-    head = padded(2 * c) * 2
-    # embedding and head have slots of their own; of two block slots the last
-    # two blocks are still there when backward begins
-    up = embed + head + block * (2 * layers - 2)
-    down = embed + head + block * layers
-    assert real == {"h2d_bytes": 2 * up, "d2h_bytes": 2 * down}
 
 
 def state_elems(r, tier, per_element):
@@ -314,16 +265,9 @@ def test_the_gradients_of_what_the_gpu_updates_stay_there(dtype, micro, param, r
     assert whole["h2d_bytes"] - some["h2d_bytes"] == 2 * size * saved_up
     assert whole["d2h_bytes"] - some["d2h_bytes"] == \
         2 * (wide * gpu - size * added_down)
-    embed = padded((256 + 16) * run.MODEL["width"]) - apart[0]  # the host's
+    embed = run.units(run.MODEL)[0] - apart[0]  # the host's
     kept = 4 * (uses + host + embed) if micro else size * (gpu + embed)
     assert r.memory[("gradients", "device")] == (kept, kept)
-
-
-def test_breadth_first_divides_the_way_up(traffic):
-    row = {**ROW, **FAR, "ring": 2, "micro": 3}
-    deep, _ = traffic(row, **model(8, 32))
-    wide, _ = traffic({**row, "schedule": "breadth_first"}, **model(8, 32))
-    assert 7 * wide["h2d_bytes"] < deep["h2d_bytes"]
 
 
 @pytest.mark.parametrize("schedule, micro, waves, tracks", [
@@ -392,8 +336,6 @@ def test_buffers_of_chunks_do_not_change_bits(param, master, start):
     assert few.numbers == many.numbers
 
 
-# ---- memory ----
-
 def test_states_beyond_the_gpu_train_there(start):
     """Four times as much as the GPU may hold, and the same losses."""
     large, row = model(40, 64), {**ROW, "dtype": "fp32", "micro": 4, "steps": 2}
@@ -403,53 +345,3 @@ def test_states_beyond_the_gpu_train_there(start):
                if tier == "device" and name != "scratch")
     assert 4 * used < 16 * run.parameters(large["model"])
     assert r.numbers == plain.numbers
-
-
-@pytest.mark.parametrize("ranks, comm, c", ((1, "mpi", 16), (1, "mpi", 48),
-                                            (2, "nccl", 48)))
-def test_gradients_are_staged_only_where_the_host_adds(ranks, comm, c, start):
-    """One contribution comes straight down, but of the tied embedding there are
-    two, whether it is larger than a block or smaller; of two micro-batches
-    every unit has two.  Two buffers, in the type of the wire, or in fp32 where
-    ranks were added.  None if the GPU adds."""
-    row = {**ROW, **FAR, "ranks": ranks, "comm": comm}
-    embed = padded((256 + 16) * c)
-    block = padded(12 * c * c + 13 * c)
-    each = 2 * (2 if ranks == 1 else 4)
-    staged = {}
-    for micro in (0, 12 // ranks):
-        r = (far_sums(start, {**row, "micro": micro}, model(2, c)) if ranks == 1
-             else start({**row, "micro": micro}, model(2, c)))
-        staged[micro] = r.memory[("staging", "cpu")][1]
-    bounce = staged[0] - each * padded(embed // ranks)
-    assert staged[12 // ranks] == \
-        bounce + each * padded(max(embed, block) // ranks)
-    assert bounce == 32 * run.MIB
-
-
-@pytest.mark.parametrize("schedule, tracks", [("depth_first", 1),
-                                             ("breadth_first", 3)])
-def test_boundaries_on_the_host_are_not_on_the_gpu(schedule, tracks, start):
-    """Deep and thin, so that boundaries are most of it: a GPU that holds them
-    only as they pass.  Evaluation and text pass through the same slots."""
-    c, layers, seq, micro = 32, 24, 16, 8
-    row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
-    host = {**row, "boundaries": "host"}
-    small = {**model(layers, c), "run.eval_batches": 2, "run.eval_interval": 1,
-             "run.sample_tokens": 4, "run.sample_prompt": "In"}
-    near, far = start(row, small), start(host, small)
-    one = micro * seq * c * 4  # fp32 on the stand-in
-    for r, device, cpu in ((near, tracks * (layers + 2), 0),
-                           (far, 2 * tracks + 2, tracks * layers)):
-        held = {tier: have for (name, tier), (_, have) in r.memory.items()
-                if name == "boundaries" and have}
-        assert held == {t: n * one for t, n in (("device", device),
-                                                ("cpu", cpu)) if n}, str(r)
-    assert far.numbers == near.numbers
-    assert run.sampled(far) == run.sampled(near)
-    least = far_sums(start, host, small).bytes_in("device")
-    tight = {**small, "run.device_memory_limit_bytes": least}
-    start(host, tight)
-    r = start(row, tight, good=False)
-    run.refused(r, "MiB of the GPU's memory")
-    assert "cpu_checkpointing=true" in r.err

@@ -195,36 +195,59 @@ LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.1.*"},
 TOP = {"parameters": [{"match": "*", "frozen": True},
                       {"match": "h.1.*", "frozen": False},
                       {"match": "h.1.attn*", "frozen": True}]}
-
-
-# A token may have another expert: 14 u of a norm of few gradients.
-@pytest.mark.parametrize("model, tuned, bounds", (
-    ("gpt2", LORA, TOKENS), ("gpt2", TOP, TOKENS),
-    *((model, {**rows.ON_EXPERTS, "model.base_dtype": base}, ((0.3, 4), (1, 60)))
-      for model, base in (("moe", None), ("units of experts", None), ("moe", "nf4")))),
-    ids=("lora", "top", "moe", "units of experts", "quantised"))
-def test_what_is_not_trained(model, tuned, bounds, near_cpu, same):
-    row = {"model": model, "dtype": "bf16", "split": "micro"}
-    near_cpu(row, tuned, bounds=bounds)
-    same(row, {**FAR, "recompute": "none"}, tuned)
-
-
 # Two matrices of a block have two groups.
 QUANT = {"model.width": 72, "lora": {"rank": 3, "targets": "*"}}
+HELD, NVME = {**FAR, "recompute": "none"}, {"stage": 3, "optimizer": "nvme", "param": "nvme"}
+ONE = {"model": "gpt2", "dtype": "bf16", "split": "micro"}
+OLD = {"IZ_STANDIN_CAPABILITY": "75"}
+WIDE = {"env": {"IZ_STANDIN_CAPABILITY": "120"}}  # less shared memory to a block
 
 
-NVME = {"stage": 3, "optimizer": "nvme", "param": "nvme"}
+def quant(form, dtype, place):
+    return ({**ONE, "dtype": dtype, "split": "ranks"}, {**QUANT, "model.base_dtype": form}, [place])
 
 
-@pytest.mark.parametrize("form, dtype, more", (
-    ("nf4", "fp32", FAR), ("nf4", "bf16", {**NVME, "comm": "nccl"}),
-    ("nf4", "fp16", {**FAR, "comm": "nccl"}), ("int8", "fp32", {**FAR, "comm": "nccl"}),
-    ("int8", "bf16", FAR), ("int8", "fp16", NVME)))
-def test_a_quantised_base(form, dtype, more, near_cpu, same):
-    row = {"model": "gpt2", "dtype": dtype, "split": "ranks"}
-    base = {**QUANT, "model.base_dtype": form}
-    near_cpu(row, base)
-    same(row, more, base)
+def muon(kind, *places, env=None, **more):
+    """Products of bf16, or fp16 with gram, whatever the parameters are; with `host` of
+    fp32.  Twelve samples, two units of matrices that take turns in two buffers."""
+    row = {**ONE, "update": "muon", "products": "host" if kind == "host" else "gpu", **more}
+    return (row, {"optimizer.params.ns_method": "gram" if kind == "gram" else "standard"}, places,
+            {"dtype": row["dtype"] if kind == "host" else "bf16", "env": env})
+
+
+MUON, TWO = ("standard", "gram", "host"), {"split": "ranks"}
+EIGHT = {**TWO, "moments": "fp8"}
+# Row; what changes the bits; places, which must not; how near the numbers of a CPU are.
+CASES = [
+    (ONE, LORA, [HELD]), (ONE, TOP, [HELD]),
+    # A token may have another expert: 14 u of a norm of few gradients.
+    *(({**ONE, "model": model}, {**rows.ON_EXPERTS, "model.base_dtype": base}, [HELD],
+       {"bounds": ((0.3, 4), (1, 60))})
+      for model, base in (("moe", None), ("units of experts", None), ("moe", "nf4"))),
+    quant("nf4", "fp32", FAR), quant("nf4", "bf16", {**NVME, "comm": "nccl"}),
+    quant("nf4", "fp16", {**FAR, "comm": "nccl"}), quant("int8", "fp32", {**FAR, "comm": "nccl"}),
+    quant("int8", "bf16", FAR), quant("int8", "fp16", NVME),
+    *(({"model": "llama", "dtype": dtype, "split": "whole"}, {}, [], {"env": OLD})
+      for dtype in ("fp32", "fp16")),
+    # Two uses of one gradient.
+    ({**ONE, "model": "llama"}, {"model.tie_embeddings": True}, [{**FAR, "ratio": 0.4}], WIDE),
+    *(muon(kind, dtype=dtype) for kind in MUON for dtype in ("fp32", "fp16")),
+    muon("gram", dtype="fp32", env=OLD),
+    muon("standard", {"stage": 2, "optimizer": "cpu", "jitter_us": 200}, {**FAR, "ratio": 0.4}),
+    muon("gram", FAR, {**NVME, "recompute": "none"}), muon("host", {**FAR, "ratio": 0.4}, FAR),
+    muon("standard", {"stage": 1}, **EIGHT),
+    *(muon(kind, {"stage": 1, "comm": "nccl"}, **EIGHT) for kind in ("gram", "host")),
+    muon("standard", {"stage": 3, "optimizer": "cpu", "comm": "nccl"}, **TWO),
+    *(muon(kind, {"stage": 3, "optimizer": "cpu"}, **TWO) for kind in ("gram", "host")),
+    *(muon(kind, FAR, model="moe") for kind in ("standard", "host"))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: rows.name_of(case[0]))
+def test_near_the_cpu_and_the_same_in_every_place(case, near_cpu, same):
+    row, changes, places, near = (*case, {})[:4]
+    near_cpu(row, changes, **near)
+    for more in places:
+        same(row, more, changes, near.get("env"))
 
 
 @pytest.mark.parametrize("dtype, where", zip(SUMS["dtype"], (FAR, NVME, FAR)))
@@ -247,14 +270,6 @@ def test_pairs_of_texts(dtype, where, go, place):
     assert r.numbers == plain.numbers, str(r)
 
 
-OLD = {"IZ_STANDIN_CAPABILITY": "75"}
-
-
-@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
-def test_before_tensor_cores(dtype, near_cpu):
-    near_cpu({"model": "llama", "dtype": dtype, "split": "whole"}, env=OLD)
-
-
 def test_evaluation_and_generation(near_cpu):
     """In fp32 the CPU's choice of tokens is the GPU's."""
     row = {"model": "gpt2", "dtype": "fp32", "split": "whole"}
@@ -264,12 +279,6 @@ def test_evaluation_and_generation(near_cpu):
     a, b = (r.summary["validation_loss"] for r in (gpu, cpu))
     assert abs(a / b - 1) < ROUNDS["fp32"], f"{gpu}\n{cpu}"
     assert run.sampled(gpu) == run.sampled(cpu)
-
-
-def test_a_tied_weight_on_another_gpu(same):
-    """Two uses of one gradient; less shared memory to a block."""
-    same({"model": "llama", "dtype": "bf16", "split": "micro"}, {**FAR, "ratio": 0.4},
-         {"model.tie_embeddings": True}, {"IZ_STANDIN_CAPABILITY": "120"})
 
 
 def test_overflow_is_skipped_as_on_the_cpu(go):
@@ -284,50 +293,3 @@ def test_overflow_is_skipped_as_on_the_cpu(go):
     assert skipped[0] and not all(skipped), str(gpu)
     assert [x["loss_scale"] for x in gpu.steps] == \
         [x["loss_scale"] for x in cpu.steps]
-
-
-# Products of bf16, or fp16 with gram, whatever the parameters are; with `host` of
-# fp32.  Twelve samples, two units of matrices that take turns in two buffers.
-MUON = ("standard", "gram", "host")
-
-
-def muon_row(kind, **more):
-    products = "host" if kind == "host" else "gpu"
-    method = kind if kind == "gram" else "standard"
-    row = {"model": "gpt2", "dtype": "bf16", "split": "micro", "update": "muon",
-           "products": products, **more}
-    return row, {"optimizer.params.ns_method": method}
-
-
-@pytest.mark.parametrize("dtype", SUMS["dtype"])
-@pytest.mark.parametrize("kind", MUON)
-def test_muon_is_near_that_of_the_cpu(kind, dtype, near_cpu):
-    row, changes = muon_row(kind, dtype=dtype)
-    near_cpu(row, changes, dtype if kind == "host" else "bf16")
-
-
-TWO = {"split": "ranks"}
-EIGHT = {**TWO, "moments": "fp8"}
-
-
-# Settings that change the bits, and such that must not.
-@pytest.mark.parametrize("kind, left, more", [
-    ("gram", {}, FAR), ("host", {}, {**FAR, "ratio": 0.4}), ("host", {}, FAR),
-    ("standard", {}, {"stage": 2, "optimizer": "cpu", "jitter_us": 200}),
-    ("standard", {}, {**FAR, "ratio": 0.4}), ("gram", {}, {**NVME, "recompute": "none"}),
-    ("standard", EIGHT, {"stage": 1}), ("gram", EIGHT, {"stage": 1, "comm": "nccl"}),
-    ("host", EIGHT, {"stage": 1, "comm": "nccl"}),
-    ("standard", TWO, {"stage": 3, "optimizer": "cpu", "comm": "nccl"}),
-    ("gram", TWO, {"stage": 3, "optimizer": "cpu"}),
-    ("host", TWO, {"stage": 3, "optimizer": "cpu"}),
-    *((kind, {"model": "moe"}, FAR) for kind in ("standard", "host"))])
-def test_muon_has_the_same_bits(kind, left, more, near_cpu, same):
-    row, changes = muon_row(kind, **left)
-    same(row, more, changes)
-    if "model" in left:
-        near_cpu(row, changes, "bf16")
-
-
-def test_muon_before_tensor_cores_of_bf16(near_cpu):
-    row, changes = muon_row("gram", dtype="fp32")
-    near_cpu(row, changes, "bf16", env=OLD)

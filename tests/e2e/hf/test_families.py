@@ -100,6 +100,10 @@ def test_an_adapter_of_a_family_has_its_loss(family, train, place):
                        "lora": {"import": str(adapter), "export": "adapter"}})
     want = GOLDEN[family]["adapted"]
     assert abs(r.losses[0] - want) < 2e-6 * want, (r.losses, want)
+    given, told = (json.loads((x / "adapter_config.json").read_text()) for x in (adapter, out))
+    named = {"target_modules", "rank_pattern", "alpha_pattern", "modules_to_save"}
+    assert {k: told[k] for k in given.keys() - named} == {k: given[k] for k in given.keys() - named}
+    assert told["bias"] == "none" and told["fan_in_fan_out"] == (family == "gpt2")
     name = "adapter_model.safetensors"
     assert families.hf.read_file(out / name) == \
         families.adapter_tensors(family, GOLDEN)

@@ -51,71 +51,23 @@ def model(folder, dtype="fp32", home=(3, "none", "none"), nvme=None, **more):
             "model": {"import": str(folder), "seq": 16}, **more}
 
 
-@pytest.fixture(scope="module")
-def trained(shared):
-    """Per type of numbers: a run of three steps and the folder it exported."""
-    done = {}
-
-    def get(dtype):
-        if dtype not in done:
-            out = shared.folder / dtype
-            done[dtype] = shared.good(1, {**run.typed(dtype), **EVAL,
-                                          "run.export": str(out)}), out
-        return done[dtype]
-    return get
-
-
-@pytest.mark.parametrize("dtype", TYPE)
-def test_an_export_is_what_transformers_reads(dtype, trained):
-    r, out = trained(dtype)
+def test_an_export_is_what_transformers_reads(place):
+    """Of a model that nobody has published; what it computes is in test_proof.py."""
+    out = place.folder / "out"
+    r = place.good(1, {**run.typed("bf16"), "run.export": str(out)})
     assert "exported step 3 to" in r.out
-    assert sorted(p.name for p in out.iterdir()) == \
-        ["config.json", "model.safetensors"]
-    tensors = hf.read(out)
-    assert {k: t[1] for k, t in tensors.items()} == hf.gpt2_shapes(run.MODEL)
-    assert {t[0] for t in tensors.values()} == {TYPE[dtype]}
+    assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert {k: t[1] for k, t in hf.read(out).items()} == hf.gpt2_shapes(run.MODEL)
     c, want = json.loads((out / "config.json").read_text()), config_of("gpt2")
     for key in ("architectures", "model_type", "n_layer", "n_head", "n_embd",
                 "n_positions", "vocab_size", "activation_function",
                 "layer_norm_epsilon"):
         assert c[key] == want[key], key
-    assert c["torch_dtype"] == TORCH[dtype] and c["tie_word_embeddings"] is True
+    assert c["tie_word_embeddings"] is True
 
 
-@pytest.mark.parametrize("dtype, ranks, home", [
-    ("fp32", 1, (0, "none", "none")), ("bf16", 1, (3, "nvme", "nvme")),
-    ("bf16", 2, (1, "cpu", "none")), ("fp16", 2, (3, "none", "none")),
-    ("fp32", 3, (3, "nvme", "nvme"))])
-def test_an_import_has_the_loss_of_the_run_that_exported(
-        dtype, ranks, home, trained, place, nvme):
-    """At any number of ranks; the loss bit for bit on one, where the sums of
-    the samples are the same; the tensors everywhere."""
-    a, folder = trained(dtype)
-    again = place.folder / "again"
-    b = place.good(ranks, {**model(folder, dtype, home, nvme), **STILL, **EVAL,
-                           "train_batch_size": 4 * ranks,
-                           "run.export": str(again)})
-    if ranks == 1:
-        assert a.validation == b.validation and a.validation
-    else:
-        assert len(b.validation) == 1
-    if dtype == "fp32":
-        assert a.hash == b.hash
-    if dtype != "fp16":  # whose -0 from small numbers is 0 after the step
-        assert hf.read(folder) == hf.read(again)
-
-
-@pytest.mark.parametrize("kind", ("llama", "qwen3_moe", "mixtral"))
-def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
-    """Trained, exported, imported on other ranks with everything on disk."""
-    folder, out = written(place, kind), place.folder / "trained"
-    one = {**EVAL, "run.workers": 1}
-    a = place.good(1, model(folder, **one, **{"run.export": str(out)}))
-    b = place.good(1, model(out, "fp32", (3, "nvme", "nvme"), nvme, **one, **STILL))
-    assert a.validation == b.validation and a.validation
-    assert a.hash == b.hash and hf.read(out) != tensors_of(kind)
-    c = place.good(2, model(out, "fp32", (3, "cpu", "cpu"), **STILL))
-    assert c.hash == a.hash
+# By ranks.
+HOMES = {1: (3, "nvme", "nvme"), 2: (1, "cpu", "none"), 3: (3, "cpu", "cpu")}
 
 
 @pytest.mark.parametrize("kind, dtype, ranks, files, prefix, pad", [
@@ -125,13 +77,13 @@ def test_a_llama_has_the_loss_of_the_run_that_exported(kind, place, nvme):
     ("qwen2", "bf16", 1, 5, "", b""), ("qwen3", "fp16", 1, 2, None, b""),
     ("qwen3_moe", "bf16", 3, 4, None, b" "), ("mixtral", "fp32", 1, 1, "", b"")])
 def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefix,
-                                                pad, place):
-    """From one file or several, with prefix or without, at odd addresses; and
-    config.json too, with what means nothing to this program."""
+                                                pad, place, nvme):
+    """From one file or several, with prefix or without, at odd addresses, to any home;
+    and config.json too, with what means nothing to this program."""
     folder = written(place, kind, TYPE[dtype], files, prefix, pad)
     out = place.folder / "a" / "b" / "out"
     most = 9000 if files > 1 else 5e9
-    place.good(ranks, model(folder, dtype, **{
+    place.good(ranks, model(folder, dtype, HOMES[ranks], nvme, **{
         "run.steps": 0, "run.export": f"{out}/", "train_batch_size": 12,
         "run.export_shard_bytes": most}))
     assert hf.read(out) == tensors_of(kind, TYPE[dtype])

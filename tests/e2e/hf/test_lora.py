@@ -3,11 +3,13 @@
 import array
 import json
 import random
+import re
 
 import pytest
 
 import run
 from run import ckpt, hf
+from test_hf import model, tensors_of, written
 
 RANK, ALPHA = 4, 6.0
 # All linear layers of the blocks; without the rest nothing else is trained.
@@ -45,36 +47,6 @@ def adapters(folder):
     return out, json.loads((folder / "adapter_config.json").read_text())
 
 
-def product(a, b):
-    """scale b a as [outputs][inputs]."""
-    (_, (rank, n_in), _), (_, (n_out, _), _) = a, b
-    av, bv = floats(a), floats(b)
-    return [[ALPHA / RANK * sum(bv[o * rank + k] * av[k * n_in + i]
-                                for k in range(rank)) for i in range(n_in)]
-            for o in range(n_out)]
-
-
-def check_merged(before, after, pairs):
-    """Weights are the base and the products of the adapters; others are the base's."""
-    for name, t in after.items():
-        module = name.removesuffix(".weight")
-        if module not in pairs:
-            assert t == before[name], name
-            continue
-        assert t != before[name], name
-        delta = product(pairs[module]["lora_A"], pairs[module]["lora_B"])
-        rows, cols = t[1]
-        turned = module.startswith("transformer.")  # inputs first, in GPT-2's files
-        for i, (now, was) in enumerate(zip(floats(t), floats(before[name]))):
-            a, b = divmod(i, cols)
-            want = was + (delta[b][a] if turned else delta[a][b])
-            assert abs(now - want) <= 1e-6 * (1 + abs(want)), name
-
-
-def weight_bytes(n, ranks):
-    return -(-n // ranks // 64) * 64 * ranks
-
-
 # ---- dropout ----
 
 def test_dropout_is_for_training_alone(place):
@@ -102,9 +74,8 @@ def test_bytes_are_those_of_the_arithmetic(place):
                        "bf16.enabled": True})
     c, layers = run.MODEL["width"], run.MODEL["layers"]
     adapter = sum(RANK * c * (i + o) for i, o in LAYERS.values())
-    trained = layers * weight_bytes(adapter, 2)
-    frozen = (weight_bytes((256 + 16) * c, 2) + weight_bytes(2 * c, 2) +
-              layers * weight_bytes(12 * c * c + 13 * c, 2))
+    trained = layers * run.padded(adapter, 2)
+    frozen = sum(run.units(run.MODEL, 2))
     assert r.bytes_of("optimizer") == 12 * trained // 2
     assert r.bytes_of("gradients") == 2 * trained // 2
     assert r.bytes_of("parameters") == 2 * (trained + frozen) // 2
@@ -119,22 +90,6 @@ def test_the_first_step_is_that_of_the_model_without(dtype, place):
     r = place.good(1, {**c, **LORA})
     assert r.losses[0] == plain.losses[0]
     assert r.losses[1] != plain.losses[1]
-
-
-@pytest.mark.parametrize("targets, ranks", ((LORA, 1), (SOME, 3)))
-def test_merged_is_the_base_and_the_product_of_the_adapter(targets, ranks,
-                                                           place):
-    """The two exports of one run, and of its base, agree."""
-    c = {**targets, "optimizer.params.lr": 0.05, "run.steps": 4,
-         "train_batch_size": 12, "zero_optimization.stage": 3 if ranks > 1 else 0}
-    base = place.folder / "base"
-    merged, alone = place.folder / "merged", place.folder / "alone"
-    place.good(ranks, {**c, "optimizer.params.lr": 0.0, "run.steps": 1,
-                       "run.export": str(base)})
-    a = place.good(ranks, {**c, "run.export": str(merged)})
-    b = place.good(ranks, {**c, **ADAPTER, "run.export": str(alone)})
-    assert a.hash == b.hash
-    check_merged(hf.read(base), hf.read(merged), adapters(alone)[0])
 
 
 def test_an_imported_model_is_the_base(place):
@@ -173,41 +128,6 @@ def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-@pytest.mark.parametrize("ranks,changes", (
-    (1, {"lora": {**LORA["lora"], "use_dora": True}, "lora.export": "adapter"}),
-    (1, {**LORA, "run.slices": 2}),
-    (2, {"lora": {**SOME["lora"], **SEVERAL}, "bf16.enabled": True,
-         "zero_optimization.stage": 3}),
-    (1, {**LORA, "parameters": [{"match": "h.3.ln_1.*", "frozen": False}]})))
-def test_the_tool_exports_what_the_run_does(ranks, changes, place):
-    """Merged, and the adapters alone, with what is trained beside them."""
-    base = place.folder / "base"
-    hf.write(base, hf.gpt2_tensors(run.MODEL, "F32"), hf.gpt2_config(run.MODEL))
-    for kind in ("merged", "adapter") if "lora.export" not in changes else ("adapter",):
-        out, ours = place.folder / f"run-{kind}", place.folder / kind
-        place.good(ranks, {**changes, "run.save": True, "lora.export": kind,
-                           "model.import": str(base), "run.export": str(ours)},
-                   output=out)
-        ckpt("export", out, "--out", place.folder / f"tool-{kind}",
-             *(["--adapter"] if kind == "adapter" else []))
-        assert files(place.folder / f"tool-{kind}") == files(ours)
-
-
-@pytest.mark.sanitized
-def test_the_tool_exports_adapters_of_parts(place):
-    """Of stacked weights, and refuses them where there are none."""
-    parts = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": "q_proj, *gate_up*"},
-             "run.save": True, "lora.export": "adapter"}
-    out, ours = place.folder / "run", place.folder / "ours"
-    llama(place)
-    place.good(1, {**parts, "run.export": str(ours)}, output=out)
-    ckpt("export", out, "--out", place.folder / "tool", "--adapter")
-    assert files(place.folder / "tool") == files(ours)
-    plain = place.good(1, {"run.save": True})
-    r = ckpt("export", plain.output, "--out", place.folder / "x", "--adapter", rc=1)
-    assert "no adapters" in r.err
-
-
 # ---- the layout of PEFT ----
 
 def test_the_adapter_is_what_peft_reads(place):
@@ -234,11 +154,17 @@ LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
 
 @pytest.mark.sanitized
 def test_a_stacked_weight_shares_its_a(place):
-    """Queries, keys and values are one product here and three modules there."""
+    """Queries, keys and values are one product here and three modules there; the tool
+    has them too, of a run that has adapters."""
     place.use(run.built("models/llama"), LLAMA)
     out = place.folder / "out"
-    place.good(1, {"lora": {"rank": 2, "targets": "*qkv*,*down*"}, **ADAPTER,
-                   "run.export": str(out), "run.steps": 2})
+    r = place.good(1, {"lora": {"rank": 2, "targets": "*qkv*,*down*"}, **ADAPTER,
+                       "run.export": str(out), "run.steps": 2, "run.save": True})
+    ckpt("export", r.output, "--out", place.folder / "tool", "--adapter")
+    assert files(place.folder / "tool") == files(out)
+    r = place.good(1, {"run.save": True})
+    p = ckpt("export", r.output, "--out", place.folder / "x", "--adapter", rc=1)
+    assert "no adapters" in p.err
     pairs, c = adapters(out)
     attn = "model.layers.1.self_attn."
     q, k, v = (pairs[f"{attn}{x}_proj"] for x in "qkv")
@@ -292,95 +218,84 @@ def llama_modules(*names):
             if n.split(".")[1] in names}
 
 
-@pytest.mark.parametrize("kind, targets, more", [
-    ("gpt2", SOME["lora"]["targets"], SEVERAL),
-    ("llama", "q_proj,v_proj,down_proj", {"alpha_pattern": {
-        "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}),
-    ("llama", "*gate_proj.weight,down_proj,qkv_proj", {}),
-    ("gpt2", "c_fc, c_attn", {"use_dora": True, **SEVERAL}),
-    ("llama", "q_proj, up_proj", {"use_dora": True}),
-    ("llama", "q_proj", {"modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"})])
-def test_an_exported_adapter_is_a_start(kind, targets, more, place):
-    """Its step 0 has the loss behind the last step of the run that exported; its
-    own export is the same, bit for bit, from any ranks and homes."""
-    if kind == "llama":
-        llama(place)
-    c = {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets, **more},
-         "optimizer.params.lr": 0.02, "train_batch_size": 12, "run.steps": 3}
-    base, first = place.folder / "base", place.folder / "first"
-    place.good(1, {**c, **STILL, "run.steps": 0, "run.export": str(base)})
-    c["model"] = {"import": str(base), "seq": 16}
-    place.good(1, {**c, **ADAPTER, "run.export": str(first)})
-    want = place.good(1, {**c, "run.steps": 4})
-    del c["lora"]
-    for ranks, home in ((1, {}), (2, SHARDED)):
-        again = place.folder / f"again{ranks}"
-        r = place.good(ranks, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
-                               "lora.import": str(first), "run.export": str(again)})
-        if ranks == 1:
-            assert r.losses[3] == want.losses[3]
-        assert abs(r.losses[3] - want.losses[3]) < 1e-6
-        assert adapters(again)[0] == adapters(first)[0]
+def product(a, b):
+    """scale b a as [outputs][inputs]."""
+    (_, (rank, n_in), _), (_, (n_out, _), _) = a, b
+    av, bv = floats(a), floats(b)
+    return [[ALPHA / RANK * sum(bv[o * rank + k] * av[k * n_in + i]
+                                for k in range(rank)) for i in range(n_in)]
+            for o in range(n_out)]
+
+
+def check_merged(before, after, pairs):
+    """Weights are the base and the products of the adapters, or as they were saved;
+    others are the base's."""
+    for name, t in after.items():
+        module, kind = name.rsplit(".", 1)
+        pair = pairs.get(module, {})
+        if kind != "weight" or "lora_A" not in pair:
+            assert t == pair.get(kind, before[name]), name
+            continue
+        assert t != before[name], name
+        delta, cols = product(pair["lora_A"], pair["lora_B"]), t[1][1]
+        turned = module.startswith("transformer.")  # inputs first, in GPT-2's files
+        for i, (now, was) in enumerate(zip(floats(t), floats(before[name]))):
+            a, b = divmod(i, cols)
+            want = was + (delta[b][a] if turned else delta[a][b])
+            assert abs(now - want) <= 1e-6 * (1 + abs(want)), name
+
+
+# Of a type of model: adapters, other settings, ranks.
+PARTS = "gate_proj, up_proj, down_proj, q_proj"
+LEAVE = [
+    ("gpt2", {"targets": SOME["lora"]["targets"], **SEVERAL}, {}, 1),
+    ("gpt2", {"targets": SOME["lora"]["targets"], **SEVERAL}, {"bf16.enabled": True}, 2),
+    ("gpt2", {"targets": "*"}, {
+        "parameters": [{"match": "h.3.ln_1.*", "frozen": False}], "run.slices": 2}, 1),
+    ("gpt2", {"targets": "c_fc, c_attn", "use_dora": True, **SEVERAL}, {}, 1),
+    ("gpt2", {"targets": "*", "use_dora": True}, {}, 3),
+    ("gpt2", {"targets": "*"}, {"model.base_dtype": "nf4"}, 1),
+    ("gpt2", {"targets": "*"}, {"model.base_dtype": "int8", "bf16.enabled": True}, 2),
+    ("llama", {"targets": "q_proj,v_proj,down_proj", "alpha_pattern": {
+        "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}, {}, 1),
+    ("llama", {"targets": "*gate_proj.weight,down_proj,qkv_proj"}, {}, 3),
+    ("llama", {"targets": "q_proj, up_proj", "use_dora": True}, {"model.base_dtype": "int8"}, 2),
+    ("llama", {"targets": "q_proj", "modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"},
+     {}, 1),
+    ("qwen3_moe", {"targets": PARTS}, {"model.experts_per_unit": 3}, 2),
+    ("qwen3_moe", {"targets": "*experts*"}, {}, 1),
+    ("mixtral", {"targets": "w1, w2, w3"}, {"model.experts_per_unit": 3}, 1)]
+
+
+@pytest.mark.parametrize("kind, lora, more, ranks", LEAVE)
+def test_adapters_leave_and_come(kind, lora, more, ranks, place):
+    """The run reads what it has merged, and has its loss; so it is by hand.  The tool
+    writes the same files, merged and alone.  From those alone runs on one rank and on
+    two have the loss of the next step, and export the same."""
+    run_, merged, alone = (place.folder / x for x in ("run", "merged", "alone"))
+    c = {**model(written(place, kind)), "train_batch_size": 12, **more}
+    trained = {**c, "lora": {"rank": RANK, "alpha": ALPHA, **lora}, "run.save": True,
+               "optimizer.params.lr": 0.1}
+    r = place.good(ranks, {**trained, "run.export": str(merged)}, output=run_)
+    assert re.search(r"\nexport: loss \S+, run \S+ \((equal|\w+ rounding)", r.out), str(r)
+    resume = ["--resume"], run_
+    place.good(ranks, {**trained, **ADAPTER, "run.export": str(alone)}, *resume)
+    for ours, option in (merged, []), (alone, ["--adapter"]):
+        out = place.folder / f"tool-{ours.name}"
+        refused = "use_dora" in lora and not option
+        p = ckpt("export", run_, "--out", out, *option, rc=1 if refused else 0)
+        assert "lora.use_dora" in p.err if refused else files(out) == files(ours)
+    if lora.keys() == {"targets"} and "model.base_dtype" not in more:
+        check_merged(tensors_of(kind), hf.read(merged), adapters(alone)[0])
+    want = place.good(ranks, {**trained, "run.steps": 4}, *resume).losses
+    assert len(want) == 4 and want[3] != want[0]
+    for n, home in (1, {}), (2, SHARDED):
+        again = place.folder / f"again{n}"
+        r = place.good(n, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
+                           "lora.import": str(alone), "run.export": str(again)})
+        assert r.losses[3] == want[3] if n == ranks else abs(r.losses[3] - want[3]) < 1e-6
+        assert adapters(again) == adapters(alone)
         assert r.config["lora"]["rank"] == RANK and r.config["lora"]["alpha"] == ALPHA
-
-
-@pytest.mark.parametrize("kind, targets, ranks, more", (
-    ("gpt2", "*", 1, {}), ("gpt2", "c_fc", 3, SHARDED),
-    ("llama", "q_proj, down_proj", 2, {**SHARDED, "model.base_dtype": "int8"})))
-def test_magnitudes_are_merged(kind, targets, ranks, more, place):
-    """The run reads what it wrote and compares losses; so does this.  A run goes on
-    with the bits of its magnitudes."""
-    if kind == "llama":
-        llama(place)
-    base, out = place.folder / "base", place.folder / "out"
-    place.good(1, {**STILL, "run.steps": 0, "run.export": str(base)})
-    c = {"lora": {"rank": 3, "targets": targets, "use_dora": True}, "run.steps": 4,
-         "optimizer.params.lr": 0.02, "train_batch_size": 12, "run.save": True, **more,
-         "model": {"import": str(base), "seq": 16, **{
-             k.split(".")[1]: v for k, v in more.items() if k.startswith("model.")}}}
-    c = {k: v for k, v in c.items() if not k.startswith("model.")}
-    plain = place.good(1, {**c, "lora": {**c["lora"], "use_dora": False}})
-    whole = place.good(ranks, {**c, "run.export": str(out)})
-    assert abs(whole.losses[0] - plain.losses[0]) < 2e-6
-    assert abs(whole.losses[3] - plain.losses[3]) > 1e-4
-    last = place.good(ranks, {**c, "run.steps": 5})
-    again = place.good(1, {**c, **STILL, "lora": {}, "run.steps": 5, "run.save": False,
-                           "model": {"import": str(out), "seq": 16}})
-    assert abs(again.losses[4] - last.losses[4]) < 2e-5
-    half = place.good(1, {**c, "run.steps": 2}).output
-    assert abs(place.good(ranks, c, ["--resume"], output=half).losses[-1] -
-               whole.losses[3]) < 1e-6
-    r = ckpt("export", half, "--out", place.folder / "x", rc=1)
-    assert "lora.use_dora" in r.err
-    ckpt("export", half, "--out", place.folder / "tool", "--adapter")
-
-
-def test_parts_of_stacked_weights_have_adapters_of_their_own(place):
-    """PEFT's choice for Llama, as PEFT writes it: what is merged with them has
-    their loss, and the tensors are the base and the products."""
-    llama(place)
-    modules = llama_modules("q_proj", "v_proj", "up_proj", "down_proj")
-    base, folder = place.folder / "base", place.folder / "adapter"
-    place.good(1, {**STILL, "run.steps": 0, "run.export": str(base)})
-    tensors = random_adapter(modules)
-    write_adapter(folder, tensors, target_modules=["q_proj", "v_proj"])
-    c = {**STILL, "run.eval_batches": 2, "train_batch_size": 12, "run.steps": 1,
-         "model": {"import": str(base), "seq": 16}}
-    plain = place.good(1, c)
-    for ranks, home in ((1, {}), (3, SHARDED)):
-        out = place.folder / f"out{ranks}x"
-        r = place.good(ranks, {**c, **home, "lora.import": str(folder),
-                               "run.export": str(out)})
-        merged = place.good(ranks, {**c, **home, "model.import": str(out)})
-        assert abs(r.losses[0] - merged.losses[0]) < 2e-6
-        assert abs(r.losses[0] - plain.losses[0]) > 1e-3
-        check_merged(hf.read(base), hf.read(out), {
-            m: {f"lora_{x}": tensors[f"base_model.model.{m}.lora_{x}.weight"] for x in "AB"}
-            for m in modules})
-    names = [x.split()[0] for x in place.good(
-        1, {**c, "lora.import": str(folder)}, ["--parameters"]).out.splitlines()]
-    assert "layers.1.self_attn.q_proj.lora_A.weight" in names
-    assert "layers.1.self_attn.qkv_proj.lora_A.weight" not in names
 
 
 @pytest.mark.sanitized

@@ -6,11 +6,10 @@ import pytest
 import run
 from run import hf
 from test_hf import model, written
-from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, \
-    check_merged, floats, random_adapter, write_adapter
+from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, floats, \
+    random_adapter, write_adapter
 
 KINDS = tuple(hf.MOE)
-PARTS = {"qwen3_moe": "gate_proj, up_proj, down_proj", "mixtral": "w1, w2, w3"}
 
 
 def lora(targets, **more):
@@ -22,23 +21,6 @@ def experts(kind):
     shapes = hf.llama_shapes(hf.llama_config(kind))
     return {name.removesuffix(".weight"): (shape[1], shape[0])
             for name, shape in shapes.items() if ".experts." in name}
-
-
-@pytest.mark.parametrize("kind, per_unit, ranks", (
-    ("qwen3_moe", 0, 1), ("qwen3_moe", 3, 2), ("mixtral", 3, 1)))
-def test_merged_is_the_base_and_each_experts_product(kind, per_unit, ranks, place):
-    base = written(place, kind)
-    c = {**model(base), **lora(f"{PARTS[kind]}, q_proj"), "optimizer.params.lr": 0.05,
-         "run.steps": 4, "train_batch_size": 12, "model.experts_per_unit": per_unit}
-    old, merged, alone = (place.folder / x for x in ("old", "merged", "alone"))
-    place.good(1, {**model(base), "run.steps": 0, "run.export": str(old)})
-    a = place.good(ranks, {**c, "run.export": str(merged)})
-    b = place.good(ranks, {**c, **ADAPTER, "run.export": str(alone)})
-    assert a.hash == b.hash and a.losses[3] < a.losses[0]
-    pairs, config = adapters(alone)
-    assert set(experts(kind)) < set(pairs)
-    assert sorted(config["target_modules"]) == sorted(pairs)
-    check_merged(hf.read(old), hf.read(merged), pairs)
 
 
 @pytest.mark.parametrize("kind, size", (("qwen3_moe", 2), ("mixtral", 1)))
@@ -54,22 +36,6 @@ def test_a_block_in_several_units_learns_the_same(kind, size, place):
                            "model.experts_per_unit": per_unit})
         runs.append((r.losses, adapters(out)[0]))
     assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("targets", ("*experts*", "gate_proj, down_proj"))
-def test_an_exported_adapter_is_a_start(targets, place):
-    """Of stacked matrices, which share their A, as of one."""
-    base, first = written(place, "qwen3_moe"), place.folder / "first"
-    c = {**model(base), "train_batch_size": 12}
-    trained = {**c, **lora(targets), "optimizer.params.lr": 0.02}
-    place.good(1, {**trained, **ADAPTER, "run.export": str(first)})
-    want = place.good(1, {**trained, "run.steps": 4})
-    for ranks, home in ((1, {}), (3, SHARDED)):
-        again = place.folder / f"again{ranks}"
-        r = place.good(ranks, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
-                               "lora.import": str(first), "run.export": str(again)})
-        assert abs(r.losses[3] - want.losses[3]) < 1e-6
-        assert adapters(again)[0] == adapters(first)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

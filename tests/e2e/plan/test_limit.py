@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+import rows
 import run
 from test_bytes import CONSTANT_MIB
 
@@ -28,15 +29,6 @@ def disk(nvme):
 
 def limited(bytes_):
     return {"run.memory_limit_bytes": bytes_}
-
-
-def only_from_disk(place, c, tight, far):
-    """A run that its limit refuses without `far`, and the numbers of one without."""
-    run.refused(place.launch(1, {**c, **tight}), "of memory per rank, there are")
-    r = place.good(1, {**c, **far, **tight})
-    assert r.bytes_in("device", "cpu") <= tight["run.memory_limit_bytes"]
-    assert r.numbers == place.good(1, c).numbers
-    return r
 
 
 def test_what_does_not_fit_is_refused_with_what_would(place):
@@ -92,35 +84,48 @@ def test_one_rank_speaks_for_all(place):
     run.refused(r, "this run needs", "MiB of memory per rank")
 
 
-def test_four_times_the_memory_trains_with_the_same_losses(place, nvme):
-    free = place.good(1, CONFIG)
-    r = place.good(1, {**CONFIG, **disk(nvme), **limited(LIMIT),
-                       "run.nvme_checksum": True})
-    assert r.numbers == free.numbers
-    assert r.bytes_in("nvme") >= 4 * LIMIT
-    assert r.bytes_in("device", "cpu") <= LIMIT
-    # All that is resident is less than the state alone.
-    assert r.summary["peak_resident_bytes"] <= min(LIMIT + CONSTANT_MIB * run.MIB, STATE)
+# ---- larger than memory ----
+
+BASE = {**MODEL, "width": 256, "layers": 160, "base_dtype": "nf4"}
+CODES = 12 * BASE["width"]**2 * BASE["layers"] * 33 // 64  # 4.125 bits each
+EXPERTS = {"layers": 40, "heads": 4, "kv_heads": 2, "width": 64, "seq": 16, "vocab": 256,
+           "qk_norm": True, "num_experts": 24, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 64}
+OF_EXPERTS = 12 * 3 * 24 * 64 * 64 * EXPERTS["layers"]  # of their matrices alone
+# Boundaries of four micro-batches side by side.
+DEEP = {**MODEL, "layers": 30, "width": 32, "seq": 256}
+BOUNDARIES = 4 * DEEP["layers"] * 2 * 256 * 32 * 4
+WIDE = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+        "run.schedule": "breadth_first"}
 
 
-def test_a_base_in_4_bits_four_times_the_memory_trains_from_disk(place, nvme):
-    """Its codes are; with the losses of a run that has them in memory."""
-    model = {**MODEL, "width": 256, "layers": 160, "base_dtype": "nf4"}
-    c = {**CONFIG, "model": model, "lora": {"rank": 2, "targets": "*"}, "run.steps": 2}
-    codes = 12 * model["width"]**2 * model["layers"] * 33 // 64  # 4.125 bits each
-    r = only_from_disk(place, c, limited(codes // 4), run.offload(3, "nvme", "nvme", nvme))
-    assert r.bytes_in("nvme") >= codes
+def boundaries(nvme):
+    return {"activation_checkpointing": {"cpu_checkpointing": True, "nvme_path": str(nvme)}}
 
 
-def test_experts_four_times_the_memory_train_from_disk(place, nvme):
-    """A step's tokens may miss some; all of them have an update."""
-    model = {"layers": 40, "heads": 4, "kv_heads": 2, "width": 64, "seq": 16, "vocab": 256,
-             "qk_norm": True, "num_experts": 24, "num_experts_per_tok": 2,
-             "moe_intermediate_size": 64}
-    place.use(run.built("models/moe"), model)
-    c = {k: v for k, v in CONFIG.items() if k != "model"}
-    state = 12 * 3 * 24 * 64 * 64 * model["layers"]  # of the experts' matrices alone
-    assert only_from_disk(place, c, limited(state // 4), disk(nvme)).bytes_in("nvme") >= state
+# Of what model, settings, the limit, what is then far, and its bytes on disk at least.
+# A step's tokens may miss some experts; all of them have an update.
+BEYOND = {
+    "states": ("gpt2", MODEL, {"run.nvme_checksum": True}, LIMIT, disk, STATE),
+    "a base in 4 bits": ("gpt2", BASE, {"lora": {"rank": 2, "targets": "*"}}, CODES // 4,
+                         disk, CODES),
+    "experts": ("moe", EXPERTS, {}, OF_EXPERTS // 4, disk, OF_EXPERTS),
+    "boundaries": ("gpt2", DEEP, WIDE, BOUNDARIES * 3 // 2, boundaries,
+                   BOUNDARIES),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_does_not_fit_trains_from_disk(name, place, nvme):
+    """With the numbers of a run without a limit."""
+    model, shape, more, limit, far, least = BEYOND[name]
+    rows.use(place, model, {model: shape})
+    c = {**{k: v for k, v in CONFIG.items() if k != "model"}, **more}
+    run.refused(place.launch(1, {**c, **limited(limit)}), "of memory per rank, there are")
+    r = place.good(1, {**c, **far(nvme), **limited(limit)})
+    assert r.numbers == place.good(1, c).numbers
+    assert r.bytes_in("device", "cpu") <= limit and r.bytes_in("nvme") >= least
+    assert r.summary["peak_resident_bytes"] <= limit + CONSTANT_MIB * run.MIB
 
 
 def test_a_block_of_experts_need_not_fit(place, nvme):
@@ -138,27 +143,6 @@ def test_a_block_of_experts_need_not_fit(place, nvme):
     r = place.good(1, {**c, **tight})
     assert r.bytes_in("device") < block // 4
     assert r.numbers == place.good(1, c).numbers
-
-
-def test_boundaries_beyond_the_memory_train_from_disk(place, nvme):
-    """Of four micro-batches side by side, several times as many bytes as all else.
-    One more of each, before the last unit, and six slots are no file's."""
-    model = {**MODEL, "layers": 30, "width": 32, "seq": 256}
-    config = {"model": model, "train_batch_size": 8,
-              "train_micro_batch_size_per_gpu": 2, "run.steps": 2,
-              "run.schedule": "breadth_first", "run.recompute": "full"}
-    disk = {"activation_checkpointing.cpu_checkpointing": True,
-            "activation_checkpointing.nvme_path": str(nvme)}
-    free = place.good(1, config)
-    r = place.good(1, {**config, **disk})
-    assert r.numbers == free.numbers
-    one = 2 * 256 * 32 * 4
-    far = 4 * model["layers"] * one
-    assert r.bytes_in("nvme") == far
-    assert free.bytes_in("device") - r.bytes_in("device") == far + (4 - 6) * one
-    limit = limited(r.bytes_in("device", "cpu"))
-    run.refused(place.launch(1, {**config, **limit}), "MiB of memory per rank")
-    assert place.good(1, {**config, **disk, **limit}).numbers == free.numbers
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import run
+from rows import on
 
 KEY = "zero_optimization.zero_hpz_partition_size"
 RANKS, GROUP, LAYERS = 4, 2, run.MODEL["layers"]
@@ -18,17 +19,10 @@ def config(group=GROUP, home="none", **more):
             **run.offload(3, home, home, None), KEY: group, **more}
 
 
-def on(hosts):
-    """Ranks of one letter are on one host."""
-    return {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": hosts}
-
-
 def units():
     """Bytes of embedding, blocks and head in fp32, as padded for the ranks."""
-    m, c = run.MODEL, run.MODEL["width"]
-    embed, block, head = (-(-n // (64 * RANKS)) * 64 * RANKS * 4 for n in (
-        (m["vocab"] + m["seq"]) * c, 12 * c * c + 13 * c, 2 * c))
-    return embed, LAYERS * block, head
+    embed, *blocks, head = (4 * n for n in run.units(run.MODEL, RANKS))
+    return embed, sum(blocks), head
 
 
 @pytest.fixture
@@ -65,13 +59,14 @@ def test_a_fetch_does_not_leave_the_host(home, ring, a_step):
     assert plain["far_bytes"] - got["far_bytes"] == (fetched - whole) // 4
 
 
-@pytest.mark.parametrize("hosts", ("abcd", "abab", "aaab"))
-def test_any_placement_has_the_same_bits(hosts, place, known):
+def test_any_placement_sends_the_same(place, known):
+    """Through memory or by messages, in one order.  The same bits: test_matrix.py."""
     want = known(RANKS, config())
-    r = place.good(RANKS, config(), env=on(hosts))
-    assert r.numbers == want.numbers, str(r)
-    assert r.summary["order_hash"] == want.summary["order_hash"]
-    assert r.summary["sent_bytes"] == want.summary["sent_bytes"]
+    for r in (place.good(RANKS, config(), env=on("abab")),
+              place.good(RANKS, config(**{"run.host_comm": "messages"}))):
+        assert r.numbers == want.numbers, str(r)
+        assert r.summary["order_hash"] == want.summary["order_hash"]
+        assert r.summary["sent_bytes"] == want.summary["sent_bytes"] > 0
 
 
 @pytest.mark.parametrize("home, ring", (("none", 1), ("cpu", LAYERS + 1)))
@@ -98,13 +93,9 @@ def test_frozen_parameters_are_copied_once(a_step):
                              {"match": "h.0.attn.*", "frozen": True}]}
     got, plain = (a_step(g, **frozen) for g in (GROUP, RANKS))
     c = run.MODEL["width"]
-
-    def shard(n):
-        return -(-n // (64 * RANKS)) * 64 * 4
-    attn = 4 * c * c + 4 * c
-    block = shard(12 * c * c + 13 * c)
-    trained = shard((run.MODEL["vocab"] + run.MODEL["seq"]) * c) + shard(2 * c) + \
-        block + shard(12 * c * c + 13 * c - attn)
+    # as many bytes as a shard of four has in fp32
+    embed, *_, block, head = run.units(run.MODEL, RANKS)
+    trained = embed + head + block + run.padded(8 * c * c + 9 * c, RANKS)  # but attention
     fetched = plain["fetched_bytes"] // 4  # a far shard comes to a host once
     assert plain["far_bytes"] - got["far_bytes"] == fetched - trained
 

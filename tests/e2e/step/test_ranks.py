@@ -80,16 +80,6 @@ def test_collectives_start_in_one_order(stage, place):
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (3, "bf16")])
-def test_memory_and_messages_give_the_same_bits(stage, dtype, place):
-    c = {**config(dtype), "zero_optimization.stage": stage}
-    memory = place.good(3, {**c, "run.host_comm": "memory"})
-    messages = place.good(3, {**c, "run.host_comm": "messages"})
-    assert memory.numbers == messages.numbers
-    assert memory.summary["order_hash"] == messages.summary["order_hash"]
-    assert memory.summary["sent_bytes"] == messages.summary["sent_bytes"] > 0
-
-
 def test_memory_that_cannot_be_read(place):
     """No rank may read the memory of another, as in some containers."""
     forbid = run.built("tests/forbid")

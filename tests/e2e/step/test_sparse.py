@@ -154,21 +154,6 @@ def test_only_touched_rows_are_moved(order, stage, ranks, start, place):
     assert len(read) < 0.4 * 7 * 31
 
 
-def test_groups_of_ranks_add_touched_rows(start, place):
-    """The same bits on one host and on two."""
-    data, _ = epoch(place, 24)
-    c = {**STEP, "train_batch_size": 24, "data.path": data, "data.val_fraction": 0,
-         "run.steps": 3, "bf16.enabled": True}
-    two = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
-    found = {}
-    for g in (2, 4):
-        for stage, env in ((1, {}), (3, two)):
-            r = start("sparse", 4, {**c, "run.sum_group": g,
-                                    "zero_optimization": {"stage": stage}}, env=env)
-            assert found.setdefault(g, r.numbers) == r.numbers, str(r)
-    assert found[2] != found[4]
-
-
 LARGE = {**DLRM, "rows": 40000, "dim": 16, "unit_rows": 5000}
 TABLE = 7 * 40000 * 16 * 4
 
