@@ -224,19 +224,6 @@ def test_output_with_a_checkpoint_is_not_written_over(place):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-@pytest.mark.parametrize("other, words", [
-    ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12},
-     ("train_batch_size", "24")),
-    ({"model.width": 48}, ("checkpoint", "width"))], ids=("batch", "model"))
-def test_another_batch_or_model_is_refused(other, words, place):
-    c = {**config(1), "run.steps": 2}
-    out = place.good(1, c).output
-    before = run.checkpoints(out)
-    r = place.launch(1, {**c, **other}, ["--resume"], output=out)
-    run.refused(r, *words)
-    assert run.checkpoints(out) == before
-
-
 @pytest.mark.parametrize("ranks, damage", [(1, "truncate"), (2, "flip"),
                                            (2, "remove")])
 def test_damaged_checkpoint_is_named(ranks, damage, place):

@@ -153,14 +153,6 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
         assert abs(a - b) < 1e-4
 
 
-def test_another_set_is_refused(place):
-    c = {"run.save": True, "run.steps": 2}
-    out = place.good(1, {**c, **CASES["attention"]}).output
-    r = place.launch(1, {**c, **CASES["bottom"], "run.steps": 3},
-                     ["--resume"], output=out)
-    run.refused(r, "checkpoint", "frozen")
-
-
 @pytest.mark.parametrize("changes, words", (
     (but("*"), ("parameters", "every tensor", "frozen")),
     ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},

@@ -154,21 +154,6 @@ def test_an_imported_model_is_the_base(place):
     assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2 and len(a) == RANK * width
 
 
-# ---- checkpoints ----
-
-def test_a_run_with_adapters_is_continued(place):
-    c = {**LORA, "run.save": True, "run.steps": 4}
-    whole = place.good(1, c)
-    out = place.folder / "halves"
-    place.good(1, {**c, "run.steps": 2}, output=out)
-    r = place.launch(1, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
-    run.refused(r, "lora.alpha")
-    r = place.launch(1, {"run.steps": 4}, ["--resume"], output=out)
-    run.refused(r, "lora.rank")
-    r = place.good(1, c, ["--resume"], output=out)
-    assert r.numbers == whole.numbers
-
-
 def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 

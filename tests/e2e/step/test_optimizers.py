@@ -116,18 +116,3 @@ def test_other_ranks_and_kinds_go_on_with_coded_states(place, nvme):
                  output=out, again=1)
     place.good(1, {**c, **run.offload(1, "nvme", "none", nvme), "run.steps": 6,
                    "run.state_dtype": "bf16"}, ["--resume"], output=out)
-
-
-ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
-
-
-@pytest.mark.parametrize("first, second, has, wants", [
-    (LION, ADAMW, "lion", "adam"), (ADAMW, LION, "adam", "lion")])
-def test_the_states_of_another_optimizer_are_refused(first, second, has, wants, place):
-    more = {"run.save": True, "run.steps": 1}
-    out = place.good(1, {**config(**more), **first}).output
-    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
-    assert r.rc == 1 and "optimizer.type: " in r.err and "another run" in r.err, str(r)
-    run.forget(out)  # older ones tell the states' optimizer alone
-    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
-    run.refused(r, f"states of optimizer {has}", f"has those of {wants}")

@@ -289,14 +289,6 @@ def test_ckpt_exports_what_the_run_does(form, ranks, dtype, more, place, base):
         assert a == b
 
 
-@pytest.mark.parametrize("had, has", (({}, NF4), (NF4, INT8), (INT8, {})))
-def test_a_checkpoint_has_either(had, has, place, base):
-    c = {**base, "run.save": True, "run.steps": 1}
-    r = place.good(1, {**c, **had})
-    x = place.launch(1, {**c, **has, "run.steps": 2}, ["--resume"], output=r.output)
-    run.refused(x, "base_dtype")
-
-
 @pytest.mark.parametrize("size", ("8b", "70b"))
 def test_the_configs_fit_a_desktop(size):
     """A card of 24 GB, and a host of which 16 GB are used at most."""
