@@ -151,11 +151,3 @@ def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
                      again=1)
     for a, b in zip(r.losses, whole.losses):
         assert abs(a - b) < 1e-4
-
-
-@pytest.mark.parametrize("changes, words", (
-    (but("*"), ("parameters", "every tensor", "frozen")),
-    ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},
-     ("frozen_device: cpu", "no tensor is frozen"))))
-def test_nothing_to_train_or_to_place_is_refused(changes, words, place):
-    run.refused(place.launch(1, changes), *words)

@@ -456,24 +456,6 @@ def test_tensors_that_are_none_of_the_adapters_are_named(place):
     run.refused(r, "lora.import", "adapter_model.safetensors", "No such file")
 
 
-@pytest.mark.parametrize("targets, words", [
-    *[(t, (t, "linear layer")) for t in ("wte.weight", "*.bias", "ln_f*")],
-    ("c_atn", ("c_atn", "linear layer")),
-    ("h.1.attn.c_atn.weight", ("the nearest is h.1.attn.c_attn.weight",))])
-def test_what_has_no_adapter_is_refused(targets, words, place):
-    r = place.launch(1, {"lora": {"rank": 2, "targets": targets}})
-    run.refused(r, "lora.targets", *words)
-
-
-@pytest.mark.parametrize("saved, told", (
-    ("q_proj", "others not"), ("self_attn", "adapter, too"), ("nom", "matches no tensor")))
-def test_what_cannot_be_saved_is_refused(saved, told, place):
-    llama(place)
-    r = place.launch(1, {"lora": {"rank": 2, "targets": "o_proj",
-                                  "modules_to_save": saved}})
-    run.refused(r, "lora.modules_to_save", told)
-
-
 def test_frozen_adapters_are_not_exported(place):
     rule = {"match": "h.0.*lora_A*", "frozen": True}
     c = {**LORA, "parameters": [rule]}

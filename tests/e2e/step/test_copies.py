@@ -140,15 +140,6 @@ def test_a_run_of_other_ranks_goes_on_with_copies(place):
 
 # ---- refusals ----
 
-@pytest.mark.parametrize("group", (3, 8))
-def test_a_group_divides_the_ranks(group, place):
-    """Other refusals are in tests/runtime/config/test_refusals.c."""
-    words = f"{KEY}: {group}: groups of so many do not divide 4 ranks"
-    run.refused(place.launch(1, config(group), ["--plan", "--ranks", 4]), words)
-    if group == 3:
-        run.refused(place.launch(RANKS, config(group)), words)
-
-
 def test_what_does_not_fit_goes_without_copies(place, known):
     r = known(RANKS, config())
     most = {"run.memory_limit_bytes": r.bytes_in("device", "cpu")}

@@ -83,12 +83,3 @@ def test_a_resumed_run_keeps_its_groups(place):
     r = resume(4, "four")
     assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 2
     assert resume(2, "two").config["run"]["sum_group"] == 2
-
-
-@pytest.mark.parametrize("group", (3, 8))
-def test_a_group_divides_the_ranks(group, place):
-    words = f"run.sum_group: {group}: groups of so many do not divide 4 ranks"
-    c = config(1, **{GROUP: group})
-    run.refused(place.launch(1, c, ["--plan", "--ranks", 4]), words)
-    if group == 3:
-        run.refused(place.launch(4, c), words)

@@ -188,24 +188,6 @@ def test_what_a_skipped_pass_leaves_on_disk_stays(place, nvme):
 
 # ---- what is refused ----
 
-def test_what_is_no_muon_is_refused(place):
-    """What the config alone shows is in tests/runtime/config/test_refusals.c."""
-    lora = {"lora": {"rank": 2, "targets": "*attn*"}}
-    cases = [
-        ({"run.device": "cpu", "run.muon_products": "gpu"}, "run.muon_products",
-         "units are computed on the CPU"),
-        ({"parameters": [{"match": "wte.weight", "use_muon": True}]},
-         "use_muon", "wte.weight"),
-        ({"parameters": [{"match": "h.*", "use_muon": False}]}, "optimizer.type",
-         "no matrix"),
-        (lora, "optimizer.type", "no matrix"),
-    ]
-    for more, key, words in cases:
-        run.refused(place.launch(1, {**CONFIG, **more}), key, words)
-    r = place.launch(1, {"parameters": [{"match": "h.*", "use_muon": False}]})
-    run.refused(r, "use_muon", "AdamW")
-
-
 def test_matrices_that_do_not_fit_are_refused(place):
     c = {**CONFIG, "model": {**run.MODEL, "width": 96}}
     shown = place.launch(1, c, ["--plan"]).out

@@ -9,7 +9,6 @@ import re
 import pytest
 
 import preferences
-import rows
 import run
 from inputs import pair_texts, pairs_shard, some_pairs
 from preferences import NAMES
@@ -149,20 +148,6 @@ def test_copies_are_in_no_export(tuned, place, dpo):
 
 # ---- refusals ----
 
-REFUSED = [  # of the config alone: tests/runtime/config/test_refusals.c
-    ({"model.seq": 8}, "texts of 16 tokens", "a sample here has 8"),
-    ({"loss.type": "cross_entropy", "loss.sft": 0}, "has pairs of texts",
-     "set loss.type to dpo or ipo"),
-    ({**LORA, "lora.import": "somewhere"}, "lora.import: somewhere",
-     "merge them first"),
-]
-
-
-@pytest.mark.parametrize("change, words", [(c, w) for c, *w in REFUSED])
-def test_what_cannot_be_is_refused(change, words, place, dpo):
-    run.refused(place.launch(1, {**dpo, **change}), *words)
-
-
 def test_data_that_are_no_pairs_are_refused(place, dpo):
     seq = run.MODEL["seq"]
     tokens, mask = pair_texts(some_pairs(), seq)
@@ -177,12 +162,6 @@ def test_data_that_are_no_pairs_are_refused(place, dpo):
         path.with_suffix(".mask").unlink(missing_ok=True)
         pairs_shard(path, tokens[:end], marks, text)
         run.refused(place.launch(1, {**dpo, "data.path": str(path)}), *words)
-
-
-def test_other_models_are_refused(place):
-    rows.use(place, "vit")
-    r = place.launch(1, {"loss.type": "dpo", "train_batch_size": 4})
-    run.refused(r, "loss.type", "vit has no loss of such")
 
 
 def test_a_gpu_is_planned(place, dpo):

@@ -250,24 +250,6 @@ def test_the_plan_counts_bits(form, bits, place):
     assert 0 < others < 2 * 1.2e9  # embedding, head and adapters, half of them
 
 
-# ---- refusals ----
-
-def test_what_is_trained_is_refused_by_name(place, base):
-    r = place.launch(1, {**base, **NF4, "parameters": [
-        {"match": "h.1.mlp.c_fc.weight", "frozen": False}]})
-    run.refused(r, "model.base_dtype: nf4", "h.1.mlp.c_fc.weight", "trained")
-    r = place.launch(1, {**base, **NF4, "lora": {}})
-    run.refused(r, "model.base_dtype: nf4", "h.0.attn.c_attn.weight", "trained")
-
-
-def test_what_is_not_built_is_refused_by_name(place, base):
-    r = place.launch(1, {**base, "model.base_dtype": "fp4"})
-    run.refused(r, "model.base_dtype", "fp4", "nf4")
-    r = place.launch(2, {**base, **NF4, "zero_optimization.stage": 3,
-                         "zero_optimization.zero_hpz_partition_size": 2})
-    run.refused(r, "model.base_dtype", "zero_hpz_partition_size")
-
-
 @pytest.mark.parametrize("form, ranks, dtype, more", (
     ("nf4", 1, "fp32", {}), ("int8", 2, "bf16", {"zero_optimization.stage": 3}),
     ("nf4", 3, "fp16", {"lora": {}, "parameters": [
