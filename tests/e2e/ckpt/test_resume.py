@@ -85,19 +85,26 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
 
 
-def test_a_resumed_run_keeps_its_order_of_sums(place):
-    """What auto chose when it began, in stages where it would choose otherwise."""
-    stage = "zero_optimization.stage"
-    for order, first, then in (
-            ("local_first", 1, {stage: 3, "run.schedule": "breadth_first"}),
-            ("ranks_first", 3, {stage: 1})):
-        c, out = {**config(2), "run.sum_order": "auto", stage: first}, place.folder / order
-        whole = place.good(2, c)
-        r = place.halves(2, {**c, "run.steps": 3}, {**c, **then}, output=out)
-        assert r.numbers == whole.numbers
-        assert r.config["run"]["sum_order"] == whole.config["run"]["sum_order"] == order
-    r = place.launch(2, {**c, stage: 3}, ["--resume"], output=place.folder / "local_first")
-    run.refused(r, "run.sum_order: local_first: in stage 3", "breadth_first")
+STAGE = "zero_optimization.stage"
+ORDER = {"run.sum_order": "auto", "gradient_accumulation_steps": 2}
+HOSTS = {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aabb"}
+
+
+@pytest.mark.parametrize("ranks, key, value, first, then, lost, words", (
+    (1, "run.slices", 2, {"run.slices": 0, "run.workers": 2}, {"run.workers": 1}, {}, ()),
+    (2, "run.sum_order", "local_first", {**ORDER, STAGE: 1},
+     {STAGE: 3, "run.schedule": "breadth_first"},
+     {"run.schedule": "depth_first"}, ("in stage 3", "breadth_first")),
+    (2, "run.sum_order", "ranks_first", {**ORDER, STAGE: 3}, {STAGE: 1}, {}, ()),
+    (4, "run.sum_group", 2, {**ORDER, STAGE: 1, **HOSTS},
+     {"HOSTS": "aaaa"}, {}, ())))
+def test_a_resumed_run_keeps_what_it_began_with(ranks, key, value, first, then, lost,
+                                                words, kept, place):
+    """Where it would choose something else now, or be refused."""
+    first = {"train_batch_size": 16, **first}
+    kept(ranks, key, value, first, then, lost, words)
+    if not lost:
+        assert place.good(ranks, {**first, **then}).config["run"][key[4:]] != value
 
 
 # ---- signals ----

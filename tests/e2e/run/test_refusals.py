@@ -188,8 +188,7 @@ def test_what_cannot_be_is_refused(model, change, words, place):
     """Here is what needs a program and no folder; of files, what test_record.c has not."""
     rows.use(place, model)
     config = {**rows.BESIDE.get(model, (None, {}))[1], **change}
-    env = {k: config.pop(k) for k in change if k.isupper()}
-    r = place.launch(config.pop("ranks", 1), config, env=env)
+    r = place.launch(config.pop("ranks", 1), config)
     run.refused(r, *words)
     assert not list(r.output.glob("checkpoints"))
 
@@ -277,7 +276,8 @@ def on_disk(path, **more):
 def test_missing_nvme_path_is_named(several, place):
     path = str(place.folder / "nowhere")
     key = "zero_optimization.offload_optimizer.nvme_path"
-    r = place.launch(2, on_disk(path, **{key: [str(place.folder), path] if several else path}))
+    paths = [str(place.folder), path] if several else path
+    r = place.launch(2, on_disk(path, **{key: paths}))
     run.refused(r, "nvme", path, "No such file", everyone=True)
     assert not list(place.folder.glob("izar*"))
 

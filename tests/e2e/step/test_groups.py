@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums within groups of ranks, then over groups: the same bits on any placement."""
-import shutil
-
 import pytest
 
 import run
@@ -66,20 +64,3 @@ def test_one_contribution_of_a_group_crosses(place):
     blocks = m["layers"] * block
     assert parts[4] - parts[2] == 2 * embed + blocks + head
     assert parts[2] == 2 * embed + blocks + head + embed + blocks + head
-
-
-def test_a_resumed_run_keeps_its_groups(place):
-    """On another placement, and only with as many ranks."""
-    whole, half = (place.good(4, config(1, **{"run.steps": n, "run.save": True}),
-                              output=place.folder / f"to-{n}", env=on("aabb"))
-                   for n in (6, 3))
-    assert half.config["run"]["sum_group"] == 2
-
-    def resume(ranks, name):
-        out = place.folder / name
-        shutil.copytree(half.output, out)
-        return place.good(ranks, config(1, **{"run.steps": 6, "run.save": True}),
-                          ["--resume"], output=out)
-    r = resume(4, "four")
-    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 2
-    assert resume(2, "two").config["run"]["sum_group"] == 2
