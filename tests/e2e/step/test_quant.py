@@ -162,28 +162,6 @@ def test_8_bits_are_by_their_definition(values):
             assert abs(code - a * 127 / most) < 0.5001
 
 
-# How it is saved by two ranks, and how three go on.
-RESUMED = [("nf4", (3, "none", "nvme"), (0, "none", "none")),
-           ("int8", (2, "cpu", "none"), (3, "none", "nvme"))]
-
-
-@pytest.mark.parametrize("form, first, second", RESUMED)
-def test_a_checkpoint_means_the_same_elsewhere(form, first, second, place, base, values,
-                                               nvme):
-    results = []
-    for name, more, zeros in (
-            ("plain", {"model.import": str(values("bf16", form))}, [{}, {}]),
-            (form, {"model.base_dtype": form}, [run.offload(*z, nvme)
-                                                for z in (first, second)])):
-        c = {**base, **more, **ADAPTER, "bf16.enabled": True, "run.save": True,
-             "run.nvme_checksum": True, "run.export": str(place.folder / name)}
-        r = place.halves(2, {**c, **zeros[0], "run.steps": 2, "run.export": ""},
-                         {**c, **zeros[1]}, output=place.folder / f"out-{name}", again=3)
-        results.append((r.bits, (place.folder / name /
-                                 "adapter_model.safetensors").read_bytes()))
-    assert results[0] == results[1]
-
-
 def test_a_unit_of_several_pieces(place, nvme):
     """Of 4 MiB in a file, each a block of a checkpoint; a group begins in one and ends
     in the next."""
