@@ -223,3 +223,26 @@ def compare(start, references, place):
         assert len(r.saved) == len(have[1]) == row["steps"] or not before
         return r
     return compare
+
+
+@pytest.fixture
+def kept(place):
+    """kept(ranks, key, value, first, then, lost, words): a run that begins with the first
+    settings has this value, or any if it is None.  It keeps it when it goes on with the
+    others, which leave it open, and has the numbers of a run that never stopped.  Where
+    it cannot be had, with what is lost, that is refused once, with these words."""
+    def kept(ranks, key, value, first, then, lost=None, words=()):
+        out, name = place.folder / f"kept{place.count}", key.removeprefix("run.")
+        first = {"run.save": True, **first}
+        had = place.good(ranks, first, output=out).config["run"][name]
+        whole = place.good(ranks, {**first, key: had, "run.steps": 6})
+        r = place.good(ranks, {**first, **then, "run.steps": 6}, ["--resume"], out)
+        assert r.numbers == whole.numbers, str(r)
+        assert r.config["run"][name] == had and value in (had, None), str(r)
+        if lost:
+            less = place.launch(ranks, {**first, **then, "run.steps": 9, **lost},
+                                ["--resume"], out)
+            run.refused(less, f"{key}: {had}: ", *words)
+            assert less.err.count(key) == 1, str(less)
+        return r
+    return kept

@@ -544,7 +544,9 @@ class Place:
         return [*mpirun, self.program, str(config), *map(str, options)]
 
     def start(self, ranks, overrides, options=(), output=None, env=None):
-        config = self.config(overrides, output)
+        """What is in capitals is a variable."""
+        env = {**{k: v for k, v in overrides.items() if k.isupper()}, **(env or {})}
+        config = self.config({k: v for k, v in overrides.items() if k not in env}, output)
         return Run(self.command(ranks, config, options), config, env)
 
     def launch(self, ranks, overrides, options=(), output=None, env=None,

@@ -46,20 +46,34 @@ def test_resumed_run_goes_on_from_the_newest_of_several(place, known):
 PLACES = [NONE, NVME, (1, "cpu", "none"), (3, "none", "none"), (2, "nvme", "none"),
           (3, "cpu", "cpu")]
 ALL = list(itertools.permutations((1, 2, 3, 4), 2))
-# Every number of ranks saves and loads.
-PART = {"gpt2": [(1, 4), (4, 2), (2, 3), (3, 1)], "all of llama": [(2, 4)],
-        "units of experts": [(2, 3)]}
+# Of plain states every number of ranks saves and loads.
+PLAIN = [("gpt2", (1, 4)), ("gpt2", (4, 2)), ("gpt2", (2, 3)), ("gpt2", (3, 1)),
+         ("all of llama", (2, 4)), ("units of experts", (2, 3))]
+if run.FULL:
+    PLAIN = list(itertools.product(sorted({m for m, _ in PLAIN}), ALL))
+ADAM, MUON = "adam: master, m, v  {", rows.UPDATES["muon"]
+GROUPS = {"model.width": 66, "model.layers": 3}  # of codes: several in a matrix
+# Settings beside, those of the run that goes on, and what is listed of the states.
+OTHER = [
+    ((3, 1), {**rows.UPDATES["lion"], "run.state_dtype": "fp8"}, {}, "lion: master, m  {"),
+    ((2, 1), {"run.state_dtype": "fp8"}, {"run.state_dtype": "bf16"}, ADAM),
+    ((4, 1), {**MUON, "zero_optimization.sub_group_size": 2048}, {}, "muon: master, m, v  {"),
+    ((1, 3), {**MUON, "run.state_dtype": "fp8"}, {}, "muon: master, m, v  {"),
+    ((2, 3), rows.TUNED["top"], {}, ADAM),
+    ((2, 3), {**rows.TUNED["nf4"], **GROUPS}, {}, "adam: master, m, v, nf4  {"),
+    ((3, 2), {**rows.TUNED["int8"], **GROUPS}, {}, "adam: master, m, v, int8  {"),
+    ((2, 4), {}, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}, ADAM)]
 
 
-@pytest.mark.parametrize("model, saved_by, loaded_by", [
-    (m, *pair) for m, part in PART.items() for pair in (ALL if run.FULL else part)])
-def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
+@pytest.mark.parametrize("model, pair, beside, then, listed", [
+    *((*x, {}, {}, ADAM) for x in PLAIN), *(("gpt2", *x) for x in OTHER)], ids=str)
+def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, listed,
                                                   place, nvme):
     """All weights arrive bit for bit, at another stage and home too.  What follows
     has the numbers of a run that never stopped up to the order of sums, which m and v
     decide."""
     rows.use(place, model)
-    case = ALL.index((saved_by, loaded_by))
+    (saved_by, loaded_by), case = pair, ALL.index(pair)
     dtype = ("fp32", "bf16")[case % 2]
 
     def settings(ranks):
@@ -67,15 +81,18 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
         return {"train_batch_size": 12, "run.save": True, "run.workers": 1,
                 "train_micro_batch_size_per_gpu": 3 if ranks == 4 else 2,
                 "run.sum_order": "ranks_first", "run.steps": 6, "run.eval_batches": 2,
-                **run.offload(*home, nvme), **run.typed(dtype)}
+                **run.offload(*home, nvme), **run.typed(dtype), **beside}
     whole = place.good(saved_by, {**settings(saved_by), "run.save_interval": 3,
                                   "run.keep_last": 2})
-    still = place.good(loaded_by, settings(loaded_by), ["--resume"], output=whole.output)
+    lines = run.ckpt("list", whole.output).out.splitlines()
+    assert len(lines) == 2 and all(f" MiB  {listed}" in x for x in lines)
+    others = {**settings(loaded_by), **then}
+    still = place.good(loaded_by, others, ["--resume"], output=whole.output)
     assert still.hash == whole.hash and "nothing left to train" in still.out
     first, again = still.validation
     assert again == pytest.approx(first, rel=2e-7)
     shutil.rmtree(whole.output / "checkpoints/step-00000006")
-    more = place.good(loaded_by, settings(loaded_by), ["--resume"], output=whole.output)
+    more = place.good(loaded_by, others, ["--resume"], output=whole.output)
     loss, norm = (1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)
     was, now = ({x["step"]: x for x in r.steps if x["step"] > 3} for r in (whole, more))
     assert len(was) == 3 and more.bits[-3:] != whole.bits[-3:]
@@ -85,19 +102,26 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, saved_by, loaded_by,
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
 
 
-def test_a_resumed_run_keeps_its_order_of_sums(place):
-    """What auto chose when it began, in stages where it would choose otherwise."""
-    stage = "zero_optimization.stage"
-    for order, first, then in (
-            ("local_first", 1, {stage: 3, "run.schedule": "breadth_first"}),
-            ("ranks_first", 3, {stage: 1})):
-        c, out = {**config(2), "run.sum_order": "auto", stage: first}, place.folder / order
-        whole = place.good(2, c)
-        r = place.halves(2, {**c, "run.steps": 3}, {**c, **then}, output=out)
-        assert r.numbers == whole.numbers
-        assert r.config["run"]["sum_order"] == whole.config["run"]["sum_order"] == order
-    r = place.launch(2, {**c, stage: 3}, ["--resume"], output=place.folder / "local_first")
-    run.refused(r, "run.sum_order: local_first: in stage 3", "breadth_first")
+STAGE = "zero_optimization.stage"
+ORDER = {"run.sum_order": "auto", "gradient_accumulation_steps": 2}
+HOSTS = {"LD_PRELOAD": f"{run.BUILD}/tests/libhosts.so", "HOSTS": "aabb"}
+
+
+@pytest.mark.parametrize("ranks, key, value, first, then, lost, words", (
+    (1, "run.slices", 2, {"run.slices": 0, "run.workers": 2}, {"run.workers": 1}, {}, ()),
+    (2, "run.sum_order", "local_first", {**ORDER, STAGE: 1},
+     {STAGE: 3, "run.schedule": "breadth_first"},
+     {"run.schedule": "depth_first"}, ("in stage 3", "breadth_first")),
+    (2, "run.sum_order", "ranks_first", {**ORDER, STAGE: 3}, {STAGE: 1}, {}, ()),
+    (4, "run.sum_group", 2, {**ORDER, STAGE: 1, **HOSTS},
+     {"HOSTS": "aaaa"}, {}, ())))
+def test_a_resumed_run_keeps_what_it_began_with(ranks, key, value, first, then, lost,
+                                                words, kept, place):
+    """Where it would choose something else now, or be refused."""
+    first = {"train_batch_size": 16, **first}
+    kept(ranks, key, value, first, then, lost, words)
+    if not lost:
+        assert place.good(ranks, {**first, **then}).config["run"][key[4:]] != value
 
 
 # ---- signals ----
@@ -222,19 +246,6 @@ def test_output_with_a_checkpoint_is_not_written_over(place):
     r = place.launch(1, c, output=out)
     run.refused(r, "run.output", str(out), "--resume", "step 2")
     assert before == {p: p.stat().st_mtime_ns for p in before}
-
-
-@pytest.mark.parametrize("other, words", [
-    ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 12},
-     ("train_batch_size", "24")),
-    ({"model.width": 48}, ("checkpoint", "width"))], ids=("batch", "model"))
-def test_another_batch_or_model_is_refused(other, words, place):
-    c = {**config(1), "run.steps": 2}
-    out = place.good(1, c).output
-    before = run.checkpoints(out)
-    r = place.launch(1, {**c, **other}, ["--resume"], output=out)
-    run.refused(r, *words)
-    assert run.checkpoints(out) == before
 
 
 @pytest.mark.parametrize("ranks, damage", [(1, "truncate"), (2, "flip"),

@@ -16,24 +16,15 @@ def config(home=NONE, nvme=None, **more):
             **run.offload(*home, nvme), **more}
 
 
-def test_moments_in_fewer_bytes_are_saved_beside_training_in_memory_alone(place, nvme):
-    for home in ((1, "cpu", "none"), NVME):
-        c = config(home, nvme, **{"run.state_dtype": "fp8", "run.steps": 3})
-        r = place.launch(1, {**c, "run.save_mode": "async"})
-        if home == NVME:
-            run.refused(r, "run.save_mode", "state_dtype")
-        else:
-            assert r.rc == 0 and r.saved == [2], str(r)
-
-
 @pytest.mark.sanitized
-def test_a_remainder_waits_for_its_save_and_needs_bf16(place):
-    c = config(**{"bf16.enabled": True, "run.master": "remainder"})
-    assert place.good(1, c).saved == [2, 4, 6]
-    run.refused(place.launch(1, {**c, "run.save_mode": "async"}),
-                "run.save_mode", "run.master")
-    run.refused(place.launch(1, config(**{"run.master": "remainder"})),
-                "run.master", "fp32", "bf16.enabled")
+@pytest.mark.parametrize("home, mode, more", [
+    ((1, "cpu", "none"), "async", {"run.state_dtype": "fp8"}),
+    (NVME, "auto", {"run.nvme_checksum": True}),
+    (NONE, "auto", {"bf16.enabled": True, "run.master": "remainder"})])
+def test_what_is_saved_beside_training_or_waits(home, mode, more, place, nvme):
+    """What async refuses is in tests/runtime/config/test_refusals.c."""
+    assert place.good(1, config(home, nvme, **more, **{"run.save_mode": mode})).saved == \
+        [2, 4, 6]
 
 
 def spans(r, *kinds):
@@ -107,14 +98,6 @@ def test_what_is_not_finite_is_not_saved(place):
         assert "is intact" in r.err
     assert free.saved == wait.saved == list(range(1, wait.saved[-1] + 1))
     assert free.files == wait.files
-
-
-def test_async_with_checksums_of_the_disk_is_refused(place, nvme):
-    c = {**config(NVME, nvme), "run.nvme_checksum": True}
-    run.refused(place.launch(1, {**c, "run.save_mode": "async"}),
-                "run.save_mode", "nvme_checksum")
-    r = place.good(1, c)  # auto waits
-    assert r.saved == [2, 4, 6]
 
 
 def test_a_signal_ends_the_save_under_way(place):

@@ -2,12 +2,11 @@
 """Frozen parameters: no gradient, no state, and no backward below the lowest
 unit that is trained."""
 import fnmatch
-import json
 
 import pytest
 
 import run
-from run import ckpt, hf
+from run import hf
 
 
 def only(*patterns):
@@ -119,47 +118,3 @@ def test_activations_below_are_not_kept(place):
     all_of_them = place.good(1, c).bytes_of("activations")
     some = place.good(1, {**c, **CASES["bottom"]}).bytes_of("activations")
     assert 5 * some == 2 * all_of_them
-
-
-# ---- checkpoints ----
-
-def test_a_checkpoint_is_continued_bit_for_bit_and_on_other_ranks(place):
-    c = {**CASES["attention"], "zero_optimization.stage": 3, "run.save": True,
-         "run.steps": 4, "train_batch_size": 12}
-    whole = place.good(2, c)
-    out = place.folder / "parts"
-    exported = place.folder / "exported"
-    place.good(2, {**c, "run.steps": 2, "run.export": str(exported)},
-               output=out)
-    again = place.folder / "again"
-    ckpt("export", out, "--out", again)
-    assert hf.read(again) == hf.read(exported)
-    index = json.loads(
-        (out / "checkpoints" / "step-00000002" / "index.json").read_text())
-    arrays = {a["name"]: a["total"] for a in index["arrays"]}
-    width = run.MODEL["width"]
-    assert arrays["h.1.frozen/master"] == 4 * width * width + 4 * width
-    assert "h.1.frozen/m" not in arrays and "h.1/v" in arrays
-    r = place.good(2, c, ["--resume"], output=out)
-    assert r.numbers == whole.numbers
-
-    r = place.halves(3, {**c, "run.steps": 2}, {**c, "zero_optimization.stage": 0},
-                     again=1)
-    for a, b in zip(r.losses, whole.losses):
-        assert abs(a - b) < 1e-4
-
-
-def test_another_set_is_refused(place):
-    c = {"run.save": True, "run.steps": 2}
-    out = place.good(1, {**c, **CASES["attention"]}).output
-    r = place.launch(1, {**c, **CASES["bottom"], "run.steps": 3},
-                     ["--resume"], output=out)
-    run.refused(r, "checkpoint", "frozen")
-
-
-@pytest.mark.parametrize("changes, words", (
-    (but("*"), ("parameters", "every tensor", "frozen")),
-    ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},
-     ("frozen_device: cpu", "no tensor is frozen"))))
-def test_nothing_to_train_or_to_place_is_refused(changes, words, place):
-    run.refused(place.launch(1, changes), *words)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tokens come from does not change a run: one shard or several, raw bytes
-or tokenize's output; and what a mask excludes is not learnt."""
+"""What a mask excludes is not learnt, however a batch is cut, and validation takes each
+sample once.  Where tokens come from: tests/runtime/data."""
 import json
 import random
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 import rows
 import run
-from inputs import MAGIC32, TOKENS, pair_texts, pairs_shard, shard, some_pairs
+from inputs import TOKENS, pair_texts, pairs_shard, shard, some_pairs
 
 
 def tokens(place, name, ids, learn=None):
@@ -30,35 +30,6 @@ def tokenize(place, *args):
     r = run.call(sys.executable, run.ROOT / "tools/tokenize", *args, cwd=place.folder)
     assert r.rc == 0, str(r)
     return r.out
-
-
-def test_several_shards_train_as_one(place):
-    whole = tokens(place, "whole.bin", TOKENS)
-    want = place.good(2, data(whole))
-    for i, (a, b) in enumerate([(0, 1), (1, 18), (18, 2500), (2500, 5000)]):
-        shard(place.folder / f"part{i}.bin", TOKENS[a:b],
-              *[MAGIC32] if i == 2 else [])
-    parts = place.folder / "part?.bin"
-    listed = ",".join(str(place.folder / f"part{i}.bin") for i in range(4))
-    for path in (parts, listed):
-        r = place.good(2, data(path))
-        assert r.numbers == want.numbers
-
-
-@pytest.mark.sanitized
-def test_tokens_of_bytes_train_as_the_bytes(place, text):
-    want = place.good(1, {"run.eval_batches": 2})
-    tokenize(place, "--tokenizer", "bytes", "--end", "none", "--out", "t",
-             "--shard-tokens", 7000, text)
-    r = place.good(1, data(place.folder / "t_train_*.bin"))
-    assert r.numbers == want.numbers
-
-
-@pytest.mark.sanitized
-def test_a_mask_of_ones_changes_nothing(place):
-    want = place.good(1, data(tokens(place, "a.bin", TOKENS)))
-    r = place.good(1, data(tokens(place, "b.bin", TOKENS, [1] * 5000)))
-    assert r.numbers == want.numbers
 
 
 def uneven(place):

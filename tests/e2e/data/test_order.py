@@ -55,29 +55,3 @@ def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start
     for s, got in enumerate(b.losses):
         want = sum(r.losses[8 * s:8 * s + 8]) / 8
         assert abs(got - want) < 1e-6
-
-
-@pytest.mark.sanitized
-def test_validation_is_the_last_windows_in_order(place, start):
-    """Its windows are those of a run that trains on them alone, and training
-    does not have them."""
-    windows, held = 13, 3  # 0.2 * 13 + 1/2
-    n = windows * T + 1 + 5
-    text = place.data.read_bytes()[300:300 + n]
-    path = place.folder / "text"
-    path.write_bytes(text)
-    r = train_on(place, path, 10, **{"data.val_fraction": 0.2, "run.seed": 5,
-                                     "run.eval_batches": 2})
-    left = n - held * T
-    own = {}
-    for at in range(left - 1, n - 1, T):
-        part = place.folder / f"part{at}"
-        part.write_bytes(text[at:at + T + 1])
-        own[at] = train_on(place, part, 1, **{"run.seed": 5}).losses[0]
-    assert len(own) == held
-    first = list(own.values())[:2]
-    assert abs(r.validation[0] - sum(first) / 2) < 1e-6
-    (place.folder / "train").write_bytes(text[:left])
-    again = train_on(place, place.folder / "train", 10, **{"run.seed": 5})
-    assert again.losses == r.losses
-    assert not set(r.losses) & set(own.values())

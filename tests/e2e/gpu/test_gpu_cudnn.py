@@ -14,8 +14,8 @@ CONFIG = {"bf16.enabled": True, "run.device": "cuda", "run.save": True,
           "train_batch_size": 12}
 BY_CUDNN = "forward by cuDNN"
 BACKWARD = "backward by cuDNN"
-KEY = "run.gpu_attention"
-OWN = {"run.gpu_attention_backward": "own"}
+KEY, BOTH = "run.gpu_attention", "run.gpu_attention_backward"
+GPUS = {"IZ_STANDIN_DEVICES": "2", "IZ_STANDIN_CAPABILITY": "90", "STARPU_SILENT": "1"}
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def go(place):
         act = place.good if good else place.launch
         return act(ranks, {**CONFIG, KEY: kind, **more},
                    options or (["--resume"] if output.exists() else ()), output,
-                   {"IZ_STANDIN_CUDNN": cudnn, "IZ_STANDIN_DEVICES": "2",
-                    "IZ_STANDIN_CAPABILITY": str(capability), "STARPU_SILENT": "1"})
+                   {**GPUS, "IZ_STANDIN_CUDNN": cudnn,
+                    "IZ_STANDIN_CAPABILITY": str(capability)})
     return go
 
 
@@ -75,15 +75,25 @@ def test_all_ranks_take_the_same(cudnn, place):
     assert f"by izar: {'lib' if cudnn == 'gone' else 'no plan'}" in r.out, str(r)
 
 
-def test_a_resumed_run_keeps_its_kernel(go):
-    for kind in ("cudnn", "own"):
-        go(kind, kind, **OWN)
-        b = go("auto", kind, **steps(6))
-        assert chosen(b) == kind and (BY_CUDNN in b.out) == (kind == "cudnn")
-    r = go("auto", "cudnn", "gone", good=False, **steps(8))
-    run.refused(r, f"{KEY}: cudnn: rank 0: libcudnn.so.9: not found", "this run began "
-                "with it: own goes on with other bits")
-    assert chosen(go("own", "cudnn", "gone", **steps(8))) == "own"
+GONE, NONE = {"IZ_STANDIN_CUDNN": "gone"}, {"IZ_STANDIN_CUDNN": "none"}
+BEGAN = "this run began with it: own goes on with other bits"
+
+
+@pytest.mark.parametrize("ranks, key, kind, lost, words", (
+    (1, KEY, "own", {}, ()),
+    (1, KEY, "cudnn", GONE, ("libcudnn.so.9: not found", BEGAN)),
+    (1, KEY, "cudnn", NONE, ("no plan for", BEGAN)),
+    (2, KEY, "cudnn", NONE, ("no plan for", BEGAN)),
+    (2, KEY, "cudnn", {**NONE, KEY: "cudnn"}, ("no plan for", "; use own")),
+    (1, BOTH, "cudnn", GONE, ("libcudnn.so.9: not found", BEGAN)),
+    (1, BOTH, "cudnn", {"IZ_STANDIN_CUDNN": "no backward"}, ("no plan", BEGAN))))
+def test_a_resumed_run_keeps_its_kernel(ranks, key, kind, lost, words, go, kept):
+    r = kept(ranks, key, kind, {**CONFIG, **GPUS, KEY: "own", BOTH: "own", key: kind},
+             {key: "auto"}, lost, ("rank 0: ", *words))
+    by = BY_CUDNN if key == KEY else BACKWARD
+    assert (by in r.out) == (kind == "cudnn")
+    if lost == GONE and key == KEY:  # which is another choice
+        assert chosen(go("own", r.output.name, "gone", **steps(8))) == "own"
 
 
 @pytest.mark.parametrize("kind", ("cudnn", "own"))
@@ -101,16 +111,6 @@ def test_a_run_that_began_without_a_gpu_has_chosen_nothing(go):
         assert chosen(go("auto", "cpu", **steps(n), **cpu)) == "auto"
     gpu = go("auto", "cpu", **steps(9))
     assert chosen(gpu) == "cudnn" and BY_CUDNN in gpu.out
-
-
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_a_library_that_lost_its_kernel_says_what_the_run_began_with(ranks, go):
-    go("cudnn", "lost", ranks=ranks, **OWN)
-    for kind, words in (("auto", "this run began with it: own goes on with other bits"),
-                        ("cudnn", "; use own")):
-        r = go(kind, "lost", "none", good=False, ranks=ranks, **steps(6))
-        run.refused(r, f"{KEY}: cudnn: rank 0: no plan for", words)
-        assert r.err.count(KEY) == 1, str(r)
 
 
 @pytest.mark.parametrize("cudnn, reason", (("gone", "libcudnn.so.9: not found; use own"),
@@ -132,17 +132,12 @@ def test_without_a_gpu_nobody_asks(go):
 
 # ---- the backward ----
 
-def test_the_backward_is_chosen_kept_and_refused(go):
+def test_the_backward_is_chosen_and_refused(go):
     key = "run.gpu_attention_backward"
     r = {kind: go("own", kind, **{key: kind}) for kind in ("own", "cudnn")}
     assert r["own"].bits == r["cudnn"].bits
     assert BACKWARD in r["cudnn"].out and BACKWARD not in r["own"].out
     assert chosen(r["own"], key[4:]) == "own" and BY_CUDNN not in r["cudnn"].out
-    again = go("auto", "cudnn", **steps(6))
-    assert BACKWARD in again.out and chosen(again, key[4:]) == "cudnn"
-    for cudnn, words in (("gone", "libcudnn.so.9: not found"), ("no backward", "no plan")):
-        lost = go("auto", "cudnn", cudnn, good=False, **steps(9))
-        run.refused(lost, f"{key}: cudnn: rank 0: {words}", "this run began with it: own")
     run.refused(go("own", "new", "no backward", good=False, **{key: "cudnn"}),
                 f"{key}: cudnn: rank 0: no plan", "; use own")
 

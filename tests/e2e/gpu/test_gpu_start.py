@@ -145,13 +145,6 @@ def test_too_small_a_gpu_is_refused_with_what_fits(start):
     assert "it fits with" in r.err and "offload_optimizer.device" in r.err
 
 
-@standin
-def test_a_ratio_needs_a_gpu(start):
-    row = {**ROW, "stage": 3, "optimizer": "cpu", "ratio": 0.5, "device": "auto"}
-    run.refused(start(row, good=False, env={"STARPU_NCUDA": "0"}),
-                "zero_optimization.offload_optimizer.ratio: 0.5", "a GPU")
-
-
 def test_a_users_choice_of_gpu(place):
     """STARPU_ variables win, or the run is refused before step 0."""
     one = {"run.steps": 2, "run.device": "auto"}

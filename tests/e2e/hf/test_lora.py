@@ -109,21 +109,6 @@ def test_an_imported_model_is_the_base(place):
     assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2 and len(a) == RANK * width
 
 
-# ---- checkpoints ----
-
-def test_a_run_with_adapters_is_continued(place):
-    c = {**LORA, "run.save": True, "run.steps": 4}
-    whole = place.good(1, c)
-    out = place.folder / "halves"
-    place.good(1, {**c, "run.steps": 2}, output=out)
-    r = place.launch(1, {**c, "lora.alpha": 5.0}, ["--resume"], output=out)
-    run.refused(r, "lora.alpha")
-    r = place.launch(1, {"run.steps": 4}, ["--resume"], output=out)
-    run.refused(r, "lora.rank")
-    r = place.good(1, c, ["--resume"], output=out)
-    assert r.numbers == whole.numbers
-
-
 def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
@@ -384,24 +369,6 @@ def test_tensors_that_are_none_of_the_adapters_are_named(place):
     (folder / "adapter_model.safetensors").unlink()
     r = place.launch(1, {"lora.import": str(folder)})
     run.refused(r, "lora.import", "adapter_model.safetensors", "No such file")
-
-
-@pytest.mark.parametrize("targets, words", [
-    *[(t, (t, "linear layer")) for t in ("wte.weight", "*.bias", "ln_f*")],
-    ("c_atn", ("c_atn", "linear layer")),
-    ("h.1.attn.c_atn.weight", ("the nearest is h.1.attn.c_attn.weight",))])
-def test_what_has_no_adapter_is_refused(targets, words, place):
-    r = place.launch(1, {"lora": {"rank": 2, "targets": targets}})
-    run.refused(r, "lora.targets", *words)
-
-
-@pytest.mark.parametrize("saved, told", (
-    ("q_proj", "others not"), ("self_attn", "adapter, too"), ("nom", "matches no tensor")))
-def test_what_cannot_be_saved_is_refused(saved, told, place):
-    llama(place)
-    r = place.launch(1, {"lora": {"rank": 2, "targets": "o_proj",
-                                  "modules_to_save": saved}})
-    run.refused(r, "lora.modules_to_save", told)
 
 
 def test_frozen_adapters_are_not_exported(place):

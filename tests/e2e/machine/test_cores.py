@@ -28,15 +28,6 @@ def test_cores_that_sets_share_in_part_are_refused(place):
     r = launch(place, hosts(place, [0, 1, 2, 3], [2, 3, 4, 6]), ["--plan"])
     run.refused(r, "ranks 0 and 1 may both use cores 2-3, but their cores (0-3 and "
                 "2-4,6) overlap")
-    r = launch(place, hosts(place, [4, 5], [2, 3, 4, 5], [1, 2]), ["--plan"])
-    run.refused(r, "ranks 1 and 2 may both use cores 2, but", "(2-5 and 1-2)")
-
-
-@pytest.mark.parametrize("allowed, workers", [
-    ((range(8), [4, 5, 6, 7]), 4), ((range(8), [4, 5]), 6), (([0], [0], range(4)), 1)])
-def test_other_sets_are_divided(allowed, workers, place):
-    r = launch(place, hosts(place, *allowed), ["--plan"])
-    assert r.rc == 0 and f" {workers} worker" in r.out, str(r)
 
 
 @pytest.mark.parametrize("first", (0, 1))

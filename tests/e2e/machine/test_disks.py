@@ -33,9 +33,3 @@ def test_several_disks_change_no_bit(ranks, place, nvme):
         assert [x[1] for x in shares] == [str(f) for f in folders]
         assert sum(int(x[0]) for x in shares) == 64
     assert not any(list(f.iterdir()) for f in folders)
-
-
-def test_a_folder_of_the_list_that_is_missing_is_named(place, nvme):
-    r = place.launch(1, homes([str(nvme), str(nvme / "none")]))
-    run.refused(r, "offload_optimizer.nvme_path", str(nvme / "none"), "No such file")
-    assert not list(nvme.glob("izar*"))

@@ -66,14 +66,10 @@ def test_the_users_own_choice_stays_and_is_told_what_it_costs(slow, place):
         assert "note: OPENBLAS_CORETYPE is set: without it" in r.out, str(r)
 
 
-def test_a_resumed_run_keeps_its_kernels(slow, place):
-    a = place.good(1, asked("auto"), env=old(), output=place.folder / "a")
-    taken = a.config["run"]["cpu_kernels"]
-    b = place.good(1, asked("auto", **{"run.steps": 6}), ["--resume"],
-                   output=place.folder / "a")
-    assert b.config["run"]["cpu_kernels"] == taken
-    once = place.good(1, asked(taken, **{"run.steps": 6}))
-    assert b.hash == once.hash
+@pytest.mark.parametrize("begun, then", (("auto", {"LD_PRELOAD": None}), ("BLAS", {})))
+def test_a_resumed_run_keeps_its_kernels(begun, then, slow, kept):
+    key = "run.cpu_kernels"
+    kept(1, key, None, {**asked(begun), **old()}, {key: "auto", **then})
 
 
 @pytest.mark.parametrize("ranks", (1, 2))

@@ -50,23 +50,12 @@ def test_bf16_that_cannot_be_is_refused_once(ranks, place, bf16_products):
     assert r.err.count("run.cpu_products") == 1, str(r)
 
 
-def test_a_resumed_run_keeps_its_products(place, bf16_products):
-    for kind in ("bf16", "fp32"):
-        a = place.good(1, asked(kind), output=place.folder / kind)
-        assert products(a) == kind
-        b = place.good(1, asked("auto", **{"run.steps": 6}), ["--resume"],
-                       output=a.output)
-        whole = place.good(1, asked(kind, **{"run.steps": 6}))
-        assert products(b) == kind and b.numbers == whole.numbers, str(b)
-        assert b.config["run"]["cpu_products"] == kind
-
-
-def test_a_resumed_run_that_began_otherwise(place, bf16_products):
-    a = place.good(2, asked("bf16"))
-    more = asked("auto", **{"run.steps": 4})
-    r = place.launch(2, more, ["--resume"], output=a.output, env=WITHOUT)
-    run.refused(r, "run.cpu_products: bf16: rank 0: oneDNN multiplies no",
-                "this run began with it")
+@pytest.mark.parametrize("ranks, kind, lost", ((1, "fp32", {}), (2, "bf16", WITHOUT)))
+def test_a_resumed_run_keeps_its_products(ranks, kind, lost, kept, bf16_products):
+    key = "run.cpu_products"
+    r = kept(ranks, key, kind, asked(kind), {key: "auto"}, lost,
+             ("rank 0: oneDNN multiplies no", "this run began with it"))
+    assert products(r) == kind
 
 
 def test_less_memory_by_products_of_fp32_is_offered(place, bf16_products):

@@ -89,39 +89,6 @@ def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, perc
     assert (found and found.group(1)) == percent, str(r)
 
 
-# What test_record.c has of files is not here.
-@pytest.mark.sanitized
-@pytest.mark.parametrize("model, settings, words", [
-    *(("llama", {f"model.{key}": n}, [key]) for key, n in (
-        ("kv_heads", 4), ("head_dim", 5), ("head_dim", 0), ("ffn", 0))),
-    ("all of llama", {"model.tie_embeddings": False, "run.export": "/tmp/none"},
-     ["run.export", "no published type"]),
-    ("vit", {"model.patch": 3}, ["image 10 is not divisible by patch = 3"]),
-    ("vit", {"model.classes": 6}, ["label is not below model.classes"]),
-    ("vit", {"model.image": 12}, ["no multiple of the 433 of a record of vit"]),
-    ("vit", {"run.sample_tokens": 3, "run.sample_prompt": "a"},
-     ["generates nothing"]),
-    ("dlrm", {"model.tables": 8}, ["no multiple of the 56 of a record of dlrm"]),
-    ("dlrm", {"model.rows": 10**9}, ["must be below 2^31"]),
-    ("dlrm", {"model.vocab": 3}, ["unknown key"]),
-    ("dlrm", {"parameters": [{"match": "*", "sparse": True}]},
-     ["sparse: true for bottom.0.weight", "no table of rows"]),
-    ("dlrm", {"parameters": [{"match": "tables.*", "sparse": True,
-                              "frozen": True}]},
-     ["parameters[0]", "what is frozen is never updated"]),
-    ("dlrm", {"parameters": [*rows.SPARSE, {"match": "tables.2.*", "frozen": True}]},
-     ["sparse: true for tables.2.rows", "it is frozen"]),
-    ("dlrm", {"parameters": [{"match": "tables.*", "sparse": 1}]},
-     ["parameters[0].sparse"]),
-    ("sparse", {"run.state_dtype": "fp8"},
-     ["sparse: true for tables.0.rows", "no multiple of 64"]),
-    ("vit", {"parameters": [{"match": "embed.*", "sparse": True}]},
-     ["sparse: true for embed.", "no table of rows"])])
-def test_refuses_what_cannot_be(model, settings, words, start):
-    run.refused(start({**ROW, "model": model}, settings, good=False),
-                *words)
-
-
 def test_sparse_tables_refuse_a_gpu(start):
     machine = run.ROOT / "configs/machines/v100-32-dgx2.json"
     row = {k: v for k, v in ROW.items() if k != "device"}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts: what is refused.  Their bits are in test_matrix.py, their
-gradients in tests/models/test_moe.c."""
+"""Mixtures of experts: what routers tell, and units of experts.  Their bits are in
+test_matrix.py, their gradients in tests/models/test_moe.c."""
 import json
 import math
 import re
@@ -16,18 +16,6 @@ from run import hf
 def moe(place):
     rows.use(place, "moe")
     return place
-
-
-@pytest.mark.sanitized
-def test_a_shape_that_nobody_publishes_is_not_exported(moe):
-    """Mixtral's has experts in all blocks, whose weights add up to 1."""
-    out = moe.folder / "out"
-    for change in ({"model.norm_topk_prob": False}, {"model.decoder_sparse_step": 2},
-                   {"model.qkv_bias": True}):
-        r = moe.launch(1, {"run.export": str(out), "model.qk_norm": False,
-                           "model.mlp_only_layers": [], **change})
-        run.refused(r, "export", "no published type of model has this shape")
-    assert not out.exists()
 
 
 @pytest.mark.parametrize("dense", ([0], [0, 1], [1, 2]))
@@ -132,16 +120,6 @@ def test_units_of_experts_are_the_same_model(moe):
             first, *others = (x for x in have if x[0] == ranks)
             assert others and all(x == first for x in others)
     assert runs[0][1][2] < runs[0][1][0]
-
-
-@pytest.mark.sanitized
-def test_a_run_does_not_go_on_with_other_units(moe):
-    first = moe.good(1, {"model.experts_per_unit": 3, "run.save": True, "run.steps": 2})
-    r = moe.launch(1, {"model.experts_per_unit": 2, "run.save": True, "run.steps": 4},
-                   ["--resume"], output=first.output)
-    run.refused(r, "model.experts_per_unit", "3")
-    r = moe.launch(1, {"model.experts_per_unit": 8})
-    run.refused(r, "experts_per_unit is above num_experts")
 
 
 @pytest.mark.sanitized

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from run import DUMPS, offload, refused
+from run import DUMPS, offload
 
 SMALL = {"run.steps": 6, "run.eval_batches": 1}
 
@@ -112,22 +112,6 @@ def test_cores_can_be_kept_free(place):
                                (0, bind, cores - 1), (2, bind, 2)):
         r = place.good(1, {"run.steps": 1, "run.workers": workers}, env=env)
         assert len(r.last("workers")["compute"]) == left
-    r = place.launch(1, {"run.steps": 1, "run.workers": 0},
-                     env={"STARPU_RESERVE_NCPU": "999"})
-    refused(r, "STARPU_RESERVE_NCPU", "leaves no worker")
-
-
-@pytest.mark.parametrize("sets,env,words", (
-    ({}, {"STARPU_NCPU": "0"}, ("STARPU_NCPU", "leaves no worker")),
-    ({"run.memory_limit_bytes": 10**14}, {"STARPU_NCPU": str(10**14)},
-     ("1048576 compute workers", "are more than")),
-    ({}, {"STARPU_NCUDA": "2"}, ("STARPU_NCUDA", "one GPU")),
-    ({"run.device": "cpu"}, {"STARPU_NCUDA": "1"},
-     ("STARPU_NCUDA", "contradicts run.device")),
-    ({}, {"STARPU_SCHED": "none"}, ("STARPU_SCHED", "no scheduler 'none'")),
-))
-def test_what_cannot_be_honoured_is_refused(sets, env, words, place):
-    refused(place.launch(1, {"run.steps": 1, **sets}, env=env), *words)
 
 
 def test_no_gpu_on_request(place):

@@ -152,18 +152,6 @@ def test_a_buffer_that_overflows_is_told(place):
     assert "in the middle of the run" in (out / "report.html").read_text()
 
 
-@pytest.mark.sanitized
-@pytest.mark.parametrize("env,word", (
-    ({"IZ_TRACE_STEPS": "1:2"}, "goes with IZ_TRACE"),
-    ({"IZ_TRACE": "/dev/null"}, "is a file"),
-    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "3"}, "is not a:b"),
-    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "5:5"}, "is not a:b"),
-    ({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": "7:9"}, "after run.steps"),
-))
-def test_steps_that_cannot_be_traced_are_refused(place, env, word):
-    run.refused(place.launch(1, ALONE, env=env), "IZ_TRACE", word)
-
-
 STEPS, BOTH = "IZ_TRACE_STEPS=1:2", "IZ_TRACE=/tmp IZ_TRACE_STEPS=1:2"
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import rows
 import run
 from inputs import MASK, TOKENS, shard
 
@@ -119,6 +120,7 @@ def state(folder):
     ({"data.document_end": 7}, ("data.document_end: -1 in", ", 7 now")),
     ({"train_batch_size": 4}, ("train_batch_size: 2 in", ", 4 now")),
     ({"optimizer.type": "Lion"}, ("optimizer.type: \"AdamW\" in", ", \"Lion\" now")),
+    ({"model.width": 48}, ("model.width: 24 in", ", 48 now")),
     ({"model.seq": 8, "run.slices": 2}, ("model.seq: 16 in", ", 8 now"))], ids=str)
 def test_another_run_is_no_resumed_one(change, words, half, shared):
     """And leaves all as it is."""
@@ -129,6 +131,35 @@ def test_another_run_is_no_resumed_one(change, words, half, shared):
     r = shared.launch(1, {**c, **change}, ["--resume"], output=out)
     run.refused(r, "--resume: ", *words, "would be another run")
     assert state(out) == before
+
+
+ADAPTERS, FROZEN, NF4, INT8 = (rows.TUNED[x] for x in ("lora", "frozen", "nf4", "int8"))
+WHOLE = {**NF4, "model.base_dtype": None}
+LION = rows.UPDATES["lion"]
+
+
+@pytest.mark.parametrize("model, base, changed, words", [
+    ("gpt2", ADAPTERS, {**ADAPTERS, "lora.alpha": 4}, ("lora.alpha",)),
+    ("gpt2", ADAPTERS, {}, ("lora.rank",)),
+    ("gpt2", FROZEN, rows.TUNED["top"], ("checkpoint", "frozen")),
+    ("gpt2", WHOLE, NF4, ("base_dtype",)),
+    ("gpt2", NF4, INT8, ("base_dtype",)),
+    ("gpt2", INT8, WHOLE, ("base_dtype",)),
+    ("gpt2", LION, {}, ("optimizer.type: ", "another run")),
+    ("moe", {"model.experts_per_unit": 3}, {"model.experts_per_unit": 2},
+     ("model.experts_per_unit", "3"))])
+def test_states_of_another_kind_are_refused(model, base, changed, words, place):
+    rows.use(place, model)
+    c = {"run.save": True, "run.steps": 1}
+    out = place.good(1, {**c, **base}).output
+    before = state(out)
+    r = place.launch(1, {**c, **changed, "run.steps": 2}, ["--resume"], output=out)
+    run.refused(r, *words)
+    assert state(out) == before
+    if base == LION:  # checkpoints that do not tell of their run tell whose states
+        run.forget(out)
+        r = place.launch(1, {**c, "run.steps": 2}, ["--resume"], output=out)
+        run.refused(r, "states of optimizer lion", "has those of adam")
 
 
 def resume(place, half, changes, ranks=1):

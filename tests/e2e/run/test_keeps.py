@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the user's stays: files beside ours, bits on another number of cores,
-lines of a log; and what ends a run says so."""
+"""What is the user's stays: files beside ours, lines of a log; and what ends a run says
+so."""
 import fcntl
 import json
 import os
@@ -77,22 +77,6 @@ def test_a_run_that_is_about_to_end_is_waited_for(place):
         r = place.start(1, {**SAVE, "run.steps": 2}, ["--resume"], output=out)
         r.until(lambda: "waiting a few seconds" in r.text(1), "the message")
     assert r.finish().rc == 0 and run.saved(out) == [2]
-
-
-# ---- the same bits on other cores ----
-
-def test_slices_are_kept(place):
-    """As many as the first run's workers wanted; another number adds in another
-    order."""
-    c = {**SAVE, "run.slices": 0}
-    want = place.good(1, {**c, "run.workers": 2})
-    assert want.config["run"]["slices"] == 2
-    other = place.good(1, {**c, "run.workers": 1})
-    assert other.config["run"]["slices"] == 1
-    assert other.numbers != want.numbers
-    r = place.halves(1, {**c, "run.workers": 2, "run.steps": 1},
-                     {**c, "run.workers": 1})
-    assert r.numbers == want.numbers and r.config["run"]["slices"] == 2
 
 
 # ---- lines ----

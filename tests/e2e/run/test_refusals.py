@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import rows
 import run
 from inputs import MAGIC16, MAGIC32, TOKENS, shard
 
@@ -50,50 +51,146 @@ def test_of_many_faults_some_are_told(place):
     run.refused(r, "more faults than these 100")
 
 
-@pytest.mark.sanitized
-@pytest.mark.parametrize("raw, words", [
-    ('{\n "train_batch_size": 4,,\n}', ("raw.json", "line 2", "column 24")),
-    (None, ("raw.json", "No such file"))])
-def test_bad_text_is_placed(raw, words, place):
-    if raw:
-        (place.folder / "raw.json").write_text(raw)
-    run.refused(run.call(run.PROGRAM, "raw.json", cwd=place.folder), *words)
+CHUNK = "run.sequence_chunk"
+MUON, ADAPTERS, NF4 = rows.UPDATES["muon"], {"lora": {"rank": 2, "targets": "*"}}, \
+    rows.TUNED["nf4"]
+# Mixtral's has experts in all blocks, whose weights add up to 1.
+UNPUBLISHED = {"run.export": "/tmp/none", "model.qk_norm": False,
+               "model.mlp_only_layers": []}
+NO_SHAPE = "export", "no published type of model has this shape"
+GROUPS = "groups of so many do not divide 4 ranks"
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"model": {"preset": "gpt2-125m"}}, ("model.preset", "gpt2-124m")),
-    ({"model.heads": 5}, ("heads", "24", "5")),
-    ({"data.path": "a,"}, ("data.path", "is empty")),
-    ({"data.path": ["a", "~/b"]}, ("data.path", '"~/b"', "shell")),
-    ({"run.export": "~/x"}, ("run.export", '"~/x"', "shell")),
-    ({"run.sample_tokens": 3}, ("run.sample_tokens", "run.sample_prompt")),
-    ({"run.scheduler": "fastest"}, ("run.scheduler", "fastest", "lws")),
-    ({"train_batch_size": 4, "run.slices": 3}, ("run.slices", "3", "4"))],
-    ids=str)
-def test_bad_setting_is_named(change, words, place):
-    r = place.launch(1, change)
+def rule(match, **more):
+    return {"parameters": [{"match": match, **more}]}
+
+
+# By model: a change of the config, in which "ranks" and what is in capitals is of the
+# start, and words.
+REFUSED = {
+    "gpt2": [
+        ({"model": {"preset": "gpt2-125m"}}, "model.preset", "gpt2-124m"),
+        ({"model.heads": 5}, "heads", "24", "5"),
+        ({"data.path": "a,"}, "data.path", "is empty"),
+        ({"data.path": ["a", "~/b"]}, "data.path", '"~/b"', "shell"),
+        ({"run.export": "~/x"}, "run.export", '"~/x"', "shell"),
+        ({"run.sample_tokens": 3}, "run.sample_tokens", "run.sample_prompt"),
+        ({"run.scheduler": "fastest"}, "run.scheduler", "fastest", "lws"),
+        ({"run.slices": 3}, "run.slices", "3", "4"),
+        ({"ranks": 3}, "train_batch_size", "4", "3 ranks"),
+        ({"ranks": 4, "run.sum_group": 3}, f"run.sum_group: 3: {GROUPS}"),
+        ({"ranks": 4, "zero_optimization.stage": 3,
+          "zero_optimization.zero_hpz_partition_size": 3},
+         f"zero_optimization.zero_hpz_partition_size: 3: {GROUPS}"),
+        # variables
+        ({"STARPU_SCHED": "quickest"}, "STARPU_SCHED", "quickest", "lws"),
+        ({"STARPU_SCHED": "none"}, "STARPU_SCHED", "no scheduler 'none'"),
+        ({"STARPU_USE_NUMA": "1", "ranks": 2}, "STARPU_USE_NUMA: rank 0:", "unset it"),
+        *[({"IZ_REFERENCE_GEMM": side}, "IZ_REFERENCE_GEMM: rank 0:", "from 64 to 8192")
+          for side in ("9000", "63", "many", "-1")],
+        *[({name: value}, f"{name}: rank 0: is not a number") for name, value in (
+            ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_NCPU", "1-3"),
+            ("STARPU_MIN_PRIO", "-3"), ("STARPU_WORKERS_CPUID", "all"),
+            ("STARPU_BACKOFF_MAX", "1k"))],
+        *[({name: "/proc/no"}, f"{name}: rank 0: ", "another one")
+          for name in ("STARPU_HOME", "XDG_CACHE_HOME")],
+        ({"HOME": "/proc/no", "STARPU_HOME": None}, "HOME: rank 0: ", "STARPU_HOME"),
+        ({"STARPU_NCPU": "0"}, "STARPU_NCPU", "leaves no worker"),
+        ({"run.workers": 0, "STARPU_RESERVE_NCPU": "999"},
+         "STARPU_RESERVE_NCPU", "leaves no worker"),
+        ({"run.memory_limit_bytes": 10**14, "STARPU_NCPU": str(10**14)},
+         "1048576 compute workers", "are more than"),
+        ({"STARPU_NCUDA": "2"}, "STARPU_NCUDA", "one GPU"),
+        ({"run.device": "cpu", "STARPU_NCUDA": "1"},
+         "STARPU_NCUDA", "contradicts run.device"),
+        ({"IZ_TRACE_STEPS": "1:2"}, "IZ_TRACE", "goes with IZ_TRACE"),
+        ({"IZ_TRACE": "/dev/null"}, "IZ_TRACE", "is a file"),
+        *[({"IZ_TRACE": "/tmp", "IZ_TRACE_STEPS": steps}, "IZ_TRACE", word)
+          for steps, word in (("3", "is not a:b"), ("5:5", "is not a:b"),
+                              ("7:9", "after run.steps"))],
+        # documents
+        ({"data.document_end": 256}, "data.document_end: 256 is outside the vocabulary"),
+        ({"data.document_end": 255}, "has no token 255: no document ends"),
+        ({"data.document_end": -2}, "data.document_end: -2"),
+        ({"data.document_end": 32, "run.gpu_attention": "cudnn", "bf16.enabled": True},
+         "run.gpu_attention: cudnn, but data.document_end is 32"),
+        # what is trained how
+        (rule("*", frozen=True), "parameters", "every tensor", "frozen"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},
+         "frozen_device: cpu", "no tensor is frozen"),
+        ({**NF4, **rule("h.1.mlp.c_fc.weight", frozen=False)},
+         "model.base_dtype: nf4", "h.1.mlp.c_fc.weight", "trained"),
+        ({"model.base_dtype": "nf4"},
+         "model.base_dtype: nf4", "h.0.attn.c_attn.weight", "trained"),
+        *[({"lora": {"rank": 2, "targets": t}}, "lora.targets", t, "linear layer")
+          for t in ("wte.weight", "*.bias", "ln_f*", "c_atn")],
+        ({"lora": {"rank": 2, "targets": "h.1.attn.c_atn.weight"}},
+         "lora.targets", "the nearest is h.1.attn.c_attn.weight"),
+        ({**MUON, "run.device": "cpu", "run.muon_products": "gpu"},
+         "run.muon_products", "units are computed on the CPU"),
+        ({**MUON, **rule("wte.weight", use_muon=True)}, "use_muon", "wte.weight"),
+        ({**MUON, **rule("h.*", use_muon=False)}, "optimizer.type", "no matrix"),
+        ({**MUON, **ADAPTERS}, "optimizer.type", "no matrix"),
+        (rule("h.*", use_muon=False), "use_muon", "AdamW")],
+    "llama": [
+        *(({f"model.{key}": n}, key) for key, n in (
+            ("kv_heads", 4), ("head_dim", 5), ("head_dim", 0), ("ffn", 0))),
+        ({CHUNK: 8, **rows.TUNED["dropout"]}, CHUNK, "lora.dropout"),
+        *(({"lora": {"rank": 2, "targets": "o_proj", "modules_to_save": saved}},
+           "lora.modules_to_save", told) for saved, told in (
+               ("q_proj", "others not"), ("self_attn", "adapter, too"),
+               ("nom", "matches no tensor")))],
+    "all of llama": [
+        ({"model.tie_embeddings": False, "run.export": "/tmp/none"},
+         "run.export", "no published type")],
+    "moe": [
+        ({"model.experts_per_unit": 8}, "experts_per_unit is above num_experts"),
+        *(({**UNPUBLISHED, **more}, *NO_SHAPE) for more in (
+            {"model.norm_topk_prob": False}, {"model.decoder_sparse_step": 2},
+            {"model.qkv_bias": True}))],
+    "units of experts": [({CHUNK: 8}, CHUNK, "model.experts_per_unit")],
+    "vit": [
+        ({"model.patch": 3}, "image 10 is not divisible by patch = 3"),
+        ({"model.classes": 6}, "label is not below model.classes"),
+        ({"model.image": 12}, "no multiple of the 433 of a record of vit"),
+        ({"run.sample_tokens": 3, "run.sample_prompt": "a"}, "generates nothing"),
+        (rule("embed.*", sparse=True), "sparse: true for embed.", "no table of rows"),
+        ({CHUNK: 8}, CHUNK, "set off"),
+        ({"data.document_end": 0}, "data.document_end: 0, but the layers of vit"),
+        ({"loss.type": "dpo"}, "loss.type", "vit has no loss of such")],
+    "dlrm": [
+        ({"model.tables": 8}, "no multiple of the 56 of a record of dlrm"),
+        ({"model.rows": 10**9}, "must be below 2^31"),
+        ({"model.vocab": 3}, "unknown key"),
+        (rule("*", sparse=True), "sparse: true for bottom.0.weight", "no table of rows"),
+        (rule("tables.*", sparse=True, frozen=True),
+         "parameters[0]", "what is frozen is never updated"),
+        ({"parameters": [*rows.SPARSE, {"match": "tables.2.*", "frozen": True}]},
+         "sparse: true for tables.2.rows", "it is frozen"),
+        (rule("tables.*", sparse=1), "parameters[0].sparse"),
+        ({"data.document_end": 0}, "data.document_end: 0, but the layers of dlrm")],
+    "sparse": [({"run.state_dtype": "fp8"},
+                "sparse: true for tables.0.rows", "no multiple of 64")],
+    "pairs": [
+        ({"model.seq": 8}, "texts of 16 tokens", "a sample here has 8"),
+        ({"loss": {}}, "has pairs of texts", "set loss.type to dpo or ipo"),
+        ({**ADAPTERS, "lora.import": "somewhere"},
+         "lora.import: somewhere", "merge them first")],
+}
+
+
+@pytest.mark.parametrize("model, change, words", [
+    pytest.param(model, change, words, id=f"{model} {change}", marks=(
+        () if any(k == "ranks" or k.startswith("STARPU") for k in change)
+        else pytest.mark.sanitized))
+    for model, some in REFUSED.items() for change, *words in some])
+def test_what_cannot_be_is_refused(model, change, words, place):
+    """Here is what needs a program and no folder; of files, what test_record.c has not."""
+    rows.use(place, model)
+    config = {**rows.BESIDE.get(model, (None, {}))[1], **change}
+    r = place.launch(config.pop("ranks", 1), config)
     run.refused(r, *words)
     assert not list(r.output.glob("checkpoints"))
-
-
-def test_batch_that_ranks_do_not_divide_is_refused_once(place):
-    r = place.launch(3, {"train_batch_size": 4})
-    run.refused(r, "train_batch_size", "4", "3 ranks")
-
-
-@pytest.mark.parametrize("env, words", [
-    ({"STARPU_SCHED": "quickest"}, ("STARPU_SCHED", "quickest", "lws")),
-    *[({"IZ_REFERENCE_GEMM": side}, ("IZ_REFERENCE_GEMM: rank 0:", "from 64 to 8192"))
-      for side in ("9000", "63", "many", "-1")],
-    *[({name: value}, (f"{name}: rank 0: is not a number",)) for name, value in (
-        ("STARPU_NCPU", "abc"), ("STARPU_NCPU", "-1"), ("STARPU_NCPU", "1-3"),
-        ("STARPU_MIN_PRIO", "-3"), ("STARPU_WORKERS_CPUID", "all"),
-        ("STARPU_BACKOFF_MAX", "1k"))],
-    *[({name: "/proc/no"}, (f"{name}: rank 0: ", "another one"))
-      for name in ("STARPU_HOME", "XDG_CACHE_HOME")],
-    ({"HOME": "/proc/no", "STARPU_HOME": None}, ("HOME: rank 0: ", "STARPU_HOME"))])
-def test_bad_variable_is_named(env, words, place):
-    run.refused(place.launch(1, {}, env=env), *words)
 
 
 @pytest.mark.parametrize("variable", ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
@@ -106,8 +203,9 @@ def test_the_launcher_of_another_mpi_is_refused(variable, place):
 
 
 def test_a_bad_variable_of_one_rank_ends_all(place):
-    r = place.apart([[], ["env", "STARPU_NCPU=two"]], {})
-    run.refused(r, "STARPU_NCPU: rank 1: is not a number")
+    for variable, words in (("STARPU_NCPU=two", "STARPU_NCPU: rank 1: is not a number"),
+                            ("STARPU_USE_NUMA=1", "STARPU_USE_NUMA: rank 1: StarPU would")):
+        run.refused(place.apart([[], ["env", variable]], {}), words)
 
 
 @pytest.mark.sanitized
@@ -174,20 +272,14 @@ def on_disk(path, **more):
     return {**run.offload(3, "nvme", "nvme", path), **more}
 
 
-def test_missing_nvme_path_is_named(place):
-    path = place.folder / "nowhere"
-    r = place.launch(2, on_disk(path))
-    run.refused(r, "nvme", str(path), "No such file", everyone=True)
-
-
-def test_a_share_for_a_gpu_that_is_not_there_is_refused(place):
-    """run.device auto: the config alone does not tell."""
-    r = place.launch(2, {**run.offload(3, "cpu", "cpu", None),
-                         "zero_optimization.offload_optimizer.ratio": 0.5},
-                     env={"STARPU_NCUDA": "0"})
-    run.refused(r, "zero_optimization.offload_optimizer.ratio: 0.5 leaves "
-                "chunks to a GPU")
-    assert not (r.output / "metrics.jsonl").exists()
+@pytest.mark.parametrize("several", (False, True))
+def test_missing_nvme_path_is_named(several, place):
+    path = str(place.folder / "nowhere")
+    key = "zero_optimization.offload_optimizer.nvme_path"
+    paths = [str(place.folder), path] if several else path
+    r = place.launch(2, on_disk(path, **{key: paths}))
+    run.refused(r, "nvme", path, "No such file", everyone=True)
+    assert not list(place.folder.glob("izar*"))
 
 
 # No GPU is seen, whatever the program was built for.
@@ -370,13 +462,6 @@ def test_one_ranks_fault_ends_the_others(where, more, words, place):
     run.refused(r, *words)
     run.refused(r, "the other ranks end with rank 1")
     assert r.seconds < PROMPT_S
-
-
-def test_memories_of_the_host_are_not_starpus(place):
-    r = place.launch(2, {}, env={"STARPU_USE_NUMA": "1"})
-    run.refused(r, "STARPU_USE_NUMA: rank 0:", "unset it")
-    r = place.apart([[], ["env", "STARPU_USE_NUMA=1"]], {})
-    run.refused(r, "STARPU_USE_NUMA: rank 1:", "unset it")
 
 
 def test_a_limit_of_locked_memory_is_seen_before_it_is_met(place):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks that handle some rows of a sample at a time (run.sequence_chunk): the losses
 of all rows at once, the same bits for as many rows wherever the run is (see the matrix,
-too), less memory, as planned, and what is refused."""
+too), and less memory, as planned."""
 import random
 import re
 
@@ -167,15 +167,3 @@ def test_what_fits_is_named_and_taken(place):
     assert 128 <= int(named) < 4096
     r = place.good(1, {**one, **limit, KEY: "auto"})
     assert r.config["run"]["sequence_chunk"] == int(named)
-
-
-@pytest.mark.parametrize("program, model, more, said", [
-    ("llama", LONG, {KEY: 0}, "0 is less than 1"),
-    ("llama", LONG, {KEY: "all"}, '"all"'),
-    ("llama", LONG, {KEY: 8, **rows.TUNED["dropout"]}, "lora.dropout"),
-    ("moe", {**MOE, "experts_per_unit": 3}, {KEY: 8}, "model.experts_per_unit"),
-    ("vit", rows.MODELS["vit"], {KEY: 8}, "set off")])
-def test_what_cannot_be_is_refused(program, model, more, said, place):
-    place.use(run.built(f"models/{program}"), model)
-    r = place.launch(1, {"run.steps": 1, **more})
-    run.refused(r, KEY, said)

@@ -2,8 +2,6 @@
 """A copy of the parameters in each group of ranks: what it moves and where, what
 it takes, and what it does not change.  (That no bit changes in any place,
 schedule and type: test_matrix.py.)"""
-import shutil
-
 import pytest
 
 import run
@@ -114,31 +112,7 @@ def test_evaluation_samples_and_checkpoints_are_the_same(home, more, place):
     assert r.saved == plain.saved == [2, 4] and r.files == plain.files
 
 
-def test_a_run_of_other_ranks_goes_on_with_copies(place):
-    """Those of as many ranks: test_matrix.py."""
-    def settings(ranks, group, steps):
-        return {**config(group), "run.save": True, "run.steps": steps,
-                "run.sum_group": 1, "train_micro_batch_size_per_gpu": 12 // ranks}
-    half = place.good(2, settings(2, 1, 3)).output
-    runs = []
-    for group in (1, GROUP):
-        out = place.folder / f"of {group}"
-        shutil.copytree(half, out)
-        runs.append(place.good(RANKS, settings(RANKS, group, 6), ["--resume"],
-                               output=out).numbers)
-    assert runs[0] == runs[1]
-
-
-# ---- refusals ----
-
-@pytest.mark.parametrize("group", (3, 8))
-def test_a_group_divides_the_ranks(group, place):
-    """Other refusals are in tests/runtime/config/test_refusals.c."""
-    words = f"{KEY}: {group}: groups of so many do not divide 4 ranks"
-    run.refused(place.launch(1, config(group), ["--plan", "--ranks", 4]), words)
-    if group == 3:
-        run.refused(place.launch(RANKS, config(group)), words)
-
+# ---- limits ----
 
 def test_what_does_not_fit_goes_without_copies(place, known):
     r = known(RANKS, config())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums within groups of ranks, then over groups: what they are and what they send.
 (The same bits on any placement: test_matrix.py.)"""
-import shutil
-
 import pytest
 
 import run
@@ -44,29 +42,3 @@ def test_one_contribution_of_a_group_crosses(place):
     embed, *rest = run.units(run.MODEL, 4)  # as many bytes as a quarter has in fp32
     assert parts[4] - parts[2] == 2 * embed + sum(rest)
     assert parts[2] == 2 * embed + sum(rest) + embed + sum(rest)
-
-
-def test_a_resumed_run_keeps_its_groups(place):
-    """On another placement, and only with as many ranks."""
-    whole, half = (place.good(4, config(1, **{"run.steps": n, "run.save": True}),
-                              output=place.folder / f"to-{n}", env=on("aabb"))
-                   for n in (6, 3))
-    assert half.config["run"]["sum_group"] == 2
-
-    def resume(ranks, name):
-        out = place.folder / name
-        shutil.copytree(half.output, out)
-        return place.good(ranks, config(1, **{"run.steps": 6, "run.save": True}),
-                          ["--resume"], output=out)
-    r = resume(4, "four")
-    assert r.numbers == whole.numbers and r.config["run"]["sum_group"] == 2
-    assert resume(2, "two").config["run"]["sum_group"] == 2
-
-
-@pytest.mark.parametrize("group", (3, 8))
-def test_a_group_divides_the_ranks(group, place):
-    words = f"run.sum_group: {group}: groups of so many do not divide 4 ranks"
-    c = config(1, **{GROUP: group})
-    run.refused(place.launch(1, c, ["--plan", "--ranks", 4]), words)
-    if group == 3:
-        run.refused(place.launch(4, c), words)

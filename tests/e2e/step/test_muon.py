@@ -27,6 +27,9 @@ def test_accumulation_changes_little(place):
     pairs = [(x, y) for k in a if k.endswith("/master") for x, y in zip(a[k], b[k])]
     far = sum((x - y) ** 2 for x, y in pairs) / sum(x * x for x, _ in pairs)
     assert 0 < far ** 0.5 <= 3.6e-4
+    # Matrices have no v, in a checkpoint neither: of a block those from 48 to 1776, 1848 to
+    # 2424, 2496 to 4800 and 4896 to 7200, in whole groups of 64.
+    assert len(a["h.0/v"]) == len(a["h.0/m"]) - 64 * (26 + 8 + 36 + 35)
 
 
 def test_too_many_matrices_of_a_unit_are_refused(place):
@@ -49,33 +52,6 @@ def test_ranks_change_bits_by_their_sums_alone(place):
                              "zero_optimization.stage": stage}).hash
               for n, stage in ((1, 0), (2, 0), (2, 3), (4, 2))}
     assert len(hashes) == 1  # sums of 2 and 4 equal numbers are exact
-
-
-@pytest.mark.parametrize("dtype, moves", (
-    ("fp32", ((4, 1), (2, 4))), ("fp8", ((1, 2),))))
-def test_states_arrive_on_other_ranks(dtype, moves, place, nvme):
-    """With sums that are exact, a run that goes on elsewhere has the bits of one
-    that never stopped.  Matrices have no v, in a checkpoint neither."""
-    data = place.folder / "window"
-    data.write_bytes(WINDOW)
-    one = {**MUON, "data": {"path": str(data), "val_fraction": 0}, "run.save": True,
-           "model.seq": len(WINDOW) - 1, "run.steps": 4, "run.state_dtype": dtype,
-           "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1,
-           "zero_optimization.sub_group_size": 2048}
-    want = place.good(1, one)
-    v, m = (len(run.arrays(want.output, 4)[f"h.0/{x}"]) // 4 for x in "vm")
-    # Of a block the matrices from 48 to 1776, 1848 to 2424, 2496 to 4800 and 4896 to
-    # 7200, in whole pieces of 64.
-    assert v == m - 64 * (26 + 8 + 36 + 35)
-    for a, b in moves:
-        out = place.folder / f"from {a}"
-        place.good(a, {**one, "run.steps": 2, "zero_optimization.stage": 2 + a % 2},
-                   output=out)
-        r = place.good(b, {**one, **run.offload(3, "nvme", "nvme", nvme)} if b > 1 else one,
-                       ["--resume"], output=out)
-        assert r.hash == want.hash, (a, b)
-        listed = run.ckpt("list", out).out.splitlines()
-        assert listed and all("muon: master, m, v  {" in x for x in listed)
 
 
 def test_the_bytes_are_those_of_the_documentation(place):
@@ -137,24 +113,6 @@ def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
 
 
 # ---- what is refused ----
-
-def test_what_is_no_muon_is_refused(place):
-    """What the config alone shows is in tests/runtime/config/test_refusals.c."""
-    lora = {"lora": {"rank": 2, "targets": "*attn*"}}
-    cases = [
-        ({"run.device": "cpu", "run.muon_products": "gpu"}, "run.muon_products",
-         "units are computed on the CPU"),
-        ({"parameters": [{"match": "wte.weight", "use_muon": True}]},
-         "use_muon", "wte.weight"),
-        ({"parameters": [{"match": "h.*", "use_muon": False}]}, "optimizer.type",
-         "no matrix"),
-        (lora, "optimizer.type", "no matrix"),
-    ]
-    for more, key, words in cases:
-        run.refused(place.launch(1, {**CONFIG, **more}), key, words)
-    r = place.launch(1, {"parameters": [{"match": "h.*", "use_muon": False}]})
-    run.refused(r, "use_muon", "AdamW")
-
 
 def test_matrices_that_do_not_fit_are_refused(place):
     c = {**CONFIG, "model": {**run.MODEL, "width": 96}}

@@ -2,7 +2,6 @@
 """Lion's updates are those of the paper's formula, m and v in fewer bytes learn as
 fp32 does, and a plan knows what each takes.  Their bits are in test_matrix.py."""
 import array
-import json
 
 import pytest
 
@@ -91,43 +90,3 @@ def test_every_kind_learns_in_its_bytes(place):
     for kind in SIZE:
         assert abs(last[kind] - last["fp32"]) < 0.02 * last["fp32"], last
     assert len(set(last.values())) == 3
-
-
-def test_other_ranks_go_on_with_lions_states(place):
-    out = place.folder / "parts"
-    want = place.good(1, config())
-    place.halves(3, config(**{"run.save": True, "run.steps": 2}),
-                 config(**{"run.save": True, "run.steps": 3}), output=out, again=1)
-    got = place.good(2, config(**{"run.save": True}), ["--resume"], output=out)
-    assert got.losses == pytest.approx(want.losses, rel=1e-4)
-    index = out / "checkpoints/step-00000004/index.json"
-    assert json.loads(index.read_text())["optimizer"] == "lion"
-    listed = run.ckpt("list", out).out.splitlines()
-    assert listed and all("MiB  lion: master, m  {" in x for x in listed)
-
-
-def test_other_ranks_and_kinds_go_on_with_coded_states(place, nvme):
-    """fp8's blocks are cut elsewhere in the files, not elsewhere in a group."""
-    out = place.folder / "parts"
-    c = {"run.save": True, "train_batch_size": 8, "gradient_accumulation_steps": 2,
-         "run.state_dtype": "fp8"}
-    place.halves(2, {**c, "run.steps": 3},
-                 {**c, **run.offload(3, "cpu", "cpu", nvme), "run.steps": 4},
-                 output=out, again=1)
-    place.good(1, {**c, **run.offload(1, "nvme", "none", nvme), "run.steps": 6,
-                   "run.state_dtype": "bf16"}, ["--resume"], output=out)
-
-
-ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
-
-
-@pytest.mark.parametrize("first, second, has, wants", [
-    (LION, ADAMW, "lion", "adam"), (ADAMW, LION, "adam", "lion")])
-def test_the_states_of_another_optimizer_are_refused(first, second, has, wants, place):
-    more = {"run.save": True, "run.steps": 1}
-    out = place.good(1, {**config(**more), **first}).output
-    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
-    assert r.rc == 1 and "optimizer.type: " in r.err and "another run" in r.err, str(r)
-    run.forget(out)  # older ones tell the states' optimizer alone
-    r = place.launch(1, {**config(**more), **second}, ["--resume"], output=out)
-    run.refused(r, f"states of optimizer {has}", f"has those of {wants}")

@@ -162,28 +162,6 @@ def test_8_bits_are_by_their_definition(values):
             assert abs(code - a * 127 / most) < 0.5001
 
 
-# How it is saved by two ranks, and how three go on.
-RESUMED = [("nf4", (3, "none", "nvme"), (0, "none", "none")),
-           ("int8", (2, "cpu", "none"), (3, "none", "nvme"))]
-
-
-@pytest.mark.parametrize("form, first, second", RESUMED)
-def test_a_checkpoint_means_the_same_elsewhere(form, first, second, place, base, values,
-                                               nvme):
-    results = []
-    for name, more, zeros in (
-            ("plain", {"model.import": str(values("bf16", form))}, [{}, {}]),
-            (form, {"model.base_dtype": form}, [run.offload(*z, nvme)
-                                                for z in (first, second)])):
-        c = {**base, **more, **ADAPTER, "bf16.enabled": True, "run.save": True,
-             "run.nvme_checksum": True, "run.export": str(place.folder / name)}
-        r = place.halves(2, {**c, **zeros[0], "run.steps": 2, "run.export": ""},
-                         {**c, **zeros[1]}, output=place.folder / f"out-{name}", again=3)
-        results.append((r.bits, (place.folder / name /
-                                 "adapter_model.safetensors").read_bytes()))
-    assert results[0] == results[1]
-
-
 def test_a_unit_of_several_pieces(place, nvme):
     """Of 4 MiB in a file, each a block of a checkpoint; a group begins in one and ends
     in the next."""
@@ -250,24 +228,6 @@ def test_the_plan_counts_bits(form, bits, place):
     assert 0 < others < 2 * 1.2e9  # embedding, head and adapters, half of them
 
 
-# ---- refusals ----
-
-def test_what_is_trained_is_refused_by_name(place, base):
-    r = place.launch(1, {**base, **NF4, "parameters": [
-        {"match": "h.1.mlp.c_fc.weight", "frozen": False}]})
-    run.refused(r, "model.base_dtype: nf4", "h.1.mlp.c_fc.weight", "trained")
-    r = place.launch(1, {**base, **NF4, "lora": {}})
-    run.refused(r, "model.base_dtype: nf4", "h.0.attn.c_attn.weight", "trained")
-
-
-def test_what_is_not_built_is_refused_by_name(place, base):
-    r = place.launch(1, {**base, "model.base_dtype": "fp4"})
-    run.refused(r, "model.base_dtype", "fp4", "nf4")
-    r = place.launch(2, {**base, **NF4, "zero_optimization.stage": 3,
-                         "zero_optimization.zero_hpz_partition_size": 2})
-    run.refused(r, "model.base_dtype", "zero_hpz_partition_size")
-
-
 def test_ckpt_exports_a_base_without_adapters(place, base):
     """Those with them: tests/e2e/hf/test_lora.py."""
     out = place.folder / "run"
@@ -276,14 +236,6 @@ def test_ckpt_exports_a_base_without_adapters(place, base):
                            {"match": "*", "frozen": True}, {"match": "ln_f.*", "frozen": False}]})
     run.ckpt("export", r.output, "--out", place.folder / "tool")
     assert hf.read(place.folder / "tool") == hf.read(out)
-
-
-@pytest.mark.parametrize("had, has", (({}, NF4), (NF4, INT8), (INT8, {})))
-def test_a_checkpoint_has_either(had, has, place, base):
-    c = {**base, "run.save": True, "run.steps": 1}
-    r = place.good(1, {**c, **had})
-    x = place.launch(1, {**c, **has, "run.steps": 2}, ["--resume"], output=r.output)
-    run.refused(x, "base_dtype")
 
 
 @pytest.mark.parametrize("size", ("8b", "70b"))

@@ -11,6 +11,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 TOOLS = HERE.parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))  # for the parts that tests call themselves
+LICENSE = HERE.parents[2] / "LICENSE"  # a text in plain English
 TIMEOUT_S = 120
 FAMILIES = ("gpt2", "llama3", "qwen2")
 ENDS = {"gpt2": "<|endoftext|>", "llama3": "<|end_of_text|>", "qwen2": "<|endoftext|>"}

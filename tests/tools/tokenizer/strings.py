@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings that are hard to cut into tokens.  golden.json has their ids with the small
-tokenizers beside it, computed once by a slow tokenizer written from the published
-patterns of the three families."""
+"""Strings that are hard to cut into tokens.  Of those that are no text golden.json has
+the ids with the small tokenizers beside it, computed once by a slow tokenizer written
+from the published patterns of the three families."""
 
 HARD = {
     "empty line": "\n",
