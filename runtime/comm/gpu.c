@@ -121,7 +121,7 @@ static struct iz_exec on_gpu(const struct iz_exec *x)
 
 /* What the team has of this rank's parts comes into the buffer. */
 static void exchange_parts(struct iz_coll *c, struct iz_exec *x,
-                           const struct iz_coll_gpu_sum *r,
+                           const struct iz_coll_sum *r,
                            const struct iz_nccl_team *t)
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
@@ -137,7 +137,7 @@ static void exchange_parts(struct iz_coll *c, struct iz_exec *x,
 /* Elements [first, first + n) of what `ranks` of them have in the buffer from
  * part `from` on. */
 static void add_parts(const struct iz_coll *c, struct iz_exec *x,
-                      const struct iz_coll_gpu_sum *r, int from, int ranks,
+                      const struct iz_coll_sum *r, int from, int ranks,
                       int64_t first, int64_t n, void *out, enum iz_dtype type,
                       bool accumulate)
 {
@@ -153,7 +153,7 @@ static void add_parts(const struct iz_coll *c, struct iz_exec *x,
  * ranks those of this one come first, for all ranks with this one's position;
  * the group's sums take their places in `full`, and are exchanged in turn. */
 static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
-                        const struct iz_coll_gpu_sum *r)
+                        const struct iz_coll_sum *r)
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
     int64_t n = r->shard - r->n_apart;
@@ -168,7 +168,7 @@ static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
     exchange_parts(c, x, r, &in);
     for (int j = 0; groups > 1 && j < groups; j++)
         add_parts(c, &y, r, j * g, g, 0, r->shard,
-                  (char *)r->full + (at + j * g) * bytes, r->wire, false);
+                  r->full + (at + j * g) * bytes, r->wire, false);
     if (groups > 1)
         exchange_parts(c, x, r, &over);
     int last = groups > 1 ? groups : g;
@@ -184,8 +184,8 @@ static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
 
 /* The host's sum goes back up; what is added to there goes in fp32 through
  * `full`, which has served. */
-static void take_up(struct iz_exec *x, const struct iz_coll_gpu_sum *r,
-                    void *sum, enum iz_dtype type)
+static void take_up(struct iz_exec *x, const struct iz_coll_sum *r, void *sum,
+                    enum iz_dtype type)
 {
     const void *in = r->full;
     struct iz_exec y = on_gpu(x);
@@ -196,24 +196,26 @@ static void take_up(struct iz_exec *x, const struct iz_coll_gpu_sum *r,
 }
 
 static void reduce_mpi(struct iz_coll *c, struct iz_exec *x,
-                       const struct iz_coll_gpu_sum *r)
+                       const struct iz_coll_sum *r)
 {
     char *buffer = c->gpu->buffer;
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire) * c->size;
-    enum iz_dtype type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
-    void *sum = r->out_on_gpu ? buffer + bytes : r->out;
+    struct iz_coll_sum host = *r;
     assert(bytes + (r->out_on_gpu ? r->shard * 4 : 0) <= c->gpu->buffer_bytes);
     assert((!r->norm2 || !r->out_on_gpu) && !r->n_apart);
     iz_buffer_copy(x, buffer, r->full, bytes);
     iz_device_wait(x->stream);
-    iz_coll_reduce_scatter(c, sum, type, r->accumulate && !r->out_on_gpu,
-                           buffer, r->wire, r->shard, r->norm2, r->what);
+    host.full = buffer;
+    host.out = r->out_on_gpu ? buffer + bytes : r->out;
+    host.out_type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
+    host.accumulate = r->accumulate && !r->out_on_gpu;
+    iz_coll_reduce_scatter(c, &host);
     if (r->out_on_gpu)
-        take_up(x, r, sum, type);
+        take_up(x, r, host.out, host.out_type);
 }
 
 void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
-                                const struct iz_coll_gpu_sum *s)
+                                const struct iz_coll_sum *s)
 {
     if (c->gpu->nccl)
         reduce_nccl(c, x, s);

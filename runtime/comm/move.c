@@ -53,12 +53,6 @@ static int64_t piece_bytes(const struct iz_coll *c, int r, int64_t at,
     return max64(min64(cut.bytes, part(c, r) - at), 0);
 }
 
-static void equal_parts(struct iz_coll *c, int64_t length)
-{
-    for (int r = 0; r <= c->size; r++)
-        c->first[r] = r * length;
-}
-
 /* ---- all-gather ---- */
 
 struct gather {
@@ -275,9 +269,7 @@ struct team {
 struct reduction {
     struct team within, between; /* the group; this position in all groups */
     struct iz_flight f;
-    char *out, *full;
-    enum iz_dtype out_type, wire;
-    bool accumulate;
+    const struct iz_coll_sum *s;
     struct iz_coll_cut cut; /* of bytes of the wire type; so are the parts */
     int into_out; /* near rank whose pieces are read into `out`, -1: none */
     struct iz_norm2 *norm2; /* of `out` so far; NULL: nobody wants it */
@@ -288,8 +280,9 @@ struct reduction {
 static int direct_source(const struct reduction *d)
 {
     const struct iz_coll *c = d->f.c;
-    if (d->accumulate || d->out_type != d->wire || d->between.n > 1 ||
-        d->out == d->full + c->first[c->rank])
+    const struct iz_coll_sum *s = d->s;
+    if (s->accumulate || s->out_type != s->wire || d->between.n > 1 ||
+        s->out == s->full + c->first[c->rank])
         return -1;
     for (int r = 0; r < c->size; r++)
         if (r != c->rank && iz_coll_is_near(c, r))
@@ -328,9 +321,9 @@ static char *reduce_source(const struct reduction *d, const struct team *t,
     const struct iz_coll *c = d->f.c;
     int64_t place = slot * (c->size - 1) + team_slot(t, from);
     if (from == c->rank)
-        return d->full + c->first[owner] + at;
+        return d->s->full + c->first[owner] + at;
     if (from == d->into_out)
-        return d->out + at;
+        return d->s->out + at;
     if (t == &d->within)
         place += owner / t->n * (t->n - 1);
     else
@@ -354,8 +347,8 @@ static void reduce_send(struct reduction *d, const struct team *t, int slot,
     const struct iz_coll *c = d->f.c;
     int64_t bytes = piece_bytes(c, owner, at, d->cut);
     if (bytes && !iz_coll_is_near(c, to))
-        iz_flight_send(&d->f, t->flight + slot, d->full + c->first[owner] + at,
-                       bytes, to);
+        iz_flight_send(&d->f, t->flight + slot,
+                       d->s->full + c->first[owner] + at, bytes, to);
 }
 
 /* What the group gives to the parts that ranks with its members' positions own,
@@ -395,17 +388,18 @@ static void reduce_add(struct reduction *d, const struct team *t, int slot,
 {
     struct iz_coll *c = d->f.c;
     const void **piece = c->state->piece;
-    int64_t size = iz_dtype_bytes(d->wire);
+    const struct iz_coll_sum *s = d->s;
+    int64_t size = iz_dtype_bytes(s->wire);
     int64_t n = piece_bytes(c, owner, at, d->cut) / size;
     for (int i = 0; i < t->n; i++)
         piece[i] = reduce_source(d, t, slot, team_rank(t, i), owner, at);
     if (n && t == &d->within && d->between.n > 1)
-        iz_flat_sum(d->full + c->first[owner] + at, d->wire, false, piece, t->n,
-                    d->wire, n);
+        iz_flat_sum(s->full + c->first[owner] + at, s->wire, false, piece, t->n,
+                    s->wire, n);
     else if (n)
         iz_flat_sum_norm2(d->norm2,
-                          d->out + at / size * iz_dtype_bytes(d->out_type),
-                          d->out_type, d->accumulate, piece, t->n, d->wire, n);
+                          s->out + at / size * iz_dtype_bytes(s->out_type),
+                          s->out_type, s->accumulate, piece, t->n, s->wire, n);
 }
 
 /* Piece k of what the group adds; its sums go to the groups that want them. */
@@ -453,37 +447,32 @@ static int64_t reduce_received(const struct reduction *d)
     return bytes;
 }
 
-void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
-                                  enum iz_dtype out_type, bool accumulate,
-                                  void *full, enum iz_dtype wire, double *norm2,
-                                  const char *what)
+void iz_coll_reduce_scatter(struct iz_coll *c, const struct iz_coll_sum *s)
 {
     struct iz_norm2 squares = {0};
+    for (int r = 0; s->shard >= 0 && r <= c->size; r++)
+        c->first[r] = r * s->shard;
     for (int r = 0; r <= c->size; r++)
-        c->first[r] *= iz_dtype_bytes(wire);
+        c->first[r] *= iz_dtype_bytes(s->wire);
     int64_t bytes = longest_part(c), own = part(c, c->rank);
     int64_t all = c->first[c->size] - c->first[0];
-    struct reduction d = {.f = {.c = c, .what = what},
-                          .out = out,
-                          .full = full,
-                          .out_type = out_type,
-                          .wire = wire,
-                          .accumulate = accumulate,
-                          .norm2 = norm2 ? &squares : NULL,
+    struct reduction d = {.f = {.c = c, .what = s->what},
+                          .s = s,
+                          .norm2 = s->norm2 ? &squares : NULL,
                           .cut = iz_coll_cut(c, bytes)};
-    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, what);
-    if (norm2)
-        *norm2 = 0;
+    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, s->what);
+    if (s->norm2)
+        *s->norm2 = 0;
     if (bytes == 0)
         return;
     int64_t needs = iz_coll_scratch_bytes(c->size, bytes);
     if (needs > c->scratch_bytes)
         iz_die("%s: a reduce-scatter needs %lld bytes of scratch and has %lld",
-               what, (long long)needs, (long long)c->scratch_bytes);
+               s->what, (long long)needs, (long long)c->scratch_bytes);
     set_teams(&d);
     d.into_out = direct_source(&d);
     iz_coll_count(c, all - own, reduce_received(&d));
-    iz_near_enter(c, full);
+    iz_near_enter(c, s->full);
     int slots = d.cut.in_flight, later = d.between.n > 1 ? slots / 2 : slots;
     int64_t pieces = count_pieces(bytes, d.cut);
     for (int64_t k = 0; k < pieces + slots; k++) {
@@ -494,17 +483,7 @@ void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
         if (k < pieces)
             reduce_post(&d, (int)(k % slots), k * d.cut.bytes);
     }
-    if (norm2)
-        *norm2 = iz_norm2_end(&squares);
-    iz_near_leave(c, what);
-}
-
-void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
-                            enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard, double *norm2,
-                            const char *what)
-{
-    equal_parts(c, shard);
-    iz_coll_reduce_scatter_parts(c, out, out_type, accumulate, full, wire,
-                                 norm2, what);
+    if (s->norm2)
+        *s->norm2 = iz_norm2_end(&squares);
+    iz_near_leave(c, s->what);
 }
