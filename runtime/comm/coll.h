@@ -63,15 +63,15 @@ void iz_coll_close(struct iz_coll **c);
 void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
                         const char *what);
 
-/* The same for parts of different lengths: rank r owns the bytes from
- * c->first[r] to c->first[r + 1] - 1; `first` must be equal on all ranks. */
-void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
-
 /* The same within groups of n consecutive ranks, n divides their number: the
  * rank at position i of its group owns bytes [i, i + 1) * shard_bytes.  All
  * ranks call it. */
 void iz_coll_all_gather_among(struct iz_coll *c, void *full,
                               int64_t shard_bytes, int n, const char *what);
+
+/* iz_coll_all_gather for parts of different lengths: rank r owns the bytes from
+ * c->first[r] to c->first[r + 1] - 1; `first` must be equal on all ranks. */
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
 
 /* For a copy of all shards in each group of n consecutive ranks: the rank at
  * position j of a group receives in `out`, in order, the shards of the size / n
@@ -165,15 +165,12 @@ void iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
 int iz_coll_gpu_connect(struct iz_coll *c);
 void iz_coll_gpu_close(struct iz_coll *c);
 
-/* Like iz_coll_all_gather_among with `full` on the GPU.  `shard` is this rank's
- * part; it may be anywhere, not only at its place in `full`. */
-void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
-                            const void *shard, int64_t shard_bytes, int n,
-                            const char *what);
-/* Like iz_coll_refresh with `out` and `own` on the GPU. */
-void iz_coll_gpu_refresh(struct iz_coll *c, struct iz_exec *x, void *out,
-                         const void *own, int64_t shard_bytes, int n,
-                         const char *what);
+/* Like iz_coll_all_gather_among with `out` on the GPU.  `own` is this rank's
+ * part; it may be anywhere, not only at its place in `out`.  refreshes: like
+ * iz_coll_refresh, with both on the GPU. */
+void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
+                      const void *own, int64_t shard_bytes, int n,
+                      bool refreshes, const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
  * the host; the same bits.  With NCCL nothing can be accumulated on the host;
  * norm2 is NULL unless the host sums into `out`. */
