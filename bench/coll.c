@@ -70,16 +70,23 @@ static void coll_gather(struct iz_coll *c, const struct buffers *b)
     iz_coll_all_gather(c, b->full, b->shard, "gather");
 }
 
+static void reduce_of(struct iz_coll *c, const struct buffers *b,
+                      enum iz_dtype wire)
+{
+    struct iz_coll_sum s = {b->full, wire, .out = b->out, .what = "reduce"};
+    s.shard = b->shard / iz_dtype_bytes(wire);
+    s.accumulate = wire != IZ_F32;
+    iz_coll_reduce_scatter(c, &s);
+}
+
 static void reduce(struct iz_coll *c, const struct buffers *b)
 {
-    iz_coll_reduce_scatter(c, b->out, IZ_F32, false, b->full, IZ_F32,
-                           b->shard / 4, NULL, "reduce");
+    reduce_of(c, b, IZ_F32);
 }
 
 static void reduce_bf16(struct iz_coll *c, const struct buffers *b)
 {
-    iz_coll_reduce_scatter(c, b->out, IZ_F32, true, b->full, IZ_BF16,
-                           b->shard / 2, NULL, "reduce");
+    reduce_of(c, b, IZ_BF16);
 }
 
 /* Bytes read and written in shards, of one rank of n: n * each + more.  The sum

@@ -293,9 +293,13 @@ static double collective(struct iz_coll *c, char *full, int64_t shard_bytes,
         if (gathers)
             iz_coll_all_gather(c, full, shard_bytes, "calibrate");
         else
-            iz_coll_reduce_scatter(c, full + c->rank * shard_bytes, IZ_BF16,
-                                   false, full, IZ_BF16, shard_bytes / 2, NULL,
-                                   "calibrate");
+            iz_coll_reduce_scatter(
+                c, &(struct iz_coll_sum){.full = full,
+                                         .wire = IZ_BF16,
+                                         .shard = shard_bytes / 2,
+                                         .out = full + c->rank * shard_bytes,
+                                         .out_type = IZ_BF16,
+                                         .what = "calibrate"});
         spent = calibrate_now_s() - begin;
         more = iz_coll_all_ok(c, spent < SECONDS / 2);
     }

@@ -69,6 +69,10 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 void iz_coll_all_gather_among(struct iz_coll *c, void *full,
                               int64_t shard_bytes, int n, const char *what);
 
+/* iz_coll_all_gather for parts of different lengths: rank r owns the bytes from
+ * c->first[r] to c->first[r + 1] - 1; `first` must be equal on all ranks. */
+void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
+
 /* For a copy of all shards in each group of n consecutive ranks: the rank at
  * position j of a group receives in `out`, in order, the shards of the size / n
  * ranks from j * size / n on.  own: this rank's shard, not in `out`. */
@@ -90,29 +94,36 @@ void iz_coll_exchange(struct iz_coll *c, void *full, int64_t shard_bytes,
                       const struct iz_coll_range *list, int n, bool back,
                       const char *what);
 
-/* `full`: size * shard elements of type `wire` (clobbered).  Rank r computes,
- * for each element i of its own shard, sum = ((full_0[i] + full_1[i]) +
- * full_2[i]) + ... in fp32, ranks in order, and then out[i] = accumulate ?
- * out[i] + sum : sum, rounded to `out_type`.  With several groups of sum_group
- * consecutive ranks each has such a sum, rounded to `wire`, and the groups'
- * sums are added, in order and in fp32.  out: shard elements; it may be this
- * rank's own shard inside `full` when accumulate is false and out_type == wire.
- * If norm2 is not NULL, *norm2 becomes iz_flat_norm2 of the final out, computed
- * in the same pass. */
-void iz_coll_reduce_scatter(struct iz_coll *c, void *out,
-                            enum iz_dtype out_type, bool accumulate, void *full,
-                            enum iz_dtype wire, int64_t shard, double *norm2,
-                            const char *what);
+/* What a reduce-scatter adds, and to where.  Rank r computes, for each element
+ * i of its own shard, sum = ((full_0[i] + full_1[i]) + full_2[i]) + ... in
+ * fp32, ranks in order, and then out[i] = accumulate ? out[i] + sum : sum,
+ * rounded to `out_type`.  With several groups of sum_group consecutive ranks
+ * each has such a sum, rounded to `wire`, and the groups' sums are added, in
+ * order and in fp32. */
+struct iz_coll_sum {
+    char *full; /* size * shard elements (clobbered) */
+    enum iz_dtype wire;
+    /* Elements; -1: rank r's are those from c->first[r] to c->first[r + 1] - 1
+     * of `full`, and `first` is equal on all ranks (not on a GPU). */
+    int64_t shard;
+    /* A shard; it may be this rank's own one inside `full` when accumulate is
+     * false and out_type == wire. */
+    char *out;
+    enum iz_dtype out_type;
+    bool accumulate;
+    double *norm2; /* becomes iz_flat_norm2 of the final out, computed in the
+                      same pass; NULL: nobody wants it */
+    const char *what;
+    /* Of iz_coll_gpu_reduce_scatter alone.  With NCCL the last n_apart elements
+     * may have a separate sum on the GPU. */
+    bool out_on_gpu;
+    int64_t n_apart;
+    void *apart;
+    enum iz_dtype apart_type;
+    bool accumulate_apart;
+};
 
-/* iz_coll_all_gather and iz_coll_reduce_scatter for parts of different lengths.
- * Rank r owns the bytes (all-gather) or elements (reduce-scatter) from
- * c->first[r] to c->first[r + 1] - 1 of `full`; `first` must be equal on all
- * ranks. */
-void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
-void iz_coll_reduce_scatter_parts(struct iz_coll *c, void *out,
-                                  enum iz_dtype out_type, bool accumulate,
-                                  void *full, enum iz_dtype wire, double *norm2,
-                                  const char *what);
+void iz_coll_reduce_scatter(struct iz_coll *c, const struct iz_coll_sum *s);
 
 /* In place like iz_coll_all_gather, for a few doubles per rank. */
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
@@ -154,37 +165,17 @@ void iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g);
 int iz_coll_gpu_connect(struct iz_coll *c);
 void iz_coll_gpu_close(struct iz_coll *c);
 
-/* Like iz_coll_all_gather_among with `full` on the GPU.  `shard` is this rank's
- * part; it may be anywhere, not only at its place in `full`. */
-void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
-                            const void *shard, int64_t shard_bytes, int n,
-                            const char *what);
-/* Like iz_coll_refresh with `out` and `own` on the GPU. */
-void iz_coll_gpu_refresh(struct iz_coll *c, struct iz_exec *x, void *out,
-                         const void *own, int64_t shard_bytes, int n,
-                         const char *what);
+/* Like iz_coll_all_gather_among with `out` on the GPU.  `own` is this rank's
+ * part; it may be anywhere, not only at its place in `out`.  refreshes: like
+ * iz_coll_refresh, with both on the GPU. */
+void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
+                      const void *own, int64_t shard_bytes, int n,
+                      bool refreshes, const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
- * the host; the same bits. */
-struct iz_coll_gpu_sum {
-    void *full;
-    enum iz_dtype wire;
-    int64_t shard;
-    /* With NCCL nothing can be accumulated on the host. */
-    void *out;
-    enum iz_dtype out_type;
-    bool out_on_gpu, accumulate;
-    double *norm2; /* NULL unless the host sums into `out` */
-    /* With NCCL the last n_apart elements may have a separate sum on the GPU.
-     */
-    int64_t n_apart;
-    void *apart;
-    enum iz_dtype apart_type;
-    bool accumulate_apart;
-    const char *what;
-};
-
+ * the host; the same bits.  With NCCL nothing can be accumulated on the host;
+ * norm2 is NULL unless the host sums into `out`. */
 void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
-                                const struct iz_coll_gpu_sum *s);
+                                const struct iz_coll_sum *s);
 
 /* For a caller that waits in a loop of its own since start_s (iz_coll_now, a
  * clock for waits, in which the time that this process was stopped is missing):

@@ -21,6 +21,25 @@ void iz_coll_gpu_open(struct iz_coll *c, const struct iz_coll_gpu *g)
     *c->gpu = *g;
 }
 
+/* Parts for a sum of its group: item j goes to the rank that has the owner's
+ * position, of the part whose owner is in group j. */
+static struct iz_way within_way(const void *shards, int j, int giver, int taker)
+{
+    const struct iz_shards *s = shards;
+    return (struct iz_way){(j * s->n + taker % s->n) * s->bytes,
+                           (j * s->n + giver % s->n) * s->bytes,
+                           giver / s->n == taker / s->n ? s->bytes : 0};
+}
+
+/* And the groups' sums to the owners. */
+static struct iz_way between_way(const void *shards, int i, int giver,
+                                 int taker)
+{
+    const struct iz_shards *s = shards;
+    return (struct iz_way){taker * s->bytes, giver / s->n * s->bytes,
+                           giver % s->n == taker % s->n ? s->bytes : 0};
+}
+
 /* The first ones take memory that NCCL would else take in step 1: of a length
  * that makes it connect as it will then. */
 static void exchange_once(struct iz_coll *c)
@@ -30,13 +49,10 @@ static void exchange_once(struct iz_coll *c)
     void *stream = iz_device_stream_open();
     if (!stream)
         iz_die("the others wait for the first exchange");
-    iz_nccl_all_gather(g->comm, stream, g->buffer, part, c->size,
-                       "the first one");
-    iz_nccl_exchange(g->comm, stream, g->buffer + c->size * part, g->buffer,
-                     part,
-                     &(struct iz_nccl_team){
-                         .step = 1, .n = c->size, .self = c->rank, .parts = 1},
-                     "the first one");
+    iz_nccl_all_gather(g->comm, stream, g->buffer, part, "the first one");
+    iz_nccl_deal(g->comm, stream, g->buffer, g->buffer + c->size * part,
+                 within_way, &(struct iz_shards){part, c->size, c->size}, 1,
+                 "reduce-scatter", "the first one");
     iz_device_stream_close(stream);
 }
 
@@ -68,48 +84,36 @@ static void note(struct iz_coll *c, const char *what, int64_t shard_bytes,
     iz_coll_note(c, what, shard_bytes, moved, moved);
 }
 
-void iz_coll_gpu_all_gather(struct iz_coll *c, struct iz_exec *x, void *full,
-                            const void *shard, int64_t shard_bytes, int n,
-                            const char *what)
+void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
+                      const void *own, int64_t shard_bytes, int n,
+                      bool refreshes, const char *what)
 {
     struct iz_coll_gpu *g = c->gpu;
-    int64_t at = c->rank % n * shard_bytes;
-    char *mine = (g->nccl ? (char *)full : g->buffer) + at;
-    if (mine != shard)
-        iz_buffer_copy(x, mine, shard, shard_bytes);
+    const struct iz_shards s = {shard_bytes, n, c->size};
+    iz_way_of way = refreshes ? iz_way_refresh : iz_way_gather;
+    struct iz_way self = way(&s, 0, c->rank, c->rank);
+    int parts = refreshes ? c->size / n : n;
+    char *to = g->nccl ? out : g->buffer, *mine = to + self.to;
+    if (refreshes && !g->nccl) /* behind what it is dealt into */
+        mine = to + parts * shard_bytes;
+    if (mine != own && (self.bytes || !g->nccl))
+        iz_buffer_copy(x, mine, own, shard_bytes);
     if (g->nccl) {
-        note(c, what, shard_bytes, n - 1);
-        iz_nccl_all_gather(g->comm, x->stream, full, shard_bytes, n, what);
+        note(c, what, shard_bytes, parts - (self.bytes > 0));
+        if (!refreshes && n == c->size)
+            iz_nccl_all_gather(g->comm, x->stream, to, shard_bytes, what);
+        else
+            iz_nccl_deal(g->comm, x->stream, refreshes ? own : to, to, way, &s,
+                         1, refreshes ? "copy" : "all-gather", what);
         return;
     }
-    assert(shard_bytes * n <= g->buffer_bytes);
+    assert(shard_bytes * (parts + refreshes) <= g->buffer_bytes);
     iz_device_wait(x->stream);
-    iz_coll_all_gather_among(c, g->buffer, shard_bytes, n, what);
-    iz_buffer_copy(x, full, g->buffer, shard_bytes * n);
-}
-
-/* Through the host: the shard comes down behind what it is dealt into. */
-void iz_coll_gpu_refresh(struct iz_coll *c, struct iz_exec *x, void *out,
-                         const void *own, int64_t shard_bytes, int n,
-                         const char *what)
-{
-    struct iz_coll_gpu *g = c->gpu;
-    int share = c->size / n;
-    bool self = c->rank / share == c->rank % n;
-    char *shard = g->buffer + share * shard_bytes;
-    if (g->nccl) {
-        if (self)
-            iz_buffer_copy(x, (char *)out + c->rank % share * shard_bytes, own,
-                           shard_bytes);
-        note(c, what, shard_bytes, share - self);
-        iz_nccl_refresh(g->comm, x->stream, out, own, shard_bytes, n, what);
-        return;
-    }
-    assert(shard_bytes * (share + 1) <= g->buffer_bytes);
-    iz_buffer_copy(x, shard, own, shard_bytes);
-    iz_device_wait(x->stream);
-    iz_coll_refresh(c, g->buffer, shard, shard_bytes, n, what);
-    iz_buffer_copy(x, out, g->buffer, shard_bytes * share);
+    if (refreshes)
+        iz_coll_refresh(c, to, mine, shard_bytes, n, what);
+    else
+        iz_coll_all_gather_among(c, to, shard_bytes, n, what);
+    iz_buffer_copy(x, out, to, shard_bytes * parts);
 }
 
 static struct iz_exec on_gpu(const struct iz_exec *x)
@@ -119,25 +123,24 @@ static struct iz_exec on_gpu(const struct iz_exec *x)
     return y;
 }
 
-/* What the team has of this rank's parts comes into the buffer. */
+/* What comes to this rank goes into the buffer. */
 static void exchange_parts(struct iz_coll *c, struct iz_exec *x,
-                           const struct iz_coll_gpu_sum *r,
-                           const struct iz_nccl_team *t)
+                           const struct iz_coll_sum *r, iz_way_of way,
+                           const struct iz_shards *s, int items)
 {
-    int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
-    char *buffer = c->gpu->buffer, *full = r->full;
-    for (int j = 0; j < t->parts; j++) {
-        int64_t part = t->part + t->self * t->step + j * t->apart;
-        iz_buffer_copy(x, buffer + (j * t->n + t->self) * bytes,
-                       full + part * bytes, bytes);
+    char *buffer = c->gpu->buffer;
+    for (int j = 0; j < items; j++) {
+        struct iz_way self = way(s, j, c->rank, c->rank);
+        iz_buffer_copy(x, buffer + self.to, r->full + self.from, self.bytes);
     }
-    iz_nccl_exchange(c->gpu->comm, x->stream, buffer, full, bytes, t, r->what);
+    iz_nccl_deal(c->gpu->comm, x->stream, r->full, buffer, way, s, items,
+                 "reduce-scatter", r->what);
 }
 
 /* Elements [first, first + n) of what `ranks` of them have in the buffer from
  * part `from` on. */
 static void add_parts(const struct iz_coll *c, struct iz_exec *x,
-                      const struct iz_coll_gpu_sum *r, int from, int ranks,
+                      const struct iz_coll_sum *r, int from, int ranks,
                       int64_t first, int64_t n, void *out, enum iz_dtype type,
                       bool accumulate)
 {
@@ -153,24 +156,23 @@ static void add_parts(const struct iz_coll *c, struct iz_exec *x,
  * ranks those of this one come first, for all ranks with this one's position;
  * the group's sums take their places in `full`, and are exchanged in turn. */
 static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
-                        const struct iz_coll_gpu_sum *r)
+                        const struct iz_coll_sum *r)
 {
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire);
     int64_t n = r->shard - r->n_apart;
     int g = iz_coll_sum_group(c), groups = c->size / g, at = c->rank % g;
-    struct iz_nccl_team in = {c->rank - at, 1, g, at, 0, groups, g};
-    struct iz_nccl_team over = {at, g, groups, c->rank / g, at, 1, 0};
+    const struct iz_shards s = {bytes, g, c->size};
     struct iz_exec y = on_gpu(x);
     assert(c->size <= IZ_SUM_INPUTS_MAX &&
            bytes * c->size <= c->gpu->buffer_bytes);
     assert(!r->norm2 && (r->out_on_gpu || !r->accumulate));
     note(c, r->what, bytes, c->size - 1);
-    exchange_parts(c, x, r, &in);
+    exchange_parts(c, x, r, within_way, &s, groups);
     for (int j = 0; groups > 1 && j < groups; j++)
         add_parts(c, &y, r, j * g, g, 0, r->shard,
-                  (char *)r->full + (at + j * g) * bytes, r->wire, false);
+                  r->full + (at + j * g) * bytes, r->wire, false);
     if (groups > 1)
-        exchange_parts(c, x, r, &over);
+        exchange_parts(c, x, r, between_way, &s, 1);
     int last = groups > 1 ? groups : g;
     void *sum = r->out_on_gpu ? r->out : r->full;
     if (n)
@@ -184,8 +186,8 @@ static void reduce_nccl(struct iz_coll *c, struct iz_exec *x,
 
 /* The host's sum goes back up; what is added to there goes in fp32 through
  * `full`, which has served. */
-static void take_up(struct iz_exec *x, const struct iz_coll_gpu_sum *r,
-                    void *sum, enum iz_dtype type)
+static void take_up(struct iz_exec *x, const struct iz_coll_sum *r, void *sum,
+                    enum iz_dtype type)
 {
     const void *in = r->full;
     struct iz_exec y = on_gpu(x);
@@ -196,24 +198,26 @@ static void take_up(struct iz_exec *x, const struct iz_coll_gpu_sum *r,
 }
 
 static void reduce_mpi(struct iz_coll *c, struct iz_exec *x,
-                       const struct iz_coll_gpu_sum *r)
+                       const struct iz_coll_sum *r)
 {
     char *buffer = c->gpu->buffer;
     int64_t bytes = r->shard * iz_dtype_bytes(r->wire) * c->size;
-    enum iz_dtype type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
-    void *sum = r->out_on_gpu ? buffer + bytes : r->out;
+    struct iz_coll_sum host = *r;
     assert(bytes + (r->out_on_gpu ? r->shard * 4 : 0) <= c->gpu->buffer_bytes);
     assert((!r->norm2 || !r->out_on_gpu) && !r->n_apart);
     iz_buffer_copy(x, buffer, r->full, bytes);
     iz_device_wait(x->stream);
-    iz_coll_reduce_scatter(c, sum, type, r->accumulate && !r->out_on_gpu,
-                           buffer, r->wire, r->shard, r->norm2, r->what);
+    host.full = buffer;
+    host.out = r->out_on_gpu ? buffer + bytes : r->out;
+    host.out_type = r->out_on_gpu && r->accumulate ? IZ_F32 : r->out_type;
+    host.accumulate = r->accumulate && !r->out_on_gpu;
+    iz_coll_reduce_scatter(c, &host);
     if (r->out_on_gpu)
-        take_up(x, r, sum, type);
+        take_up(x, r, host.out, host.out_type);
 }
 
 void iz_coll_gpu_reduce_scatter(struct iz_coll *c, struct iz_exec *x,
-                                const struct iz_coll_gpu_sum *s)
+                                const struct iz_coll_sum *s)
 {
     if (c->gpu->nccl)
         reduce_nccl(c, x, s);

@@ -175,63 +175,33 @@ static void recv_from(struct iz_nccl *n, void *stream, void *p, int64_t bytes,
         n, ncclRecv(p, (size_t)bytes, ncclUint8, rank, n->comm, stream));
 }
 
-/* A group has no communicator of its own, which would take memory. */
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
-                        int64_t shard_bytes, int ranks, const char *what)
+                        int64_t shard_bytes, const char *what)
 {
-    int at = n->coll->rank % ranks, first = n->coll->rank - at;
-    char *mine = (char *)full + at * shard_bytes;
+    char *mine = (char *)full + n->coll->rank * shard_bytes;
     begin(n, "all-gather", what);
-    if (ranks == n->coll->size) {
-        comm_nccl_check(n, ncclAllGather(mine, full, (size_t)shard_bytes,
-                                         ncclUint8, n->comm, stream));
-    } else {
-        comm_nccl_check(n, ncclGroupStart());
-        for (int k = 1; k < ranks; k++) {
-            int to = (at + k) % ranks, from = (at + ranks - k) % ranks;
-            send_to(n, stream, mine, shard_bytes, first + to);
-            recv_from(n, stream, (char *)full + from * shard_bytes, shard_bytes,
-                      first + from);
-        }
-        comm_nccl_check(n, ncclGroupEnd());
-    }
+    comm_nccl_check(n, ncclAllGather(mine, full, (size_t)shard_bytes, ncclUint8,
+                                     n->comm, stream));
     wait_done(n, stream);
 }
 
-void iz_nccl_refresh(struct iz_nccl *n, void *stream, void *out,
-                     const void *own, int64_t shard_bytes, int ranks,
-                     const char *what)
+void iz_nccl_deal(struct iz_nccl *n, void *stream, const void *from, void *to,
+                  iz_way_of way, const void *arg, int items, const char *verb,
+                  const char *what)
 {
-    int self = n->coll->rank, size = n->coll->size, share = size / ranks;
-    begin(n, "copy", what);
+    const int self = n->coll->rank, size = n->coll->size;
+    begin(n, verb, what);
     comm_nccl_check(n, ncclGroupStart());
-    for (int k = 1; k < size; k++) {
-        int to = (self + k) % size, from = (self + size - k) % size;
-        if (to % ranks == self / share)
-            send_to(n, stream, own, shard_bytes, to);
-        if (self % ranks == from / share)
-            recv_from(n, stream, (char *)out + from % share * shard_bytes,
-                      shard_bytes, from);
-    }
-    comm_nccl_check(n, ncclGroupEnd());
-    wait_done(n, stream);
-}
-
-void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
-                      const void *full, int64_t part_bytes,
-                      const struct iz_nccl_team *t, const char *what)
-{
-    begin(n, "reduce-scatter", what);
-    comm_nccl_check(n, ncclGroupStart());
-    for (int k = 1; k < t->n; k++)
-        for (int j = 0; j < t->parts; j++) {
-            int to = (t->self + k) % t->n, from = (t->self + t->n - k) % t->n;
-            int rank = t->first + to * t->step;
-            int64_t part = t->part + to * t->step + j * t->apart;
-            send_to(n, stream, (const char *)full + part * part_bytes,
-                    part_bytes, rank);
-            recv_from(n, stream, (char *)in + (j * t->n + from) * part_bytes,
-                      part_bytes, t->first + from * t->step);
+    for (int k = 1; k < size; k++)
+        for (int i = 0; i < items; i++) {
+            int taker = (self + k) % size, giver = (self + size - k) % size;
+            struct iz_way out = way(arg, i, self, taker);
+            struct iz_way in = way(arg, i, giver, self);
+            if (out.bytes)
+                send_to(n, stream, (const char *)from + out.from, out.bytes,
+                        taker);
+            if (in.bytes)
+                recv_from(n, stream, (char *)to + in.to, in.bytes, giver);
         }
     comm_nccl_check(n, ncclGroupEnd());
     wait_done(n, stream);

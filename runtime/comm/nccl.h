@@ -5,6 +5,7 @@
 #pragma once
 
 #include "runtime/comm/coll.h"
+#include "runtime/comm/way.h"
 
 struct iz_nccl;
 
@@ -18,22 +19,11 @@ int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c);
 /* All ranks.  Accepts NULL and half-built. */
 void iz_nccl_close(struct iz_nccl **n);
 
-/* On device memory, see iz_coll_all_gather_among and iz_coll_refresh, but that
- * what a rank has of its own is in its place already. */
+/* On device memory, in place: the part of rank r begins at r * shard_bytes. */
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
-                        int64_t shard_bytes, int ranks, const char *what);
-void iz_nccl_refresh(struct iz_nccl *n, void *stream, void *out,
-                     const void *own, int64_t shard_bytes, int ranks,
-                     const char *what);
-/* Ranks that exchange parts of their buffers: member k is rank first + k * step
- * and gets the parts part + k * step + j * apart, j from 0 to parts - 1. */
-struct iz_nccl_team {
-    int first, step, n, self; /* self: this rank is that member */
-    int part, parts, apart;
-};
-
-/* in[j * n + k] becomes what member k's `full` has of this rank's part j, but
- * for the own ones, which are not moved. */
-void iz_nccl_exchange(struct iz_nccl *n, void *stream, void *in,
-                      const void *full, int64_t part_bytes,
-                      const struct iz_nccl_team *t, const char *what);
+                        int64_t shard_bytes, const char *what);
+/* Each way of so many items, but what a rank gives to itself.  A group of ranks
+ * has no communicator of its own, which would take memory. */
+void iz_nccl_deal(struct iz_nccl *n, void *stream, const void *from, void *to,
+                  iz_way_of way, const void *arg, int items, const char *verb,
+                  const char *what);

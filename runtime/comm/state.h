@@ -2,7 +2,8 @@
 /* What the files of the collectives share; nobody else includes it.  Each calls
  * only those before it: wait.c waits and sees that a rank of this host has
  * ended, mpi.c sends messages, near.c reads the memory of ranks of the same
- * host, open.c starts and ends all that, move.c moves and sums buffers. */
+ * host, open.c starts and ends all that, deal.c moves buffers, reduce.c sums
+ * them. */
 #pragma once
 
 #include <stdatomic.h>

@@ -10,7 +10,7 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
-/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/move.c (or,
+/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/reduce.c (or,
  * with NCCL, reduce_nccl in gpu.c), and for micro-batches in pieces, by
  * accumulator.c. tests/fake/summed.c forms all of them again. */
 enum iz_sum_over {

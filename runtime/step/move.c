@@ -24,12 +24,11 @@ static void move_stretch(struct iz_exec *x, void **buf,
     int n = a->m.group;
     char *to = (char *)buf[a->m.to] + s->to, *place = to + a->rank * s->bytes;
     char *from = a->m.from < 0 ? place : (char *)buf[a->m.from] + s->from;
-    if (a->m.refreshes && a->m.gpu) {
-        iz_coll_gpu_refresh(a->coll, x, to, from, s->bytes, n, a->unit);
+    if (a->m.gpu && (a->m.refreshes || a->gathers)) {
+        iz_coll_gpu_deal(a->coll, x, to, from, s->bytes, n, a->m.refreshes,
+                         a->unit);
     } else if (a->m.refreshes) {
         iz_coll_refresh(a->coll, to, from, s->bytes, n, a->unit);
-    } else if (a->gathers && a->m.gpu) {
-        iz_coll_gpu_all_gather(a->coll, x, to, from, s->bytes, n, a->unit);
     } else {
         if (from != place)
             iz_buffer_copy(x, place, from, s->bytes);

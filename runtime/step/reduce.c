@@ -22,7 +22,7 @@
 struct reduce_arg {
     struct iz_coll *coll; /* NULL: of this rank alone */
     /* Types, and a rank's elements; the body adds the addresses. */
-    struct iz_coll_gpu_sum sum;
+    struct iz_coll_sum sum;
     /* Which buffer has what; -1: none does. */
     int out;      /* the accumulator */
     int in;       /* the first of the slices' contributions */
@@ -87,34 +87,29 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct reduce_arg *a = arg;
     const void *const *in = (const void *const *)&buf[a->in];
-    void *full = buf[a->slots ? a->in : a->out];
-    double *norm2 = buffer_at(buf, a->norm2);
+    struct iz_coll_sum s = a->sum;
     struct iz_touched rows = {0};
+    s.full = buf[a->slots ? a->in : a->out];
     if (a->rows.cols)
         rows = iz_touched_get(&a->rows, buf[a->list]);
     if (a->slots > 1)
-        iz_buffer_sum(x, full, a->sum.wire, false, in, a->slots, a->sum.wire,
+        iz_buffer_sum(x, s.full, s.wire, false, in, a->slots, s.wire,
                       a->rows.cols ? iz_touched_elems(&rows)
-                                   : a->sum.shard * a->ranks);
-    struct iz_coll_gpu_sum s = a->sum;
-    s.full = full;
+                                   : s.shard * a->ranks);
     s.out = elem_at(buffer_at(buf, a->out), a->own, s.out_type);
-    s.norm2 = norm2;
+    s.norm2 = buffer_at(buf, a->norm2);
     s.apart = buffer_at(buf, a->apart);
     if (a->rows.cols) {
         int64_t at =
             a->whole ? iz_touched_first(&a->rows, &rows, a->rows.rank) : 0;
         iz_touched_parts(&a->rows, &rows, a->coll, 1);
-        iz_coll_reduce_scatter_parts(
-            a->coll, elem_at(buf[a->out], at, a->sum.out_type), a->sum.out_type,
-            a->sum.accumulate, full, a->sum.wire, norm2, a->sum.what);
-    } else if (a->gpu) {
-        iz_coll_gpu_reduce_scatter(a->coll, x, &s);
-    } else {
-        iz_coll_reduce_scatter(a->coll, s.out, a->sum.out_type,
-                               a->sum.accumulate, full, a->sum.wire,
-                               a->sum.shard, norm2, a->sum.what);
+        s.out = elem_at(buf[a->out], at, s.out_type);
+        s.shard = -1;
     }
+    if (a->gpu && !a->rows.cols)
+        iz_coll_gpu_reduce_scatter(a->coll, x, &s);
+    else
+        iz_coll_reduce_scatter(a->coll, &s);
 }
 
 /* What a collective leaves on the host of a GPU, or takes through it. */

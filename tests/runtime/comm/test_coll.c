@@ -202,6 +202,14 @@ static void check_reduce(const struct reduce_case *k)
     char *out = k->in_place ? full + at * wire : own;
     float *sum = take(n * (int64_t)sizeof(*sum));
     double norm2 = -1;
+    struct iz_coll_sum s = {.full = full,
+                            .wire = k->wire,
+                            .shard = k->shard < 0 ? -1 : k->shard,
+                            .out = out,
+                            .out_type = k->out,
+                            .accumulate = k->accumulate,
+                            .norm2 = &norm2,
+                            .what = "reduce"};
     fill(own, 99, k->out, n);
     fill(full, coll->rank, k->wire, all);
     for (int64_t i = 0; i < n; i++) {
@@ -209,12 +217,7 @@ static void check_reduce(const struct reduce_case *k)
         sum[i] = k->accumulate ? element(99, i, k->out) + x : x;
     }
     iz_cast(want, k->out, sum, IZ_F32, n);
-    if (k->shard < 0)
-        iz_coll_reduce_scatter_parts(coll, out, k->out, k->accumulate, full,
-                                     k->wire, &norm2, "reduce");
-    else
-        iz_coll_reduce_scatter(coll, out, k->out, k->accumulate, full, k->wire,
-                               k->shard, &norm2, "reduce");
+    iz_coll_reduce_scatter(coll, &s);
     assert_memory_equal(out, want, (size_t)bytes);
     assert_true(norm2 == iz_flat_norm2(want, k->out, n));
     assert_int_equal(coll->sent_bytes - sent, (all - n) * wire);
@@ -243,8 +246,12 @@ static void reduce_scatter_of_any_length(void **state)
 {
     float out = 3.0f, full = 4.0f;
     double norm2 = 5;
-    iz_coll_reduce_scatter(coll, &out, IZ_F32, false, &full, IZ_F32, 0, &norm2,
-                           "nothing");
+    iz_coll_reduce_scatter(coll, &(struct iz_coll_sum){.full = (char *)&full,
+                                                       .wire = IZ_F32,
+                                                       .out = (char *)&out,
+                                                       .out_type = IZ_F32,
+                                                       .norm2 = &norm2,
+                                                       .what = "nothing"});
     assert_true(out == 3.0f && full == 4.0f && norm2 == 0);
     const struct reduce_case cases[] = {
         {150001, IZ_F32, IZ_F32, true, false},

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reduce-scatter.  As in deal.c near buffers are read, and far ranks send
+ * messages.  The sums are our own: MPI fixes no order of summation. */
+#include "codelets/base/die.h"
+#include "codelets/base/int64.h"
+#include "codelets/flat/flat.h"
+#include "runtime/comm/state.h"
+
+/* Parts of a buffer: that of rank r is [first[r], first[r + 1]). */
+static int64_t part(const struct iz_coll *c, int r)
+{
+    return c->first[r + 1] - c->first[r];
+}
+
+static int64_t longest_part(const struct iz_coll *c)
+{
+    int64_t most = 0;
+    for (int r = 0; r < c->size; r++)
+        most = max64(most, part(c, r));
+    return most;
+}
+
+static int64_t count_pieces(int64_t bytes, struct iz_coll_cut cut)
+{
+    return (bytes + cut.bytes - 1) / cut.bytes;
+}
+
+/* Of the piece at `at` of rank r's part; 0: it has no such piece. */
+static int64_t piece_bytes(const struct iz_coll *c, int r, int64_t at,
+                           struct iz_coll_cut cut)
+{
+    return max64(min64(cut.bytes, part(c, r) - at), 0);
+}
+
+/* Ranks whose contributions are added in one sum, in order. */
+struct team {
+    int first, step, n, self; /* self: this rank's place */
+    int flight;               /* its first group of messages */
+};
+
+/* The next pieces come into slots of the scratch while piece k is being summed
+ * from another.  A group's sums are formed in `full`, where its contribution
+ * was, for every rank with this one's position. */
+struct reduction {
+    struct team within, between; /* the group; this position in all groups */
+    struct iz_flight f;
+    const struct iz_coll_sum *s;
+    struct iz_coll_cut cut; /* of bytes of the wire type; so are the parts */
+    int into_out; /* near rank whose pieces are read into `out`, -1: none */
+    struct iz_norm2 *norm2; /* of `out` so far; NULL: nobody wants it */
+};
+
+/* Where nothing is added to `out`, one near rank's part is read straight into
+ * it: the sum then finds `out` in the cache. */
+static int direct_source(const struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    const struct iz_coll_sum *s = d->s;
+    if (s->accumulate || s->out_type != s->wire || d->between.n > 1 ||
+        s->out == s->full + c->first[c->rank])
+        return -1;
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && iz_coll_is_near(c, r))
+            return r;
+    return -1;
+}
+
+static int team_rank(const struct team *t, int i)
+{
+    return t->first + i * t->step;
+}
+
+/* The k-th to receive from and to send to. */
+static int team_from(const struct team *t, int k)
+{
+    return team_rank(t, (t->self + t->n - k) % t->n);
+}
+
+static int team_to(const struct team *t, int k)
+{
+    return team_rank(t, (t->self + k) % t->n);
+}
+
+/* Place of `from` among the others of the team. */
+static int team_slot(const struct team *t, int from)
+{
+    int i = (from - t->first) / t->step;
+    return i < t->self ? i : i - 1;
+}
+
+/* Where the piece at `at` of the owner's part as rank `from` has it is, or will
+ * be when it has arrived in the slot. */
+static char *reduce_source(const struct reduction *d, const struct team *t,
+                           int slot, int from, int owner, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t place = slot * (c->size - 1) + team_slot(t, from);
+    if (from == c->rank)
+        return d->s->full + c->first[owner] + at;
+    if (from == d->into_out)
+        return d->s->out + at;
+    if (t == &d->within)
+        place += owner / t->n * (t->n - 1);
+    else
+        place += t->n * (d->within.n - 1);
+    return (char *)c->scratch + place * d->cut.bytes;
+}
+
+static void reduce_recv(struct reduction *d, const struct team *t, int slot,
+                        int from, int owner, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    if (bytes && !iz_coll_is_near(c, from))
+        iz_flight_recv(&d->f, t->flight + slot,
+                       reduce_source(d, t, slot, from, owner, at), bytes, from);
+}
+
+static void reduce_send(struct reduction *d, const struct team *t, int slot,
+                        int to, int owner, int64_t at)
+{
+    const struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    if (bytes && !iz_coll_is_near(c, to))
+        iz_flight_send(&d->f, t->flight + slot,
+                       d->s->full + c->first[owner] + at, bytes, to);
+}
+
+/* What the group gives to the parts that ranks with its members' positions own,
+ * and room for what other groups give. */
+static void reduce_post(struct reduction *d, int slot, int64_t at)
+{
+    const struct team *in = &d->within, *over = &d->between;
+    for (int i = 1; i < in->n; i++) {
+        int from = team_from(in, i), to = team_to(in, i);
+        for (int k = 0; k < over->n; k++) {
+            reduce_recv(d, in, slot, from, team_rank(over, k), at);
+            reduce_send(d, in, slot, to, to - in->first + k * in->n, at);
+        }
+    }
+    for (int k = 1; k < over->n; k++)
+        reduce_recv(d, over, slot, team_from(over, k), d->f.c->rank, at);
+}
+
+/* Reads what near ranks of the team have of it, as soon as they have formed the
+ * sums of so many pieces. */
+static void reduce_near(struct reduction *d, const struct team *t, int slot,
+                        int owner, int64_t at, int64_t pieces)
+{
+    struct iz_coll *c = d->f.c;
+    int64_t bytes = piece_bytes(c, owner, at, d->cut);
+    for (int i = 1; bytes && i < t->n; i++) {
+        int from = team_from(t, i);
+        if (iz_coll_is_near(c, from))
+            iz_near_read(c, from, reduce_source(d, t, slot, from, owner, at),
+                         c->first[owner] + at, bytes, pieces, d->f.what);
+    }
+}
+
+/* The last sum goes to `out`, that of a group of several into its place. */
+static void reduce_add(struct reduction *d, const struct team *t, int slot,
+                       int owner, int64_t at)
+{
+    struct iz_coll *c = d->f.c;
+    const void **piece = c->state->piece;
+    const struct iz_coll_sum *s = d->s;
+    int64_t size = iz_dtype_bytes(s->wire);
+    int64_t n = piece_bytes(c, owner, at, d->cut) / size;
+    for (int i = 0; i < t->n; i++)
+        piece[i] = reduce_source(d, t, slot, team_rank(t, i), owner, at);
+    if (n && t == &d->within && d->between.n > 1)
+        iz_flat_sum(s->full + c->first[owner] + at, s->wire, false, piece, t->n,
+                    s->wire, n);
+    else if (n)
+        iz_flat_sum_norm2(d->norm2,
+                          s->out + at / size * iz_dtype_bytes(s->out_type),
+                          s->out_type, s->accumulate, piece, t->n, s->wire, n);
+}
+
+/* Piece k of what the group adds; its sums go to the groups that want them. */
+static void reduce_within(struct reduction *d, int64_t k)
+{
+    const struct team *in = &d->within, *over = &d->between;
+    int slot = (int)(k % d->cut.in_flight);
+    int64_t at = k * d->cut.bytes;
+    for (int i = 0; i < over->n; i++)
+        reduce_near(d, in, slot, team_rank(over, i), at, 0);
+    iz_flight_wait(&d->f, in->flight + slot);
+    for (int i = 0; i < over->n; i++)
+        reduce_add(d, in, slot, team_rank(over, i), at);
+    if (over->n > 1)
+        iz_near_announce(d->f.c, k + 1);
+    for (int i = 1; i < over->n; i++)
+        reduce_send(d, over, slot, team_to(over, i), team_to(over, i), at);
+}
+
+static void reduce_between(struct reduction *d, int64_t k)
+{
+    const struct team *over = &d->between;
+    int slot = (int)(k % d->cut.in_flight), own = d->f.c->rank;
+    int64_t at = k * d->cut.bytes;
+    reduce_near(d, over, slot, own, at, k + 1);
+    iz_flight_wait(&d->f, over->flight + slot);
+    reduce_add(d, over, slot, own, at);
+}
+
+static void set_teams(struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    int g = iz_coll_sum_group(c), group = c->rank / g, at = c->rank % g;
+    d->within = (struct team){group * g, 1, g, at, 0};
+    d->between = (struct team){at, g, c->size / g, group, IZ_FLIGHT_PIECES};
+}
+
+static int64_t reduce_received(const struct reduction *d)
+{
+    const struct iz_coll *c = d->f.c;
+    const struct team *over = &d->between;
+    int64_t bytes = (over->n - 1) * part(c, c->rank);
+    for (int k = 0; k < over->n; k++)
+        bytes += (d->within.n - 1) * part(c, team_rank(over, k));
+    return bytes;
+}
+
+void iz_coll_reduce_scatter(struct iz_coll *c, const struct iz_coll_sum *s)
+{
+    struct iz_norm2 squares = {0};
+    for (int r = 0; s->shard >= 0 && r <= c->size; r++)
+        c->first[r] = r * s->shard;
+    for (int r = 0; r <= c->size; r++)
+        c->first[r] *= iz_dtype_bytes(s->wire);
+    int64_t bytes = longest_part(c), own = part(c, c->rank);
+    int64_t all = c->first[c->size] - c->first[0];
+    struct reduction d = {.f = {.c = c, .what = s->what},
+                          .s = s,
+                          .norm2 = s->norm2 ? &squares : NULL,
+                          .cut = iz_coll_cut(c, bytes)};
+    iz_coll_begin(c, IZ_COLL_REDUCE_SCATTER, all / c->size, s->what);
+    if (s->norm2)
+        *s->norm2 = 0;
+    if (bytes == 0)
+        return;
+    int64_t needs = iz_coll_scratch_bytes(c->size, bytes);
+    if (needs > c->scratch_bytes)
+        iz_die("%s: a reduce-scatter needs %lld bytes of scratch and has %lld",
+               s->what, (long long)needs, (long long)c->scratch_bytes);
+    set_teams(&d);
+    d.into_out = direct_source(&d);
+    iz_coll_count(c, all - own, reduce_received(&d));
+    iz_near_enter(c, s->full);
+    int slots = d.cut.in_flight, later = d.between.n > 1 ? slots / 2 : slots;
+    int64_t pieces = count_pieces(bytes, d.cut);
+    for (int64_t k = 0; k < pieces + slots; k++) {
+        if (k >= slots && later < slots)
+            reduce_between(&d, k - slots);
+        if (k >= later && k - later < pieces)
+            reduce_within(&d, k - later);
+        if (k < pieces)
+            reduce_post(&d, (int)(k % slots), k * d.cut.bytes);
+    }
+    if (s->norm2)
+        *s->norm2 = iz_norm2_end(&squares);
+    iz_near_leave(c, s->what);
+}

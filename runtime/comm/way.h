@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which bytes of a buffer each rank gives to which place in another rank's:
+ * what a movement is, whatever moves it (deal.c, nccl.c). */
+#pragma once
+
+#include <stdint.h>
+
+/* Where bytes begin in the giver's buffer and in the taker's, and how many they
+ * are; 0: the taker gets nothing. */
+struct iz_way {
+    int64_t from, to, bytes;
+};
+
+/* Of item i; both ranks know the same way. */
+typedef struct iz_way (*iz_way_of)(const void *arg, int i, int giver,
+                                   int taker);
+
+/* What the ways below are about: shards of so many bytes of all ranks, and
+ * groups of n consecutive ranks. */
+struct iz_shards {
+    int64_t bytes;
+    int n, ranks;
+};
+
+/* One item, see iz_coll_all_gather_among and iz_coll_refresh. */
+struct iz_way iz_way_gather(const void *shards, int i, int giver, int taker);
+struct iz_way iz_way_refresh(const void *shards, int i, int giver, int taker);
