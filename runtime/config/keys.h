@@ -46,9 +46,6 @@ struct iz_foreign_key {
 
 extern const struct iz_foreign_key iz_foreign_keys[];
 
-/* What "auto" stands for, as JSON; NULL: nothing, it is refused. */
-const char *iz_config_auto(const struct iz_key *key);
-
 /* The sentence about a choice that a resumed run keeps, with a space before it;
  * "" of other keys. */
 const char *iz_config_keeps(const struct iz_key *key);

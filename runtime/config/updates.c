@@ -3,37 +3,12 @@
  * has which parameter, and what follows from what. */
 #include "runtime/config/keys.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define OPTIMIZER "optimizer.params."
 #define SCHEDULER "scheduler.params."
-
-#define HF_DECAYS                                                              \
-    "linear|cosine|cosine_with_min_lr|polynomial|warmup_stable_decay"
-
-/* Which scheduler has which parameter. */
-static const struct {
-    const char *name, *types;
-} lr_params[] = {
-    {"warmup_min_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_max_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_num_steps", "WarmupLR|WarmupDecayLR|WarmupCosineLR|"
-                         "constant_with_warmup|" HF_DECAYS},
-    {"warmup_type", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
-    {"total_num_steps", "WarmupDecayLR|WarmupCosineLR|" HF_DECAYS},
-    {"num_cycles", "cosine|cosine_with_min_lr|warmup_stable_decay"},
-    {"min_lr_rate", "cosine_with_min_lr"},
-    {"min_lr_ratio", "warmup_stable_decay"},
-    {"num_decay_steps", "warmup_stable_decay"},
-    {"decay_type", "warmup_stable_decay"},
-    {"lr_end", "polynomial"},
-    {"power", "polynomial"},
-    {"warmup_min_ratio", "WarmupCosineLR"},
-    {"cos_min_ratio", "WarmupCosineLR"},
-};
 
 /* The name of its type. */
 static const char *lr_name(const struct iz_lr_config *lr, char name[32])
@@ -53,14 +28,8 @@ bool iz_config_has_param(const struct iz_config *c, const char *key)
     if (is_in(key, OPTIMIZER))
         return iz_optimizer_param(iz_optimizer(c->optimizer.type),
                                   key + strlen(OPTIMIZER)) != NULL;
-    if (!is_in(key, SCHEDULER))
-        return true;
     lr_name(&c->lr, type);
-    for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
-        if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
-            return iz_text_among(type, lr_params[i].types);
-    assert(!"a name in the table");
-    return false;
+    return iz_key_applies(type, iz_key_find(iz_config_keys, key)->types);
 }
 
 /* Refuses the parameters that the chosen type has not. */
