@@ -17,8 +17,8 @@
 static struct iz_dlrm_config config;
 
 #define FIELD(f, most)                                                         \
-    IZ_KEY_INT, offsetof(struct iz_dlrm_config, f), sizeof(int), 1, most,      \
-        NULL, IZ_CHANGE_SAME
+    IZ_KEY_INT, .offset = offsetof(struct iz_dlrm_config, f), sizeof(int), 1,  \
+                most, NULL, IZ_CHANGE_SAME
 
 static const struct iz_key keys[] = {
     {"dense", FIELD(dense, MOST), "13", "Numbers of a sample."},

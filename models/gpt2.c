@@ -14,8 +14,8 @@
 static struct iz_gpt2_config config;
 
 #define FIELD(f)                                                               \
-    offsetof(struct iz_gpt2_config, f), sizeof(int), 1, MOST, NULL,            \
-        IZ_CHANGE_SAME
+    .offset = offsetof(struct iz_gpt2_config, f), sizeof(int), 1, MOST, NULL,  \
+    IZ_CHANGE_SAME
 
 static const struct iz_key keys[] = {
     {"layers", IZ_KEY_INT, FIELD(layers), "12", "Transformer blocks."},

@@ -9,5 +9,6 @@
 
 /* A field's row up to its default; "" keeps clang-format from a directive. */
 #define KEY(f, type, min, max, words)                                          \
-    "" #f, IZ_KEY_##type, offsetof(CONFIG, f), sizeof(((CONFIG *)0)->f), min,  \
-        max, words, IZ_CHANGE_SAME
+    "" #f, IZ_KEY_##type, .offset = offsetof(CONFIG, f),                       \
+                          sizeof(((CONFIG *)0)->f), min, max, words,           \
+                          IZ_CHANGE_SAME

@@ -15,15 +15,15 @@
 static struct iz_vit_config config;
 
 #define FIELD(f, most)                                                         \
-    IZ_KEY_INT, offsetof(struct iz_vit_config, f), sizeof(int), 1, most, NULL, \
-        IZ_CHANGE_SAME
+    IZ_KEY_INT, .offset = offsetof(struct iz_vit_config, f), sizeof(int), 1,   \
+                most, NULL, IZ_CHANGE_SAME
 
 static const struct iz_key keys[] = {
     {"layers", FIELD(layers, MOST), "12", "Transformer blocks."},
     {"heads", FIELD(heads, MOST), "12", "Attention heads of a block."},
     {"width", FIELD(width, MOST), "768", "Channels; a multiple of heads."},
-    {"hidden", IZ_KEY_INT, offsetof(struct iz_vit_config, hidden), sizeof(int),
-     0, MOST, NULL, IZ_CHANGE_SAME, "0",
+    {"hidden", IZ_KEY_INT, .offset = offsetof(struct iz_vit_config, hidden),
+     sizeof(int), 0, MOST, NULL, IZ_CHANGE_SAME, "0",
      "Hidden channels of the MLP; 0: 4 width."},
     {"image", FIELD(image, 8192), "224",
      "Pixels of a side; a multiple of patch."},

@@ -41,6 +41,17 @@ enum iz_change {
     IZ_CHANGES
 };
 
+/* Which resumed runs keep what was chosen where a config left a key open
+ * ("auto", or 0), as another choice would have other bits. */
+enum iz_kept {
+    IZ_KEPT_NOT, /* none, or there is no such choice */
+    IZ_KEPT_ALL,
+    IZ_KEPT_OF_16_BITS,
+    IZ_KEPT_SAME_MICRO_BATCH,
+    IZ_KEPT_SAME_RANKS,
+    IZ_KEPT_SAME_BATCH, /* and as many ranks */
+};
+
 struct iz_key {
     const char *name; /* dotted: "zero_optimization.offload_param.device" */
     enum iz_key_type type;
@@ -50,6 +61,11 @@ struct iz_key {
     enum iz_change change;
     const char *fallback; /* default, as JSON text */
     const char *doc;      /* one sentence */
+    /* Of a config's own keys; models have none of these. */
+    const char *automatic; /* what "auto" stands for, as JSON; "": the default;
+                              NULL: it is refused */
+    const char *types;     /* of schedules that have it, "a|b"; NULL: all */
+    enum iz_kept kept;
 };
 
 static inline bool iz_key_is_text(const struct iz_key *k)

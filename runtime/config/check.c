@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules between keys: what follows from what, and what cannot be together.
- * A rule says nothing about a key that already has a fault of its own. */
+/* The rules between keys: what follows from what, and what cannot be
+ * together. */
 #include "runtime/config/keys.h"
 #include "runtime/formats/peft.h"
 
 #include <assert.h>
 #include <string.h>
+
+#define ZERO "zero_optimization."
+#define STATES ZERO "offload_optimizer."
+#define PARAMS ZERO "offload_param."
 
 /* DeepSpeed's rule: any two give the third; one alone means one micro-batch. */
 static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
@@ -61,25 +65,19 @@ void iz_config_cut(struct iz_config *c, int micro_batches)
         c->grad_accum_fp32 = micro_batches > 1;
 }
 
-static void check_attention(struct iz_faults *f, const char *key,
-                            enum iz_attention_by by, const struct iz_config *c)
-{
-    if (by == IZ_ATTENTION_CUDNN && c->dtype == IZ_F32)
-        iz_fault(f, key,
-                 "cudnn, but parameters are fp32, which cuDNN would round: set "
-                 "bf16.enabled or fp16.enabled, or use own");
-    if (by == IZ_ATTENTION_CUDNN && c->data.apart)
-        iz_fault(f, key,
-                 "cudnn, but data.document_end is %d, and cuDNN's attention "
-                 "does not keep documents apart: use own",
-                 c->data.document_end);
-}
-
 static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_config *c = &file->c;
-    static const char *const names[] = {"fp32", "bf16", "fp16"};
+    const struct iz_run_config *run = &c->run;
     int accum = file->grad_accum_dtype, comm = file->communication_dtype;
+    static const char rounds[] =
+        "{}, but parameters are {dtype}, which cuDNN would round: set "
+        "bf16.enabled or fp16.enabled, or use own";
+    static const char apart[] =
+        "{}, but data.document_end is {data.document_end}, and cuDNN's "
+        "attention does not keep documents apart: use own";
+    bool forward = run->gpu_attention == IZ_ATTENTION_CUDNN;
+    bool backward = run->gpu_attention_backward == IZ_ATTENTION_CUDNN;
     c->dtype = file->bf16 ? IZ_BF16 : file->fp16 ? IZ_F16 : IZ_F32;
     if (file->bf16 && file->fp16) {
         iz_fault(f, "fp16.enabled",
@@ -87,183 +85,128 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
                  "true; choose one");
         return;
     }
-    if (iz_config_bad(file, "bf16.enabled|fp16.enabled"))
-        return;
-    if (accum > 1 + IZ_F32 && accum != 1 + (int)c->dtype)
-        iz_fault(f, "data_types.grad_accum_dtype",
-                 "%s, but parameters are %s; choose fp32 or %s",
-                 names[accum - 1], names[c->dtype], names[c->dtype]);
-    if (comm != 0 && comm != 1 + (int)c->dtype)
-        iz_fault(f, "communication_data_type",
-                 "%s, but gradients travel in the type of the parameters, %s; "
-                 "remove the key",
-                 names[comm - 1], names[c->dtype]);
-    if (c->run.cpu_products == IZ_PRODUCTS_BF16 && c->dtype != IZ_BF16)
-        iz_fault(f, "run.cpu_products",
-                 "bf16, but parameters are %s; set bf16.enabled",
-                 names[c->dtype]);
-    check_attention(f, "run.gpu_attention", c->run.gpu_attention, c);
-    check_attention(f, "run.gpu_attention_backward",
-                    c->run.gpu_attention_backward, c);
+    const struct iz_conflict rows[] = {
+        {accum > 1 + IZ_F32 && accum != 1 + (int)c->dtype,
+         "data_types.grad_accum_dtype",
+         "{}, but parameters are {dtype}; choose fp32 or {dtype}"},
+        {comm != 0 && comm != 1 + (int)c->dtype, "communication_data_type",
+         "{}, but gradients travel in the type of the parameters, {dtype}; "
+         "remove the key"},
+        {run->cpu_products == IZ_PRODUCTS_BF16 && c->dtype != IZ_BF16,
+         "run.cpu_products",
+         "{}, but parameters are {dtype}; set bf16.enabled"},
+        {run->master == IZ_MASTER_REMAINDER && c->dtype != IZ_BF16,
+         "run.master",
+         "{}, but parameters are {dtype}: the master of a bf16 parameter alone "
+         "has 16 bits more; set bf16.enabled"},
+        {forward && c->dtype == IZ_F32, "run.gpu_attention", rounds},
+        {forward && c->data.apart, "run.gpu_attention", apart},
+        {backward && c->dtype == IZ_F32, "run.gpu_attention_backward", rounds},
+        {backward && c->data.apart, "run.gpu_attention_backward", apart},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
     c->grad_accum_open = c->cut_auto && accum == 0 && c->dtype != IZ_F32;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }
 
-static void check_offload(struct iz_config_file *file, struct iz_faults *f,
-                          const char *section,
-                          const struct iz_offload_config *o)
-{
-    char key[IZ_KEY_NAME_MAX];
-    snprintf(key, sizeof(key), "zero_optimization.%s.nvme_path", section);
-    bool all = o->home == IZ_HOME_NVME, frozen = o->frozen - 1 == IZ_HOME_NVME;
-    if ((all || frozen) && !o->nvme_path[0] && !iz_config_bad(file, key))
-        iz_fault(f, key, "missing, and %s.%sdevice is nvme", section,
-                 all ? "" : "frozen_");
-}
-
-static void check_frozen(struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_zero_config *z = &file->c.zero;
-    static const char key[] = "zero_optimization.offload_param.frozen_device";
-    if (!z->param.frozen || iz_config_bad(file, "zero_optimization.stage"))
-        return;
-    if (z->stage != 3)
-        iz_fault(f, key, "needs zero_optimization.stage 3, found %d", z->stage);
-    else if (z->hpz_partition > 1)
-        iz_fault(f, key,
-                 "zero_optimization.zero_hpz_partition_size is %d: a group's "
-                 "copy holds what is trained and what is frozen together; set "
-                 "null, or groups of 1",
-                 z->hpz_partition);
-}
-
-/* What a GPU and the host can share between them. */
-static void check_ratio(struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_config *c = &file->c;
-    static const char section[] = "zero_optimization.offload_optimizer.ratio";
-    double ratio = c->zero.optimizer.ratio;
-    if (iz_config_bad(file, "zero_optimization.offload_optimizer.device|"
-                            "zero_optimization.offload_param.device"))
-        return;
-    if (c->zero.optimizer.home != IZ_HOME_CPU)
-        iz_fault(f, section,
-                 "%.15g divides an optimizer that is offloaded to cpu, "
-                 "offload_optimizer.device is %s",
-                 ratio,
-                 c->zero.optimizer.home == IZ_HOME_NVME ? "nvme" : "none");
-    else if (c->zero.param.home == IZ_HOME_NVME)
-        iz_fault(f, section,
-                 "%.15g needs offload_param.device none or cpu, found nvme",
-                 ratio);
-    else if (c->run.device == IZ_DEVICE_CPU)
-        iz_fault(f, section, "%.15g leaves chunks to a GPU, run.device is cpu",
-                 ratio);
-}
-
-static void check_copies(struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_zero_config *z = &file->c.zero;
-    static const char key[] = "zero_optimization.zero_hpz_partition_size";
-    if (z->hpz_partition <= 1 ||
-        iz_config_bad(file, "zero_optimization.stage|"
-                            "zero_optimization.offload_param.device"))
-        return;
-    if (z->stage != 3)
-        iz_fault(f, key,
-                 "%d needs zero_optimization.stage 3, found %d: there every "
-                 "rank has all parameters anyway",
-                 z->hpz_partition, z->stage);
-    else if (z->param.home == IZ_HOME_NVME)
-        iz_fault(f, key,
-                 "%d needs offload_param.device none or cpu, found nvme: a "
-                 "copy in memory is larger than the shards that memory has no "
-                 "room for",
-                 z->hpz_partition);
-}
-
-static void check_base(struct iz_config_file *file, struct iz_faults *f)
-{
-    int group = file->c.zero.hpz_partition;
-    if (file->c.base_dtype && group > 1)
-        iz_fault(f, "model.base_dtype",
-                 "%s, and zero_optimization.zero_hpz_partition_size is %d: "
-                 "copies of quantised parameters are not built; set it to 1",
-                 iz_quant_name(file->c.base_dtype), group);
-}
-
 static void check_zero(struct iz_config_file *file, struct iz_faults *f)
 {
-    const struct iz_zero_config *z = &file->c.zero;
-    bool stage_known = !iz_config_bad(file, "zero_optimization.stage");
-    if (stage_known && z->param.home != IZ_HOME_NONE && z->stage != 3)
-        iz_fault(f, "zero_optimization.offload_param.device",
-                 "needs zero_optimization.stage 3, found %d", z->stage);
-    if (stage_known && z->optimizer.home != IZ_HOME_NONE && z->stage < 1)
-        iz_fault(f, "zero_optimization.offload_optimizer.device",
-                 "needs zero_optimization.stage 1, 2 or 3, found 0");
-    check_offload(file, f, "offload_optimizer", &z->optimizer);
-    check_offload(file, f, "offload_param", &z->param);
-    check_frozen(file, f);
-    check_copies(file, f);
-    check_base(file, f);
-    if (z->optimizer.ratio < 1)
-        check_ratio(file, f);
+    const struct iz_config *c = &file->c;
+    const struct iz_zero_config *z = &c->zero;
+    enum iz_home states = z->optimizer.home, params = z->param.home;
+    bool frozen = z->param.frozen;
+    bool frozen_disk = z->param.frozen - 1 == IZ_HOME_NVME;
+    bool copies = z->hpz_partition > 1;
+    bool divided = z->optimizer.ratio < 1, of_host = states == IZ_HOME_CPU;
+    const struct iz_conflict rows[] = {
+        {params != IZ_HOME_NONE && z->stage != 3, PARAMS "device",
+         "needs zero_optimization.stage 3, found {zero_optimization.stage}"},
+        {states != IZ_HOME_NONE && z->stage < 1, STATES "device",
+         "needs zero_optimization.stage 1, 2 or 3, found "
+         "{zero_optimization.stage}"},
+        {states == IZ_HOME_NVME && !z->optimizer.nvme_path[0],
+         STATES "nvme_path",
+         "missing, and offload_optimizer.device is "
+         "{zero_optimization.offload_optimizer.device}"},
+        {params == IZ_HOME_NVME && !z->param.nvme_path[0], PARAMS "nvme_path",
+         "missing, and offload_param.device is "
+         "{zero_optimization.offload_param.device}"},
+        {params != IZ_HOME_NVME && frozen_disk && !z->param.nvme_path[0],
+         PARAMS "nvme_path",
+         "missing, and offload_param.frozen_device is "
+         "{zero_optimization.offload_param.frozen_device}"},
+        {frozen && z->stage != 3, PARAMS "frozen_device",
+         "needs zero_optimization.stage 3, found {zero_optimization.stage}"},
+        {frozen && z->stage == 3 && copies, PARAMS "frozen_device",
+         "zero_optimization.zero_hpz_partition_size is "
+         "{zero_optimization.zero_hpz_partition_size}: a group's copy holds "
+         "what is trained and what is frozen together; set null, or groups of "
+         "1"},
+        {copies && z->stage != 3, ZERO "zero_hpz_partition_size",
+         "{} needs zero_optimization.stage 3, found {zero_optimization.stage}: "
+         "there every rank has all parameters anyway"},
+        {copies && z->stage == 3 && params == IZ_HOME_NVME,
+         ZERO "zero_hpz_partition_size",
+         "{} needs offload_param.device none or cpu, found "
+         "{zero_optimization.offload_param.device}: a copy in memory is larger "
+         "than the shards that memory has no room for"},
+        {copies && c->base_dtype, "model.base_dtype",
+         "{}, and zero_optimization.zero_hpz_partition_size is "
+         "{zero_optimization.zero_hpz_partition_size}: copies of quantised "
+         "parameters are not built; set it to 1"},
+        {divided && !of_host, STATES "ratio",
+         "{} divides an optimizer that is offloaded to cpu, "
+         "offload_optimizer.device is "
+         "{zero_optimization.offload_optimizer.device}"},
+        {divided && of_host && params == IZ_HOME_NVME, STATES "ratio",
+         "{} needs offload_param.device none or cpu, found "
+         "{zero_optimization.offload_param.device}"},
+        {divided && of_host && c->run.device == IZ_DEVICE_CPU, STATES "ratio",
+         "{} leaves chunks to a GPU, run.device is {run.device}"},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
     file->c.zero.optimizer.ratio_auto =
-        *iz_config_given(file, "zero_optimization.offload_optimizer.ratio") ==
-        IZ_GIVEN_AUTO;
+        *iz_config_given(file, STATES "ratio") == IZ_GIVEN_AUTO;
 }
 
 static void resolve_run(struct iz_config_file *file, struct iz_faults *f)
 {
+    const struct iz_config *c = &file->c;
     struct iz_run_config *run = &file->c.run;
-    if (run->output[0] == '\0')
-        iz_fault(f, "run.output", "is empty: name a directory");
-    if (iz_config_gives(file, "steps_per_print") &&
-        iz_config_gives(file, "run.log_interval") &&
-        file->steps_per_print != run->log_interval)
-        iz_fault(f, "steps_per_print",
-                 "%lld, but run.log_interval is %lld; give one of them",
-                 (long long)file->steps_per_print,
-                 (long long)run->log_interval);
-    if (iz_config_gives(file, "steps_per_print"))
+    bool async = run->save_mode == IZ_SAVE_ASYNC;
+    bool states_disk = c->zero.optimizer.home == IZ_HOME_NVME;
+    bool disk = states_disk || c->zero.param.home == IZ_HOME_NVME ||
+                c->zero.param.frozen - 1 == IZ_HOME_NVME;
+    bool prints = iz_config_gives(file, "steps_per_print");
+    const struct iz_conflict rows[] = {
+        {run->output[0] == '\0', "run.output", "is empty: name a directory"},
+        {prints && iz_config_gives(file, "run.log_interval") &&
+             file->steps_per_print != run->log_interval,
+         "steps_per_print",
+         "{}, but run.log_interval is {run.log_interval}; give one of them"},
+        {async && run->nvme_checksum && disk, "run.save_mode",
+         "{} reads parts of what run.nvme_checksum checks as a whole; use auto "
+         "or sync"},
+        {async && run->state_dtype != IZ_MOMENT_F32 && states_disk,
+         "run.save_mode",
+         "{} cannot read states of run.state_dtype from nvme; use auto or "
+         "sync"},
+        {async && run->master == IZ_MASTER_REMAINDER, "run.save_mode",
+         "{} cannot put the two halves of run.master together; use auto or "
+         "sync"},
+        {run->eval_interval > 0 && run->eval_batches == 0, "run.eval_interval",
+         "{}, but run.eval_batches is {run.eval_batches}: nothing to "
+         "evaluate"},
+        {c->boundary_path[0] && !c->cpu_checkpointing,
+         "activation_checkpointing.nvme_path",
+         "{}, but activation_checkpointing.cpu_checkpointing is "
+         "{activation_checkpointing.cpu_checkpointing}: all stays where units "
+         "are computed"},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
+    if (prints)
         run->log_interval = file->steps_per_print;
-    if (run->save_mode == IZ_SAVE_ASYNC && run->nvme_checksum &&
-        (file->c.zero.optimizer.home == IZ_HOME_NVME ||
-         file->c.zero.param.home == IZ_HOME_NVME ||
-         file->c.zero.param.frozen - 1 == IZ_HOME_NVME))
-        iz_fault(f, "run.save_mode",
-                 "async reads parts of what run.nvme_checksum checks as a "
-                 "whole; use auto or sync");
-    if (run->save_mode == IZ_SAVE_ASYNC && run->state_dtype != IZ_MOMENT_F32 &&
-        file->c.zero.optimizer.home == IZ_HOME_NVME)
-        iz_fault(f, "run.save_mode",
-                 "async cannot read states of run.state_dtype from nvme; use "
-                 "auto or sync");
-    if (run->save_mode == IZ_SAVE_ASYNC && run->master == IZ_MASTER_REMAINDER)
-        iz_fault(f, "run.save_mode",
-                 "async cannot put the two halves of run.master together; use "
-                 "auto or sync");
-    if (run->master == IZ_MASTER_REMAINDER && file->c.dtype != IZ_BF16)
-        iz_fault(f, "run.master",
-                 "remainder, but parameters are %s: the master of a bf16 "
-                 "parameter alone has 16 bits more; set bf16.enabled",
-                 iz_dtype_name(file->c.dtype));
-    if (run->eval_interval > 0 && run->eval_batches == 0 &&
-        !iz_config_bad(file, "run.eval_batches"))
-        iz_fault(f, "run.eval_interval",
-                 "%lld, but run.eval_batches is 0: nothing to evaluate",
-                 (long long)run->eval_interval);
-}
-
-static void check_boundaries(struct iz_config_file *file, struct iz_faults *f)
-{
-    if (file->c.boundary_path[0] && !file->c.cpu_checkpointing)
-        iz_fault(f, "activation_checkpointing.nvme_path",
-                 "%s, but activation_checkpointing.cpu_checkpointing is "
-                 "false: all stays where units are computed",
-                 file->c.boundary_path);
 }
 
 /* A number of the file beside that of the config; 0: the config has none. */
@@ -322,20 +265,21 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lora_config *l = &file->c.lora;
-    if (iz_config_bad(file, "lora.rank|lora.targets|lora.import"))
-        return;
-    if (l->rank > 0 && !l->import[0] &&
-        l->targets[strspn(l->targets, " ,")] == '\0')
-        iz_fault(f, "lora.targets", "missing, and lora.rank is %d", l->rank);
-    if (l->rank == 0 && l->targets[0] != '\0')
-        iz_fault(f, "lora.targets", "there are no adapters: lora.rank is 0");
-    if (l->rank == 0 && l->dropout > 0)
-        iz_fault(f, "lora.dropout", "there are no adapters: lora.rank is 0");
-    if (l->rank == 0 && l->export != IZ_LORA_MERGED)
-        iz_fault(f, "lora.export", "there are no adapters: lora.rank is 0");
-    if (l->use_dora && l->dropout > 0)
-        iz_fault(f, "lora.dropout", "%g, but lora.use_dora is true: set 0",
-                 l->dropout);
+    static const char none[] =
+        "there are no adapters: lora.rank is {lora.rank}";
+    bool known = !iz_config_bad(file, "lora.import");
+    bool without = known && l->rank == 0, with = known && l->rank > 0;
+    bool targets = l->import[0] || l->targets[strspn(l->targets, " ,")];
+    const struct iz_conflict rows[] = {
+        {with && !targets, "lora.targets",
+         "missing, and lora.rank is {lora.rank}"},
+        {without && l->targets[0], "lora.targets", none},
+        {without && l->dropout > 0, "lora.dropout", none},
+        {without && l->export != IZ_LORA_MERGED, "lora.export", none},
+        {l->use_dora && l->dropout > 0, "lora.dropout",
+         "{}, but lora.use_dora is {lora.use_dora}: set 0"},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
     if (l->alpha == 0)
         l->alpha = l->rank;
 }
@@ -343,37 +287,30 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
 static void resolve_loss(struct iz_config_file *file, struct iz_faults *f)
 {
     const struct iz_config *c = &file->c;
+    static const char none[] = "{}, but loss.type: {loss.type} has none";
     bool pairs = c->loss.type != IZ_LOSS_TARGETS;
     int slices = c->run.slices ? c->run.slices : 1;
-    if (iz_config_bad(file, "loss.type"))
-        return;
+    const struct iz_conflict rows[] = {
+        {!pairs && c->loss.sft != 0, "loss.sft", none},
+        {!pairs && c->loss.beta != IZ_LOSS_BETA, "loss.beta", none},
+        {pairs && c->lora.import[0], "lora.import",
+         "{}: the reference of loss.type is the model without adapters, not "
+         "with those: merge them first (docs/finetune.md)"},
+        {pairs && c->data.bytes, "data.bytes",
+         "{}, but loss.type needs shards of pairs, which tools/tokenize "
+         "--preferences writes"},
+        {pairs && c->data.document_end >= 0, "data.document_end",
+         "{}, but with loss.type each text is a sample of its own: leave it "
+         "out"},
+        {pairs && c->micro_batch % (2 * slices),
+         "train_micro_batch_size_per_gpu",
+         slices > 1 ? "{}, but loss.type takes texts in pairs: use a multiple "
+                      "of 2 run.slices"
+                    : "{}, but loss.type takes texts in pairs: use a multiple "
+                      "of 2"},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
     file->c.data.pairs = pairs;
-    if (!pairs && (c->loss.sft != 0 || c->loss.beta != IZ_LOSS_BETA))
-        iz_fault(f, c->loss.sft != 0 ? "loss.sft" : "loss.beta",
-                 "%.15g, but loss.type: cross_entropy has none",
-                 c->loss.sft != 0 ? c->loss.sft : c->loss.beta);
-    if (!pairs)
-        return;
-    if (c->lora.import[0])
-        iz_fault(
-            f, "lora.import",
-            "%s: the reference of loss.type is the model without "
-            "adapters, not with those: merge them first (docs/finetune.md)",
-            c->lora.import);
-    if (c->data.bytes)
-        iz_fault(f, "data.bytes",
-                 "true, but loss.type needs shards of pairs, which "
-                 "tools/tokenize --preferences writes");
-    if (c->data.document_end >= 0)
-        iz_fault(f, "data.document_end",
-                 "%d, but with loss.type each text is a sample of its own: "
-                 "leave it out",
-                 c->data.document_end);
-    if (c->micro_batch % (2 * slices))
-        iz_fault(f, "train_micro_batch_size_per_gpu",
-                 "%d, but loss.type takes texts in pairs: use a multiple of "
-                 "2%s",
-                 c->micro_batch, slices > 1 ? " run.slices" : "");
 }
 
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
@@ -389,10 +326,8 @@ void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,
     resolve_batch(file, f, ranks);
     resolve_dtype(file, f); /* after the batch: the accumulator follows it */
     iz_config_resolve_updates(file, f);
-    iz_config_check_numbers(file, f);
     check_zero(file, f);
     resolve_run(file, f);
-    check_boundaries(file, f);
     resolve_lora(file, f);
     resolve_loss(file, f);
 }

@@ -16,7 +16,6 @@
 
 #define IZ_MATCH_MAX 128
 #define IZ_RULES_MAX 64
-#define IZ_CHOICES_MAX 16
 #define IZ_CONFIG_KEYS_MAX 160
 #define IZ_MODEL_KEYS_MAX 96
 #define IZ_CHUNK_OFF (-1) /* of run.sequence_chunk */
@@ -255,9 +254,9 @@ struct iz_config {
     struct iz_preference loss;
     struct iz_rule rule[IZ_RULES_MAX];
     int n_rules;
-    bool kept[IZ_CHOICES_MAX]; /* what a resumed run began with; see keep.c */
-    bool
-        given[IZ_CONFIG_KEYS_MAX]; /* rows of iz_config_keys that a user gave */
+    /* Rows of iz_config_keys that a user gave; that a resumed run began with,
+     * see keep.c. */
+    bool given[IZ_CONFIG_KEYS_MAX], kept[IZ_CONFIG_KEYS_MAX];
     bool model_given[IZ_MODEL_KEYS_MAX]; /* rows of the model's, in the same way
                                           */
 };

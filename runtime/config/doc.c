@@ -63,17 +63,15 @@ static const char *const changes[IZ_CHANGES] = {[IZ_CHANGE_SAME] = "same",
                                                 [IZ_CHANGE_FREE] = "free",
                                                 [IZ_CHANGE_OWN] = "own"};
 
-/* "auto" is a value too where it is resolved. */
 static void print_key(FILE *out, const struct iz_key *k, const char *prefix,
                       bool markdown)
 {
-    bool is_auto = prefix[0] == '\0' && iz_config_auto(k);
     if (markdown)
         fprintf(out, "| `%s%s` | ", prefix, k->name);
     else
         fprintf(out, "  %s%s  (", prefix, k->name);
     print_type(out, k);
-    fputs(is_auto ? ", \"auto\"" : "", out);
+    fputs(k->automatic ? ", \"auto\"" : "", out);
     fprintf(out,
             markdown ? " | `%s` | %s | %s%s |\n"
                      : "; default %s; %s)\n      %s%s\n",

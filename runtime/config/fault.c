@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FAULT_MAX 1024
@@ -105,4 +106,60 @@ bool iz_config_bad(struct iz_config_file *file, const char *names)
     for (int i = 0; iz_text_word(name, sizeof(name), names, i); i++)
         bad |= *iz_config_given(file, name) == IZ_GIVEN_BAD;
     return bad;
+}
+
+/* Prints a value as a sentence has it, without quotes; returns whether its key
+ * has a fault of its own. */
+static bool print_value(FILE *out, struct iz_config_file *file,
+                        const char *name)
+{
+    if (strcmp(name, "dtype") == 0) {
+        fputs(iz_dtype_name(file->c.dtype), out);
+        return iz_config_bad(file, "bf16.enabled|fp16.enabled");
+    }
+    struct iz_text t;
+    const struct iz_key *k = iz_key_find(iz_config_keys, name);
+    assert(k); /* of a text of ours */
+    iz_key_print(iz_text_open(&t), k, file);
+    char *text = iz_text_close(&t);
+    json_t *v = json_loads(text, JSON_DECODE_ANY, NULL);
+    if (json_is_real(v))
+        fprintf(out, "%.15g", json_real_value(v));
+    else
+        fputs(json_is_string(v) ? json_string_value(v) : text, out);
+    json_decref(v);
+    free(text);
+    return iz_config_bad(file, name);
+}
+
+/* Those that are not told are put together too, so that a name in them that is
+ * no key never waits for its user. */
+static void conflict_tell(struct iz_config_file *file, struct iz_faults *f,
+                          const struct iz_conflict *c)
+{
+    bool bad = iz_config_bad(file, c->key);
+    char name[IZ_KEY_NAME_MAX];
+    struct iz_text t;
+    FILE *out = iz_text_open(&t);
+    for (const char *p = c->text; *p; p++) {
+        if (*p != '{') {
+            fputc(*p, out);
+            continue;
+        }
+        size_t n = strcspn(++p, "}");
+        snprintf(name, sizeof(name), "%.*s", (int)n, p);
+        bad |= print_value(out, file, n ? name : c->key);
+        p += n;
+    }
+    char *text = iz_text_close(&t);
+    if (c->is && !bad)
+        iz_fault(f, c->key, "%s", text);
+    free(text);
+}
+
+void iz_conflicts_tell(struct iz_config_file *file, struct iz_faults *f,
+                       const struct iz_conflict *conflicts, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        conflict_tell(file, f, &conflicts[i]);
 }

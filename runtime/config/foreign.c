@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The keys of DeepSpeed that set nothing here: the accepted values of each, and
  * what happens instead or what to do instead.  A value that switches a feature
- * off is accepted; and what its "auto" stands for. */
+ * off is accepted. */
 #include "runtime/config/keys.h"
-
-#include <string.h>
 
 #define ZERO "zero_optimization."
 #define OFFLOAD_OPTIMIZER ZERO "offload_optimizer."
@@ -217,40 +215,3 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"compile", "off", "Nothing to compile; remove it."},
     {NULL, NULL, NULL},
 };
-
-/* The defaults of TrainingArguments, with which transformers' Trainer replaces
- * "auto" (transformers, integrations/deepspeed.py).  NULL: our default, which
- * is the same, or none, and a rule between keys gives the value. */
-const char *iz_config_auto(const struct iz_key *key)
-{
-    static const struct {
-        const char *name, *value;
-    } autos[] = {
-        {"train_batch_size", NULL},
-        {"train_micro_batch_size_per_gpu", NULL},
-        {"gradient_accumulation_steps", NULL},
-        {"gradient_clipping", NULL},
-        {"optimizer.params.lr", "5e-05"},
-        {"optimizer.params.betas", NULL},
-        {"optimizer.params.eps", NULL},
-        {"optimizer.params.weight_decay", NULL},
-        {"scheduler.params.warmup_min_lr", NULL},
-        {"scheduler.params.warmup_max_lr", NULL},
-        {"scheduler.params.warmup_num_steps", "1"},
-        {"scheduler.params.total_num_steps", NULL},
-        {"bf16.enabled", NULL},
-        {"fp16.enabled", NULL},
-        {"zero_optimization.offload_optimizer.device", NULL},
-        {"zero_optimization.offload_optimizer.ratio", NULL},
-        {"zero_optimization.offload_param.device", NULL},
-        {"zero_optimization.sub_group_size", NULL},
-        {"zero_optimization.overlap_comm", NULL},
-        {"zero_optimization.stage3_prefetch_bucket_size", NULL},
-        {"zero_optimization.stage3_max_live_parameters", NULL},
-        {"zero_optimization.stage3_max_reuse_distance", NULL},
-    };
-    for (size_t i = 0; i < sizeof(autos) / sizeof(autos[0]); i++)
-        if (strcmp(autos[i].name, key->name) == 0)
-            return autos[i].value ? autos[i].value : key->fallback;
-    return NULL;
-}

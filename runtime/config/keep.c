@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a resumed run keeps of the choices that its config leaves open ("auto",
- * or 0), by the identity in its checkpoint: another choice would have other
- * bits.  And a key that is set to try what a plan makes of it. */
+/* What a resumed run keeps of the choices that its config leaves open, by the
+ * identity in its checkpoint: another choice would have other bits.  And a key
+ * that is set to try what a plan makes of it. */
 #include "runtime/config/keys.h"
 
 #include <assert.h>
@@ -10,52 +10,19 @@
 _Static_assert(offsetof(struct iz_config_file, c) == 0,
                "keys of choices have their offsets in struct iz_config");
 
-/* For which runs a choice is made. */
-enum made_for { ALL, OF_16_BITS, SAME_MICRO_BATCH, SAME_RANKS, SAME_BATCH };
-
-static const char *const sentence[] = {
-    [ALL] = " A resumed run keeps its first choice.",
-    [OF_16_BITS] = " A resumed run keeps its first choice.",
-    [SAME_MICRO_BATCH] = " A run that is resumed with the same micro-batch "
-                         "keeps its first choice.",
-    [SAME_RANKS] = " A run that is resumed on as many ranks keeps its first "
-                   "choice.",
-    [SAME_BATCH] = " A run that is resumed on as many ranks keeps its first "
-                   "choice."};
-
-static const struct choice {
-    const char *key;
-    enum made_for made_for;
-} choices[] = {
-    {"train_micro_batch_size_per_gpu", SAME_BATCH},
-    {"run.cpu_kernels", ALL},
-    {"run.cpu_products", OF_16_BITS},
-    {"run.gpu_attention", OF_16_BITS},
-    {"run.gpu_attention_backward", OF_16_BITS},
-    {"run.muon_products", ALL},
-    {"run.gpu_logits_bytes", ALL},
-    {"run.sequence_chunk", ALL},
-    {"run.slices", SAME_MICRO_BATCH},
-    {"run.sum_order", ALL},
-    {"run.sum_group", SAME_RANKS},
-};
-
-enum { CHOICES = sizeof(choices) / sizeof(choices[0]) };
-_Static_assert(CHOICES <= IZ_CHOICES_MAX, "struct iz_config.kept holds all");
-
-/* CHOICES: none. */
-static int find(const char *key)
-{
-    int i = 0;
-    while (i < CHOICES && strcmp(choices[i].key, key) != 0)
-        i++;
-    return i;
-}
-
 const char *iz_config_keeps(const struct iz_key *key)
 {
-    int i = find(key->name);
-    return i < CHOICES ? sentence[choices[i].made_for] : "";
+    static const char *const sentences[] = {
+        [IZ_KEPT_NOT] = "",
+        [IZ_KEPT_ALL] = " A resumed run keeps its first choice.",
+        [IZ_KEPT_OF_16_BITS] = " A resumed run keeps its first choice.",
+        [IZ_KEPT_SAME_MICRO_BATCH] = " A run that is resumed with the same "
+                                     "micro-batch keeps its first choice.",
+        [IZ_KEPT_SAME_RANKS] = " A run that is resumed on as many ranks keeps "
+                               "its first choice.",
+        [IZ_KEPT_SAME_BATCH] = " A run that is resumed on as many ranks keeps "
+                               "its first choice."};
+    return sentences[key->kept];
 }
 
 /* New reference; NULL: there is no such line. */
@@ -80,16 +47,18 @@ static int64_t number(const char *lines, const char *key)
 }
 
 /* Whether what was chosen for the run with these lines is for this one. */
-static bool fits(const struct iz_config *c, enum made_for made_for,
+static bool fits(const struct iz_config *c, enum iz_kept kept,
                  const char *lines, int ranks)
 {
     bool as_many = number(lines, "ranks") == ranks;
     int64_t micro = number(lines, "train_micro_batch_size_per_gpu");
     int64_t batch = number(lines, "train_batch_size");
-    return made_for == ALL || (made_for == OF_16_BITS && c->dtype != IZ_F32) ||
-           (made_for == SAME_MICRO_BATCH && micro == c->micro_batch) ||
-           (made_for == SAME_RANKS && as_many) ||
-           (made_for == SAME_BATCH && as_many && batch == c->train_batch_size);
+    return kept == IZ_KEPT_ALL ||
+           (kept == IZ_KEPT_OF_16_BITS && c->dtype != IZ_F32) ||
+           (kept == IZ_KEPT_SAME_MICRO_BATCH && micro == c->micro_batch) ||
+           (kept == IZ_KEPT_SAME_RANKS && as_many) ||
+           (kept == IZ_KEPT_SAME_BATCH && as_many &&
+            batch == c->train_batch_size);
 }
 
 static bool is_open(const struct iz_config *c, const struct iz_key *k)
@@ -126,25 +95,25 @@ static bool keep_cut(struct iz_config *c, const char *lines)
 
 void iz_config_keep(struct iz_config *c, const char *lines, int ranks)
 {
-    for (int i = 0; i < CHOICES; i++)
-        if (fits(c, choices[i].made_for, lines, ranks))
-            c->kept[i] =
-                choices[i].made_for == SAME_BATCH
-                    ? keep_cut(c, lines)
-                    : keep_value(c, iz_key_find(iz_config_keys, choices[i].key),
-                                 lines);
+    for (const struct iz_key *k = iz_config_keys; k->name; k++)
+        if (k->kept && fits(c, k->kept, lines, ranks))
+            c->kept[k - iz_config_keys] = k->kept == IZ_KEPT_SAME_BATCH
+                                              ? keep_cut(c, lines)
+                                              : keep_value(c, k, lines);
 }
 
 bool iz_config_is_kept(const struct iz_config *c, const char *key)
 {
-    assert(find(key) < CHOICES);
-    return c->kept[find(key)];
+    const struct iz_key *k = iz_key_find(iz_config_keys, key);
+    assert(k && k->kept);
+    return c->kept[k - iz_config_keys];
 }
 
 bool iz_config_is_open(const struct iz_config *c, const char *key)
 {
-    assert(find(key) < CHOICES);
-    return is_open(c, iz_key_find(iz_config_keys, key));
+    const struct iz_key *k = iz_key_find(iz_config_keys, key);
+    assert(k && k->kept);
+    return is_open(c, k);
 }
 
 bool iz_config_set(struct iz_config *c, const char *set)

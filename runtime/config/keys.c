@@ -7,51 +7,63 @@
 #include <limits.h>
 
 /* Designated initializers, one line per kind of key.  The second column says
- * what another value means (enum iz_change). */
-#define KEY(name_, change_, type_, field, fallback_, doc_)                     \
+ * what another value means (enum iz_change); behind the sentence may stand what
+ * only some keys have. */
+#define KEY(name_, change_, type_, field, fallback_, ...)                      \
     .name = (name_), .change = IZ_CHANGE_##change_, .type = IZ_KEY_##type_,    \
     .offset = offsetof(struct iz_config_file, field),                          \
     .size = sizeof(((struct iz_config_file *)0)->field),                       \
-    .fallback = (fallback_), .doc = (doc_)
-#define ONE(type, name, change, field, fallback, doc)                          \
+    .fallback = (fallback_), .doc = __VA_ARGS__
+#define ONE(type, name, change, field, fallback, ...)                          \
     {                                                                          \
-        KEY(name, change, type, field, fallback, doc)                          \
+        KEY(name, change, type, field, fallback, __VA_ARGS__)                  \
     }
 #define BOOL(...) ONE(BOOL, __VA_ARGS__)
 #define TEXT(...) ONE(STRING, __VA_ARGS__)
 #define PATH(...) ONE(PATH, __VA_ARGS__)
 #define LIST(...) ONE(LIST, __VA_ARGS__)
-#define WORD(name, change, field, words_, fallback, doc)                       \
+#define WORD(name, change, field, words_, fallback, ...)                       \
     {                                                                          \
-        KEY(name, change, ENUM, field, fallback, doc), .words = (words_)       \
+        KEY(name, change, ENUM, field, fallback, __VA_ARGS__),                 \
+            .words = (words_)                                                  \
     }
-#define NUMBER(name, change, type, field, min_, max_, fallback, doc)           \
+#define NUMBER(name, change, type, field, min_, max_, fallback, ...)           \
     {                                                                          \
-        KEY(name, change, type, field, fallback, doc), .min = (min_),          \
-                                                       .max = (max_)           \
+        KEY(name, change, type, field, fallback, __VA_ARGS__), .min = (min_),  \
+                                                               .max = (max_)   \
     }
 #define MAP(name, change, field, min, max, doc)                                \
     NUMBER(name, change, MAP, field, min, max, "{}", doc)
+/* "auto" is what transformers' Trainer replaces it by, the default of its
+ * TrainingArguments (transformers, integrations/deepspeed.py): here our own,
+ * which is the same, or none, and a rule between keys gives the value. */
+#define AUTO .automatic = ""
+#define KEPT(when) .kept = IZ_KEPT_##when
 #define COUNT_MAX 1e15
+#define HF_DECAYS                                                              \
+    "linear|cosine|cosine_with_min_lr|polynomial|warmup_stable_decay"
 
 const struct iz_key iz_config_keys[] = {
-    NUMBER(
-        "train_batch_size", SAME, INT64, c.train_batch_size, 1, 1e18, "null",
-        "Samples per step on all ranks = micro-batch x accumulation steps x "
-        "ranks. Of these three keys, a missing one follows from the others."),
+    NUMBER("train_batch_size", SAME, INT64, c.train_batch_size, 1, 1e18, "null",
+           "Samples per step on all ranks = micro-batch x accumulation steps x "
+           "ranks. Of these three keys, a missing one follows from the others.",
+           AUTO),
     NUMBER("train_micro_batch_size_per_gpu", TOLD, INT64, micro_batch, 1,
            IZ_BATCH_MAX, "null",
            "Samples of one micro-batch, which is one chain of tasks on one "
            "rank. \"auto\" with train_batch_size: the plan chooses this key "
-           "and the next one for the shortest step."),
+           "and the next one for the shortest step.",
+           AUTO, KEPT(SAME_BATCH)),
     NUMBER("gradient_accumulation_steps", TOLD, INT64, grad_accum, 1,
            IZ_BATCH_MAX, "null",
            "Micro-batches per rank and step; 1 when only one of the other two "
-           "is given."),
+           "is given.",
+           AUTO),
     NUMBER("gradient_clipping", TOLD, DOUBLE, c.gradient_clipping, 0, 1e18,
            "1.0",
            "Upper limit of the norm of the whole gradient; 0: no clipping. 1.0 "
-           "is DeepSpeed's default since 2026; before, it was 0."),
+           "is DeepSpeed's default since 2026; before, it was 0.",
+           AUTO),
     NUMBER("steps_per_print", FREE, INT64, steps_per_print, 1, COUNT_MAX,
            "null",
            "DeepSpeed's name for run.log_interval; if both are given they must "
@@ -66,7 +78,8 @@ const struct iz_key iz_config_keys[] = {
          "Adam decouples the weight decay as AdamW does, unless adam_w_mode is "
          "false."),
     NUMBER("optimizer.params.lr", TOLD, DOUBLE, c.optimizer.lr, 0, 1e6, "0.001",
-           "Learning rate, unless the scheduler sets it."),
+           "Learning rate, unless the scheduler sets it.",
+           .automatic = "5e-05"),
     NUMBER("optimizer.params.muon_lr", TOLD, DOUBLE, muon_lr, 0, 1e6, "null",
            "Muon: rate of the matrices of blocks. null: lr."),
     NUMBER("optimizer.params.adam_lr", TOLD, DOUBLE, c.optimizer.adam_lr, 0,
@@ -91,15 +104,17 @@ const struct iz_key iz_config_keys[] = {
          "0.2 sqrt(max(out, in))."),
     NUMBER("optimizer.params.betas", TOLD, PAIR, c.optimizer.beta1, 0,
            0.9999999, "[0.9, 0.999]",
-           "Decay of the first and of the second moment."),
+           "Decay of the first and of the second moment.", AUTO),
     NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 1e-30, 1,
            "1e-08",
            "Added to the root of the second moment; without it, an element "
-           "that has no gradient would be 0 / 0."),
+           "that has no gradient would be 0 / 0.",
+           AUTO),
     NUMBER("optimizer.params.weight_decay", TOLD, DOUBLE,
            c.optimizer.weight_decay, 0, 1e6, "0.0",
            "Weight decay of every parameter, including biases and norms, "
-           "unless a rule of `parameters` sets another."),
+           "unless a rule of `parameters` sets another.",
+           AUTO),
     BOOL("optimizer.params.adam_w_mode", TOLD, adam_w_mode, "true",
          "Decoupled weight decay. false needs type Adam and adds the decay to "
          "the gradient."),
@@ -116,59 +131,75 @@ const struct iz_key iz_config_keys[] = {
          "others are those of transformers' Trainer: optimizer.params.lr after "
          "a warm-up from 0. Skipped steps do not count."),
     NUMBER("scheduler.params.warmup_min_lr", TOLD, DOUBLE, c.lr.warmup_min_lr,
-           0, 1e6, "0.0", "Rate at the start of WarmupLR and WarmupDecayLR."),
+           0, 1e6, "0.0", "Rate at the start of WarmupLR and WarmupDecayLR.",
+           AUTO, .types = "WarmupLR|WarmupDecayLR"),
     NUMBER("scheduler.params.warmup_max_lr", TOLD, DOUBLE, c.lr.warmup_max_lr,
            0, 1e6, "null",
            "Rate after the warm-up. Default: optimizer.params.lr for WarmupLR, "
-           "0.001 for WarmupDecayLR."),
+           "0.001 for WarmupDecayLR.",
+           AUTO, .types = "WarmupLR|WarmupDecayLR"),
     NUMBER("scheduler.params.warmup_num_steps", TOLD, INT64,
            c.lr.warmup_num_steps, 0, COUNT_MAX, "null",
            "Updates of the warm-up. Default: 1000 for DeepSpeed's schedulers, "
            "0 for transformers'. DeepSpeed's count 0 and 1 as 2, because "
-           "log(1) is 0 and the logarithmic warm-up divides by it."),
+           "log(1) is 0 and the logarithmic warm-up divides by it.",
+           .automatic = "1",
+           .types = "WarmupLR|WarmupDecayLR|WarmupCosineLR|"
+                    "constant_with_warmup|" HF_DECAYS),
     WORD("scheduler.params.warmup_type", TOLD, warmup_type, "log|linear",
          "\"log\"",
          "Growth during the warm-up: log(i + 1) / log(warmup_num_steps) or "
-         "i / warmup_num_steps."),
+         "i / warmup_num_steps.",
+         .types = "WarmupLR|WarmupDecayLR|WarmupCosineLR"),
     NUMBER("scheduler.params.total_num_steps", TOLD, INT64,
            c.lr.total_num_steps, 1, COUNT_MAX, "null",
            "Update at which a decay reaches 0 or its minimum; all that decay "
-           "need it. \"auto\": run.steps."),
+           "need it. \"auto\": run.steps.",
+           AUTO, .types = "WarmupDecayLR|WarmupCosineLR|" HF_DECAYS),
     NUMBER("scheduler.params.warmup_min_ratio", TOLD, DOUBLE,
            c.lr.warmup_min_ratio, 0, 1, "0.0",
            "WarmupCosineLR: the warm-up starts at this fraction of "
-           "optimizer.params.lr."),
+           "optimizer.params.lr.",
+           .types = "WarmupCosineLR"),
     NUMBER("scheduler.params.cos_min_ratio", TOLD, DOUBLE, c.lr.cos_min_ratio,
            0, 1, "0.0001",
            "WarmupCosineLR: the rate ends at this fraction of "
-           "optimizer.params.lr."),
+           "optimizer.params.lr.",
+           .types = "WarmupCosineLR"),
     NUMBER("scheduler.params.num_cycles", TOLD, DOUBLE, c.lr.cycles, 0, 1e6,
-           "0.5", "Waves of a cosine; 0.5: it falls once."),
+           "0.5", "Waves of a cosine; 0.5: it falls once.",
+           .types = "cosine|cosine_with_min_lr|warmup_stable_decay"),
     NUMBER("scheduler.params.min_lr_rate", TOLD, DOUBLE, c.lr.min_ratio, 0, 1,
            "0.0",
            "cosine_with_min_lr: the rate ends at this fraction of "
-           "optimizer.params.lr."),
+           "optimizer.params.lr.",
+           .types = "cosine_with_min_lr"),
     NUMBER("scheduler.params.min_lr_ratio", TOLD, DOUBLE, min_lr_ratio, 0, 1,
            "0.0",
-           "The same of warmup_stable_decay, whose warm-up begins there."),
+           "The same of warmup_stable_decay, whose warm-up begins there.",
+           .types = "warmup_stable_decay"),
     NUMBER("scheduler.params.num_decay_steps", TOLD, INT64, c.lr.decay_steps, 1,
            COUNT_MAX, "null",
            "warmup_stable_decay, which needs it: updates of the decay at the "
-           "end; the rate is constant before it."),
+           "end; the rate is constant before it.",
+           .types = "warmup_stable_decay"),
     WORD("scheduler.params.decay_type", TOLD, c.lr.decay_shape,
-         "linear|cosine|1-sqrt", "\"cosine\"", "Form of that decay."),
+         "linear|cosine|1-sqrt", "\"cosine\"", "Form of that decay.",
+         .types = "warmup_stable_decay"),
     NUMBER("scheduler.params.lr_end", TOLD, DOUBLE, c.lr.end_lr, 0, 1e6, "1e-7",
-           "polynomial: the last rate."),
+           "polynomial: the last rate.", .types = "polynomial"),
     NUMBER("scheduler.params.power", TOLD, DOUBLE, c.lr.power, 0, 1e3, "1.0",
-           "polynomial: the power of what is left."),
+           "polynomial: the power of what is left.", .types = "polynomial"),
 
     BOOL("bf16.enabled", TOLD, bf16, "false",
          "Parameters and gradients in bfloat16; master weights and moments "
-         "stay fp32."),
+         "stay fp32.",
+         AUTO),
     BOOL("fp16.enabled", TOLD, fp16, "false",
          "Parameters and gradients in half precision, with loss scaling; "
          "master weights stay fp32, and so do moments unless run.state_dtype "
-         "sets another type."),
+         "sets another type.",
+         AUTO),
     NUMBER("fp16.loss_scale", TOLD, DOUBLE, c.fp16.loss_scale, 0, 1e18, "0.0",
            "Constant loss scale; 0: dynamic."),
     NUMBER("fp16.initial_scale_power", TOLD, INT, c.fp16.initial_scale_power, 0,
@@ -199,7 +230,8 @@ const struct iz_key iz_config_keys[] = {
     WORD("zero_optimization.offload_optimizer.device", FREE,
          c.zero.optimizer.home, "none|cpu|nvme", "\"none\"",
          "Home of master weights and moments. Needs stage 1 or more, also "
-         "for nvme (DeepSpeed: 3)."),
+         "for nvme (DeepSpeed: 3).",
+         AUTO),
     LIST("zero_optimization.offload_optimizer.nvme_path", OWN,
          c.zero.optimizer.nvme_path, "null",
          "Folder of the files when device is nvme, or several on different "
@@ -219,10 +251,11 @@ const struct iz_key iz_config_keys[] = {
            "whole chunks; the GPU keeps and updates the rest. A value below 1 "
            "needs a GPU, device cpu, parameters not on nvme, and stage 1 or "
            "more (DeepSpeed: 3). \"auto\": chosen before step 0 for the "
-           "shortest step; 1 where there is nothing to share."),
+           "shortest step; 1 where there is nothing to share.",
+           AUTO),
     WORD("zero_optimization.offload_param.device", FREE, c.zero.param.home,
          "none|cpu|nvme", "\"none\"",
-         "Home of the sharded parameters. Needs stage 3."),
+         "Home of the sharded parameters. Needs stage 3.", AUTO),
     WORD("zero_optimization.offload_param.frozen_device", FREE,
          c.zero.param.frozen, "null|none|cpu|nvme", "null",
          "Home of the frozen ones apart from what is trained: the base of "
@@ -242,7 +275,8 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("zero_optimization.sub_group_size", FREE, INT64,
            c.zero.sub_group_size, 0, COUNT_MAX, "1000000000",
            "Elements of one chunk of optimizer states: one adam task. A chunk "
-           "never spans two units. 0: the default."),
+           "never spans two units. 0: the default.",
+           AUTO),
     NUMBER("zero_optimization.zero_hpz_partition_size", FREE, INT,
            c.zero.hpz_partition, 1, 65536, "1",
            "So many consecutive ranks, best those of a host, have a copy of "
@@ -252,21 +286,25 @@ const struct iz_key iz_config_keys[] = {
            "ranks; 1: no copies, and so are all ranks."),
     BOOL("zero_optimization.overlap_comm", FREE, c.zero.overlap_comm, "true",
          "Collectives run beside compute. DeepSpeed's default is true only "
-         "for stage 3; the losses are the same bit for bit."),
+         "for stage 3; the losses are the same bit for bit.",
+         AUTO),
     NUMBER("zero_optimization.stage3_prefetch_bucket_size", FREE, INT64,
            c.zero.prefetch_bucket_size, 0, COUNT_MAX, "50000000",
            "Elements gathered ahead of their use. With "
            "stage3_max_live_parameters it sets the number of buffers of the "
-           "ring, unless run.ring does."),
+           "ring, unless run.ring does.",
+           AUTO),
     NUMBER("zero_optimization.stage3_max_live_parameters", FREE, INT64,
            c.zero.max_live_parameters, 0, COUNT_MAX, "1000000000",
            "Largest number of gathered elements; the ring never has less than "
-           "a step needs."),
+           "a step needs.",
+           AUTO),
     NUMBER("zero_optimization.stage3_max_reuse_distance", FREE, INT64,
            c.zero.max_reuse_distance, 0, COUNT_MAX, "1000000000",
            "A gathered unit that is still in the ring is used again if at most "
            "this many elements lie between its uses; 0: it is always gathered "
-           "again."),
+           "again.",
+           AUTO),
 
     BOOL("activation_checkpointing.cpu_checkpointing", FREE,
          c.cpu_checkpointing, "false",
@@ -412,14 +450,16 @@ const struct iz_key iz_config_keys[] = {
          "library takes by itself. auto: the library's own, or else the first "
          "of oneDNN, SkylakeX and Haswell that has 0.95 of the best rate, as "
          "measured at the start with products like the model's. "
-         "OPENBLAS_CORETYPE in the environment wins."),
+         "OPENBLAS_CORETYPE in the environment wins.",
+         KEPT(ALL)),
     WORD("run.cpu_products", TOLD, c.run.cpu_products, "auto|fp32|bf16",
          "\"auto\"",
          "On a CPU, with parameters in bf16: fp32 widens weights before a "
          "product, bf16 rounds the other operand; sums are fp32. auto: bf16 if "
          "a quick measurement at the start shows that the model's products are "
          "faster with it. Muon's products are of this type too, unless "
-         "ns_method is gram."),
+         "ns_method is gram.",
+         KEPT(OF_16_BITS)),
     WORD("run.gpu_attention", TOLD, c.run.gpu_attention, "auto|own|cudnn",
          "\"auto\"",
          "On a GPU, with 16-bit parameters: the kernel for the forward of "
@@ -428,19 +468,22 @@ const struct iz_key iz_config_keys[] = {
          "plan has room for its scratch, unless documents are kept apart, "
          "the model's attention has a window, a cap or sinks, or "
          "run.sequence_chunk is given; otherwise own. The config beside the "
-         "output then has the choice."),
+         "output then has the choice.",
+         KEPT(OF_16_BITS)),
     WORD("run.gpu_attention_backward", TOLD, c.run.gpu_attention_backward,
          "auto|own|cudnn", "\"auto\"",
          "The same for the backward of attention. cudnn: its kernels that have "
          "a fixed order; they take 2 bytes of the GPU's memory for each score "
          "of each head of a sample, which the plan counts, and do more samples "
-         "at once where its scratch has room."),
+         "at once where its scratch has room.",
+         KEPT(OF_16_BITS)),
     WORD("run.muon_products", TOLD, c.run.muon_products, "auto|host|gpu",
          "\"auto\"",
          "Where units are computed on a GPU: which side makes the updates of "
          "Muon's matrices. host: its workers, in fp32, with the bits of a run "
          "on a CPU in fp32. gpu: products of bf16, of fp16 with ns_method "
-         "gram, whose sums are fp32. auto: gpu."),
+         "gram, whose sums are fp32. auto: gpu.",
+         KEPT(ALL)),
     NUMBER(
         "run.gpu_logits_bytes", TOLD, INT64, c.run.gpu_logits_bytes, 0,
         COUNT_MAX, "0",
@@ -448,13 +491,15 @@ const struct iz_key iz_config_keys[] = {
         "least 8 rows of them; the more, the fewer passes over the last "
         "layer's weights and their gradient. 0: 1 GiB if the plan may use "
         "more than 64 GiB of the GPU and recomputes nothing more for it, else "
-        "256 MiB. Another number adds in another order."),
+        "256 MiB. Another number adds in another order.",
+        KEPT(ALL)),
     {KEY("run.sequence_chunk", TOLD, COUNT, c.run.sequence_chunk, "\"off\"",
          "Rows of a sample that a block handles at a time, so that only the "
          "keys and values of a sample are whole, with what run.recompute "
          "keeps for the backward. off: all rows. auto: off if that fits, else "
          "what makes the shortest step. Another number adds the gradients of "
-         "weights in another order."),
+         "weights in another order.",
+         KEPT(ALL)),
      .words = "auto|off", .min = 1, .max = COUNT_MAX},
     BOOL("run.tf32", TOLD, c.run.tf32, "false",
          "On a GPU: products of fp32 matrices may round their operands to "
@@ -484,7 +529,8 @@ const struct iz_key iz_config_keys[] = {
            "Tasks that a micro-batch is cut into, so that all workers have "
            "one; the number must divide the micro-batch. 0: the smallest "
            "number that occupies all workers of the first rank. "
-           "Another number adds in another order."),
+           "Another number adds in another order.",
+           KEPT(SAME_MICRO_BATCH)),
     WORD("run.sum_order", TOLD, c.run.sum_order, "auto|ranks_first|local_first",
          "\"auto\"",
          "On several ranks, with several micro-batches: ranks_first adds each "
@@ -493,7 +539,8 @@ const struct iz_key iz_config_keys[] = {
          "In stage 3 local_first needs run.schedule breadth_first. auto: "
          "local_first, but ranks_first for depth_first in stage 3 or with an "
          "optimizer that a GPU offloads, and where only that fits. Another "
-         "order has other bits."),
+         "order has other bits.",
+         KEPT(ALL)),
     NUMBER("run.sum_group", TOLD, INT, c.run.sum_group, 0, 65536, "0",
            "Gradients are added within groups of so many consecutive ranks, "
            "then over the groups, so that between hosts each group sends one "
@@ -501,7 +548,8 @@ const struct iz_key iz_config_keys[] = {
            "number of ranks; 1 or all of them: no groups. 0: the ranks of a "
            "host when the run began, or, if hosts are unequal, the largest "
            "number with no group on two hosts. Another number has other "
-           "bits."),
+           "bits.",
+           KEPT(SAME_RANKS)),
     NUMBER("run.ring", FREE, INT, c.run.ring, 0, IZ_BATCH_MAX, "0",
            "Buffers of gathered units; 0: computed from zero_optimization."),
     BOOL("run.task_log", FREE, c.run.task_log, "false",

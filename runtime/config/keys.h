@@ -46,9 +46,6 @@ struct iz_foreign_key {
 
 extern const struct iz_foreign_key iz_foreign_keys[];
 
-/* What "auto" stands for, as JSON; NULL: nothing, it is refused. */
-const char *iz_config_auto(const struct iz_key *key);
-
 /* The sentence about a choice that a resumed run keeps, with a space before it;
  * "" of other keys. */
 const char *iz_config_keeps(const struct iz_key *key);
@@ -80,6 +77,19 @@ bool iz_config_gives(struct iz_config_file *file, const char *name);
 /* Whether one of these keys, "a|b", has a fault of its own. */
 bool iz_config_bad(struct iz_config_file *file, const char *names);
 
+/* Where `is`, `text` is told of `key`, with the values of the keys in it:
+ * "{run.steps}"; "{}" is that of `key`, "{dtype}" the type of parameters.  It
+ * is not told where one of all these has a fault of its own: a rule must not
+ * blame a key for another. */
+struct iz_conflict {
+    bool is;
+    const char *key, *text;
+};
+
+/* Tells of those of n that are. */
+void iz_conflicts_tell(struct iz_config_file *file, struct iz_faults *f,
+                       const struct iz_conflict *conflicts, size_t n);
+
 /* The nearest of all keys of a config. */
 struct iz_nearest iz_nearest_key(const char *name,
                                  const struct iz_section *model);
@@ -95,8 +105,6 @@ bool iz_config_has_param(const struct iz_config *c, const char *key);
 /* Of optimizer and scheduler, after types and batch. */
 void iz_config_resolve_updates(struct iz_config_file *file,
                                struct iz_faults *f);
-/* What of it is told of numbers alone. */
-void iz_config_check_numbers(struct iz_config_file *file, struct iz_faults *f);
 
 /* The inverse: the file's fields that give *c.  given[i] is IZ_GIVEN_VALUE for
  * the keys that have a meaning in this config. */

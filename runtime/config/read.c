@@ -140,14 +140,13 @@ static void read_key(struct reader *r, const struct iz_key *k, const json_t *v)
 {
     enum iz_given *given = &r->file->given[k - iz_config_keys];
     char why[IZ_WHY_MAX];
-    const char *value = iz_config_auto(k);
     if (*given != IZ_GIVEN_NOT) {
         iz_fault(&r->faults, k->name, "given twice, by two of its names");
         *given = IZ_GIVEN_BAD;
-    } else if (value && (is_auto(k, v) || json_is_null(v))) {
+    } else if (k->automatic && (is_auto(k, v) || json_is_null(v))) {
         struct iz_key meant = *k;
-        if (is_auto(k, v))
-            meant.fallback = value;
+        if (is_auto(k, v) && k->automatic[0])
+            meant.fallback = k->automatic;
         iz_key_store_default(r->file, &meant);
         *given = json_is_null(v) ? IZ_GIVEN_NOT : IZ_GIVEN_AUTO;
     } else if (is_auto(k, v)) {

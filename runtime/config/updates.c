@@ -1,37 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rules between the keys of optimizers and of schedulers: which type has which
- * parameter, and what follows from what. */
+/* Rules between the keys of optimizers, schedulers and loss scales: which type
+ * has which parameter, and what follows from what. */
 #include "runtime/config/keys.h"
 
-#include <assert.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define OPTIMIZER "optimizer.params."
 #define SCHEDULER "scheduler.params."
-
-#define HF_DECAYS                                                              \
-    "linear|cosine|cosine_with_min_lr|polynomial|warmup_stable_decay"
-
-/* Which scheduler has which parameter. */
-static const struct {
-    const char *name, *types;
-} lr_params[] = {
-    {"warmup_min_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_max_lr", "WarmupLR|WarmupDecayLR"},
-    {"warmup_num_steps", "WarmupLR|WarmupDecayLR|WarmupCosineLR|"
-                         "constant_with_warmup|" HF_DECAYS},
-    {"warmup_type", "WarmupLR|WarmupDecayLR|WarmupCosineLR"},
-    {"total_num_steps", "WarmupDecayLR|WarmupCosineLR|" HF_DECAYS},
-    {"num_cycles", "cosine|cosine_with_min_lr|warmup_stable_decay"},
-    {"min_lr_rate", "cosine_with_min_lr"},
-    {"min_lr_ratio", "warmup_stable_decay"},
-    {"num_decay_steps", "warmup_stable_decay"},
-    {"decay_type", "warmup_stable_decay"},
-    {"lr_end", "polynomial"},
-    {"power", "polynomial"},
-    {"warmup_min_ratio", "WarmupCosineLR"},
-    {"cos_min_ratio", "WarmupCosineLR"},
-};
 
 /* The name of its type. */
 static const char *lr_name(const struct iz_lr_config *lr, char name[32])
@@ -51,14 +28,8 @@ bool iz_config_has_param(const struct iz_config *c, const char *key)
     if (is_in(key, OPTIMIZER))
         return iz_optimizer_param(iz_optimizer(c->optimizer.type),
                                   key + strlen(OPTIMIZER)) != NULL;
-    if (!is_in(key, SCHEDULER))
-        return true;
     lr_name(&c->lr, type);
-    for (size_t i = 0; i < sizeof(lr_params) / sizeof(lr_params[0]); i++)
-        if (strcmp(lr_params[i].name, key + strlen(SCHEDULER)) == 0)
-            return iz_text_among(type, lr_params[i].types);
-    assert(!"a name in the table");
-    return false;
+    return iz_key_applies(type, iz_key_find(iz_config_keys, key)->types);
 }
 
 /* Refuses the parameters that the chosen type has not. */
@@ -92,83 +63,39 @@ static void resolve_defaults(struct iz_config_file *file,
 }
 
 /* muon_lr and adam_lr replace lr; the scheduler's rate is Muon's. */
-static void resolve_muon(struct iz_config_file *file, struct iz_faults *f)
+static void resolve_muon(struct iz_config_file *file)
 {
     struct iz_hyper *o = &file->c.optimizer;
-    char name[32];
-    if (iz_config_bad(file,
-                      OPTIMIZER "lr|" OPTIMIZER "muon_lr|" OPTIMIZER "adam_lr"))
-        return;
     if (!iz_config_gives(file, OPTIMIZER "adam_lr"))
         o->adam_lr = o->lr;
     if (iz_config_gives(file, OPTIMIZER "muon_lr"))
         o->lr = file->muon_lr;
-    if (o->lr == 0 && o->adam_lr > 0)
-        iz_fault(f, OPTIMIZER "muon_lr",
-                 "0, but adam_lr is %.15g: freeze the matrices by a rule of "
-                 "parameters",
-                 o->adam_lr);
     o->adam_rate = o->lr > 0 ? o->adam_lr / o->lr : 1;
-    if (o->adam_lr != o->lr && iz_lr_is_own(&file->c.lr))
-        iz_fault(f, OPTIMIZER "adam_lr",
-                 "%.15g, muon_lr is %.15g, and %s has one rate for all: use "
-                 "WarmupCosineLR, or one lr",
-                 o->adam_lr, o->lr, lr_name(&file->c.lr, name));
 }
 
 static void resolve_optimizer(struct iz_config_file *file, struct iz_faults *f)
 {
-    bool adamw_type = file->c.optimizer.type == IZ_OPTIMIZER_ADAMW;
+    struct iz_config *c = &file->c;
     if (iz_config_bad(file, "optimizer.type"))
         return;
-    const struct iz_optimizer *o = iz_optimizer(file->c.optimizer.type);
+    const struct iz_optimizer *o = iz_optimizer(c->optimizer.type);
     check_params(file, f, OPTIMIZER, o->type);
     resolve_defaults(file, o);
-    file->c.optimizer.adamw = adamw_type || file->adam_w_mode;
+    c->optimizer.adamw =
+        c->optimizer.type == IZ_OPTIMIZER_ADAMW || file->adam_w_mode;
     if (o->matrices)
-        resolve_muon(file, f);
-    if (!o->matrices)
-        for (int i = 0; i < file->c.n_rules; i++)
-            if (file->c.rule[i].given[IZ_RULE_MUON])
-                iz_fault(f, "parameters",
-                         "rule %d has use_muon, and optimizer.type is %s", i,
-                         o->type);
-    if (adamw_type && !file->adam_w_mode)
-        iz_fault(f, "optimizer.params.adam_w_mode",
-                 "false contradicts type AdamW; write type Adam");
-    if (file->torch_adam && file->c.optimizer.adamw &&
-        *iz_config_given(file, "optimizer.params.weight_decay") == IZ_GIVEN_NOT)
-        iz_fault(f, "optimizer.params.torch_adam",
-                 "write optimizer.params.weight_decay too: PyTorch's default "
-                 "is 0.01 and DeepSpeed's 0");
-}
-
-/* What transformers refuses, or would compute something else from. */
-static void check_decay(const struct iz_config_file *file, struct iz_faults *f)
-{
-    const struct iz_lr_config *lr = &file->c.lr;
-    if (lr->kind == IZ_LR_HF_POLYNOMIAL && lr->end_lr >= file->c.optimizer.lr)
-        iz_fault(f, SCHEDULER "lr_end",
-                 "%.15g is not below optimizer.params.lr, %.15g", lr->end_lr,
-                 file->c.optimizer.lr);
-    if (lr->kind != IZ_LR_HF_WSD)
-        return;
-    if (!lr->decay_steps)
-        iz_fault(f, SCHEDULER "num_decay_steps", "missing");
-    else if (lr->warmup_num_steps + lr->decay_steps > lr->total_num_steps)
-        iz_fault(f, SCHEDULER "num_decay_steps",
-                 "%lld and a warm-up of %lld are more than total_num_steps, "
-                 "%lld",
-                 (long long)lr->decay_steps, (long long)lr->warmup_num_steps,
-                 (long long)lr->total_num_steps);
+        resolve_muon(file);
+    for (int i = 0; i < c->n_rules && !o->matrices; i++)
+        if (c->rule[i].given[IZ_RULE_MUON])
+            iz_fault(f, "parameters",
+                     "rule %d has use_muon, and optimizer.type is %s", i,
+                     o->type);
 }
 
 static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
 {
     struct iz_lr_config *lr = &file->c.lr;
     char name[32];
-    enum iz_given total =
-        *iz_config_given(file, "scheduler.params.total_num_steps");
     if (iz_config_bad(file, "scheduler.type"))
         return;
     check_params(file, f, SCHEDULER, lr_name(lr, name));
@@ -190,18 +117,93 @@ static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
             IZ_GIVEN_AUTO &&
         hf)
         lr->warmup_num_steps = 0;
-    if (!iz_config_has_param(&file->c, "scheduler.params.total_num_steps"))
-        return;
-    if (total == IZ_GIVEN_NOT)
-        iz_fault(f, "scheduler.params.total_num_steps",
-                 "missing; \"auto\" takes run.steps");
-    if (total == IZ_GIVEN_AUTO)
+    if (*iz_config_given(file, SCHEDULER "total_num_steps") == IZ_GIVEN_AUTO)
         lr->total_num_steps = file->c.run.steps > 0 ? file->c.run.steps : 1;
-    check_decay(file, f);
+}
+
+/* Decoupled decay takes its part of a weight away, which must not be all. */
+static void check_decay(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_config *c = &file->c;
+    double rate = iz_lr_is_own(&c->lr)
+                      ? c->lr.warmup_max_lr
+                      : fmax(c->optimizer.lr, c->optimizer.adam_lr);
+    bool decoupled =
+        c->optimizer.type != IZ_OPTIMIZER_ADAM || file->adam_w_mode;
+    if (iz_config_bad(file, "scheduler.type|optimizer.type"))
+        return;
+    for (int i = -1; i < c->n_rules && decoupled; i++) {
+        const struct iz_rule *r = i < 0 ? NULL : &c->rule[i];
+        double decay = r ? r->weight_decay : c->optimizer.weight_decay;
+        double scale = r && r->given[IZ_RULE_LR] ? r->lr_scale : 1;
+        char key[64] = "optimizer.params.weight_decay";
+        if (r)
+            snprintf(key, sizeof(key), "parameters[%d].weight_decay", i);
+        if (rate * scale * decay >= 1)
+            iz_fault(f, key,
+                     "%.15g times the rate is %.3g: a step would take all of "
+                     "a weight away, or more",
+                     decay, rate * scale * decay);
+    }
+}
+
+static void check_updates(struct iz_config_file *file, struct iz_faults *f)
+{
+    const struct iz_config *c = &file->c;
+    const struct iz_hyper *o = &c->optimizer;
+    const struct iz_lr_config *lr = &c->lr;
+    const struct iz_fp16_config *p = &c->fp16;
+    enum iz_given decay = *iz_config_given(file, OPTIMIZER "weight_decay");
+    enum iz_given total = *iz_config_given(file, SCHEDULER "total_num_steps");
+    bool ends = iz_config_has_param(c, SCHEDULER "total_num_steps");
+    bool muon = iz_optimizer(o->type)->matrices &&
+                !iz_config_bad(file, OPTIMIZER "lr|" OPTIMIZER "muon_lr");
+    bool own = iz_lr_is_own(lr), wsd = lr->kind == IZ_LR_HF_WSD;
+    const struct iz_conflict rows[] = {
+        {muon && o->lr == 0 && o->adam_lr > 0, OPTIMIZER "muon_lr",
+         "{}, but adam_lr is {optimizer.params.adam_lr}: freeze the matrices "
+         "by a rule of parameters"},
+        {muon && o->adam_lr != o->lr && own, OPTIMIZER "adam_lr",
+         "{}, muon_lr is {optimizer.params.lr}, and {scheduler.type} has one "
+         "rate for all: use WarmupCosineLR, or one lr"},
+        {o->type == IZ_OPTIMIZER_ADAMW && !file->adam_w_mode,
+         OPTIMIZER "adam_w_mode",
+         "{} contradicts type {optimizer.type}; write type Adam"},
+        {file->torch_adam && o->adamw && decay == IZ_GIVEN_NOT,
+         OPTIMIZER "torch_adam",
+         "write optimizer.params.weight_decay too: PyTorch's default is 0.01 "
+         "and DeepSpeed's 0"},
+        {ends && total == IZ_GIVEN_NOT, SCHEDULER "total_num_steps",
+         "missing; \"auto\" takes run.steps"},
+        {own && lr->warmup_min_lr > lr->warmup_max_lr,
+         SCHEDULER "warmup_min_lr",
+         "{}, but warmup_max_lr is {scheduler.params.warmup_max_lr}: the rate "
+         "would fall, and no warm-up does that"},
+        /* What transformers refuses, or would compute something else from. */
+        {lr->kind == IZ_LR_HF_POLYNOMIAL && lr->end_lr >= o->lr,
+         SCHEDULER "lr_end",
+         "{} is not below optimizer.params.lr, {optimizer.params.lr}"},
+        {wsd && !lr->decay_steps, SCHEDULER "num_decay_steps", "missing"},
+        {wsd && lr->decay_steps &&
+             lr->warmup_num_steps + lr->decay_steps > lr->total_num_steps,
+         SCHEDULER "num_decay_steps",
+         "{} and a warm-up of {scheduler.params.warmup_num_steps} are more "
+         "than total_num_steps, {scheduler.params.total_num_steps}"},
+        {p->loss_scale > 0 && p->loss_scale < 0x1p-20, "fp16.loss_scale",
+         "{} leaves nothing of a gradient in fp16; 0: dynamic"},
+        {file->fp16 && p->loss_scale == 0 &&
+             ldexp(1, p->initial_scale_power) < p->min_loss_scale,
+         "fp16.min_loss_scale",
+         "{} is above the first scale, 2 to the power of "
+         "fp16.initial_scale_power {fp16.initial_scale_power}"},
+    };
+    iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
 void iz_config_resolve_updates(struct iz_config_file *file, struct iz_faults *f)
 {
     resolve_optimizer(file, f);
     resolve_scheduler(file, f);
+    check_updates(file, f);
+    check_decay(file, f);
 }
