@@ -212,26 +212,6 @@ void ref_embedding(double *y, const int32_t *token, const double *wte,
                 wte[token[t] * c + j] + (wpe ? wpe[t % seq * c + j] : 0);
 }
 
-void ref_table(const struct ref_table *p)
-{
-    for (int64_t t = 0; t < p->m; t++)
-        for (int64_t j = 0; j < p->c; j++) {
-            int64_t row = p->row[t] - p->first;
-            double kept = p->r ? p->r[t * p->c + j] : 0;
-            p->y[t * p->c + j] =
-                row < 0 || row >= p->v ? kept : p->w[row * p->c + j];
-        }
-}
-
-void ref_table_gradient(const struct ref_table *p, double *dw, const double *dy)
-{
-    for (int64_t t = 0; t < p->m; t++) {
-        int64_t row = p->row[t] - p->first;
-        for (int64_t j = 0; row >= 0 && row < p->v && j < p->c; j++)
-            dw[row * p->c + j] += dy[t * p->c + j];
-    }
-}
-
 /* By whole matrices of products, of which the lower triangle is taken. */
 void ref_interact(double *y, const double *z, const double *e, int64_t m,
                   int64_t n, int64_t d)

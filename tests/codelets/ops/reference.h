@@ -56,18 +56,6 @@ void ref_attention(const struct ref_attention *p);
 void ref_embedding(double *y, const int32_t *token, const double *wte,
                    const double *wpe, int64_t m, int64_t c, int64_t seq);
 
-/* y [m,c] from w [v,c] and r [m,c], which may be NULL. */
-struct ref_table {
-    double *y;
-    const double *w, *r;
-    const int32_t *row;
-    int64_t m, c, v, first;
-};
-void ref_table(const struct ref_table *p);
-/* Adds to dw. */
-void ref_table_gradient(const struct ref_table *p, double *dw,
-                        const double *dy);
-
 /* y [m, d + n (n + 1) / 2] from z [m,d] and e [m n, d]. */
 void ref_interact(double *y, const double *z, const double *e, int64_t m,
                   int64_t n, int64_t d);

@@ -419,7 +419,7 @@ static const struct group {
     {"routers", ops_routers},
     {"embedding", ops_embedding},
     {"classifier", ops_classifier},
-    {"tables", ops_tables},
+    {"pairs", ops_pairs},
     {"preference", ops_preference},
     {"flat", ops_flat},
     {"quant", ops_quant},

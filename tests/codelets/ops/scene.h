@@ -127,7 +127,7 @@ int ops_experts(void);
 int ops_routers(void);
 int ops_embedding(void);
 int ops_classifier(void);
-int ops_tables(void);
+int ops_pairs(void);
 int ops_preference(void);
 int ops_flat(void);
 int ops_quant(void);
