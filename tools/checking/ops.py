@@ -7,7 +7,7 @@ import re
 from checking.work import Job
 
 GROUPS = ("attention", "experts", "matmul", "flat", "embedding", "classifier", "rows", "llama",
-          "pairs", "preference", "quant", "routers")
+          "orthogonal", "pairs", "preference", "quant", "routers")
 TINY = ("pairs", "quant")  # all of them take minutes on the stand-in
 
 

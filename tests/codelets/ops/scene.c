@@ -420,6 +420,7 @@ static const struct group {
     {"embedding", ops_embedding},
     {"classifier", ops_classifier},
     {"pairs", ops_pairs},
+    {"orthogonal", ops_orthogonal},
     {"preference", ops_preference},
     {"flat", ops_flat},
     {"quant", ops_quant},

@@ -128,6 +128,7 @@ int ops_routers(void);
 int ops_embedding(void);
 int ops_classifier(void);
 int ops_pairs(void);
+int ops_orthogonal(void);
 int ops_preference(void);
 int ops_flat(void);
 int ops_quant(void);
