@@ -4,9 +4,7 @@ parsing, fitted exponents.  No timing."""
 import importlib.machinery
 import importlib.util
 import json
-import os
 import pathlib
-import select
 import subprocess
 import sys
 
@@ -16,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import harness  # noqa: E402
-from cases import kernels, peers, scaling  # noqa: E402
+from cases import kernels, scaling  # noqa: E402
 
 
 def load(name):
@@ -135,61 +133,6 @@ def test_an_exponent_is_fitted():
     assert scaling.fit([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
 
 
-# What peers/llmc_gpt.c takes from llm.c, with one tensor; the loss says what was called.
-LLMC = r"""
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-#define NUM_PARAMETER_TENSORS 1
-typedef struct { int max_seq_len, vocab_size, padded_vocab_size, num_layers, num_heads,
-                 channels; } GPT2Config;
-typedef struct { float *all; } ParameterTensors;
-typedef struct { GPT2Config config; ParameterTensors params; size_t param_sizes[1];
-                 float *params_memory; size_t num_parameters; float mean_loss; } GPT2;
-void fill_in_parameter_sizes(size_t *sizes, GPT2Config c)
-{ sizes[0] = (size_t)(c.num_layers * c.channels * c.num_heads); }
-float *malloc_and_point_parameters(ParameterTensors *p, size_t *sizes)
-{ return p->all = malloc(4 * sizes[0]); }
-void gpt2_forward(GPT2 *m, int *x, int *y, size_t b, size_t t)
-{
-    for (size_t i = 0; i < b * t; i++)
-        if (x[i] >= m->config.vocab_size || y[i] >= m->config.vocab_size)
-            abort();
-    m->mean_loss += 1 + (float)m->config.padded_vocab_size;
-}
-void gpt2_zero_grad(GPT2 *m) { m->mean_loss *= 2; }
-void gpt2_backward(GPT2 *m) { m->mean_loss += 3; }
-void gpt2_update(GPT2 *m, float lr, float b1, float b2, float eps, float wd, int t)
-{ m->mean_loss += 0.5f * (float)t; }
-void gpt2_free(GPT2 *m) { free(m->params_memory); }
-#ifndef TESTING
-#error "its main would be in the way"
-#endif
-"""
-
-
-def test_llmc_is_built_and_run_as_the_peer_case_does(tmp_path, monkeypatch):
-    (tmp_path / "llm.c").mkdir()
-    (tmp_path / "llm.c/train_gpt2.c").write_text(LLMC)
-    monkeypatch.setattr(peers, "LLMC", str(tmp_path / "llm.c"))
-    monkeypatch.setattr(peers, "ours", lambda b, model, samples, steps: 100.0)
-    monkeypatch.setenv("IZ_BENCH_LLMC", str(tmp_path / "llm.c"))
-
-    class Bench:
-        folder = tmp_path
-        quick = True
-
-    b = harness.Case(Bench, "peers", "")
-    peers.against_llmc(b)
-    assert [f["name"] for f in b.figures] == [
-        f"izar / llm.c, {shape[0]}" for shape in peers.SHAPES]
-    assert all(f["n"] == 2 and f["median"] > 0 for f in b.figures)
-    assert "-I $IZ_BENCH_LLMC bench/peers/llmc_gpt.c" in b.commands[0]
-    row = b.call_json([tmp_path / "llmc_gpt", 1, 1, 2, 8, 256, 2, 2])[0]
-    assert len(row["seconds"]) == 2
-    assert row["loss"] == ((257 * 2 + 3.5) + 257) * 2 + 3 + 1
-
-
 class FakeCase:
     """A case that fails, or needs what is not here."""
 
@@ -220,20 +163,3 @@ def test_every_case_is_listed():
     bad = subprocess.run([ROOT / "bench/run", "nonsense"], capture_output=True,
                          text=True, check=False)
     assert bad.returncode == 2 and "no case nonsense" in bad.stderr
-
-
-def test_a_program_is_killed_with_its_parent():
-    code = """import subprocess, sys
-sys.path.insert(0, sys.argv[1])
-import harness
-p = subprocess.Popen(["sleep", "600"], preexec_fn=harness.with_parent)
-print(p.pid, flush=True)
-p.wait()
-"""
-    p = subprocess.Popen([sys.executable, "-c", code, ROOT / "bench"], text=True,
-                         stdout=subprocess.PIPE)
-    child = os.pidfd_open(int(p.stdout.readline()))
-    p.kill()
-    p.communicate()
-    assert select.select([child], [], [], 60)[0], "it lives on"
-    os.close(child)

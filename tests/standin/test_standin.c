@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in for the CUDA runtime in one process: what would make it find
  * less without any other test that notices.  That streams run side by side,
- * that memory is poisoned and ends; and the mistakes that it must find, each of
- * which is made in a child process that this program starts with the mistake's
- * name. */
-#define _GNU_SOURCE
+ * that memory is poisoned and ends.  Whether it finds mistakes is asked by
+ * faults of tests/faults. */
 #include <semaphore.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <cuda_runtime_api.h>
 
@@ -202,128 +196,7 @@ static void test_scratch_is_overwritten(void **state)
     cudaStreamDestroy(x.stream);
 }
 
-/* ---- mistakes ----------------------------------------------------------- */
-
-static void copy_pageable(void)
-{
-    static char own[64];
-    char *p = device_take(64);
-    cudaMemcpyAsync(p, own, 64, cudaMemcpyHostToDevice, NULL);
-}
-
-static void touch_device_memory(void)
-{
-    volatile char *p = device_take(64);
-    signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own handler */
-    p[0] = 1;
-}
-
-static void reach_too_far(void)
-{
-    iz_standin_kernel(device_take(1024), 1025);
-}
-
-static void reach_freed(void)
-{
-    char *p = device_take(1024);
-    cudaFree(p);
-    iz_standin_kernel(p, 1);
-}
-
-static void call_cuda(void *arg)
-{
-    cudaStreamSynchronize(arg);
-}
-
-static void reach_unmapped(void)
-{
-    static char own[BYTES];
-    cudaHostRegister(own, BYTES, cudaHostRegisterMapped);
-    assert_ptr_equal(iz_standin_kernel(own, BYTES), own);
-    cudaHostUnregister(own);
-    cudaHostRegister(own, BYTES, cudaHostRegisterPortable);
-    iz_standin_kernel(own, BYTES);
-}
-
-static void call_cuda_from_a_stream(void)
-{
-    cudaStream_t s = stream_take();
-    cudaLaunchHostFunc(s, call_cuda, s);
-    cudaStreamSynchronize(s);
-}
-
-static void leak(void)
-{
-    char *host = pinned_take(512), *p = device_take(512);
-    cudaMemcpy(p, host, 512, cudaMemcpyHostToDevice);
-    cudaFree(device_take(1024));
-}
-
-/* The last number of 129 is behind the allocation. */
-static void op_reaches_too_far(void)
-{
-    struct iz_exec x = {.backend = IZ_CUDA, .stream = stream_take()};
-    struct iz_view y = {.p = device_take(512), .rows = 1, .cols = 129};
-    iz_activation_apply_cuda(&x, IZ_NONE, y, IZ_NONE, y, IZ_GELU_TANH);
-    cudaStreamSynchronize(x.stream);
-}
-
-/* How each ends: by a message, or without one. */
-static const struct mistake {
-    const char *name, *message;
-    void (*make)(void);
-    int signal;
-} mistakes[] = {
-    {"pageable", "not pinned", copy_pageable, SIGABRT},
-    {"too far", "1025 bytes", reach_too_far, SIGABRT},
-    {"freed", "in no allocation", reach_freed, SIGABRT},
-    {"unmapped", "mapped pinned memory", reach_unmapped, SIGABRT},
-    {"a stream", "has called CUDA", call_cuda_from_a_stream, SIGABRT},
-    {"an op", "516 bytes", op_reaches_too_far, SIGABRT},
-    {"touch", "", touch_device_memory, SIGSEGV},
-    {"leak", "", leak, 0},
-};
-enum { MISTAKES = sizeof(mistakes) / sizeof(mistakes[0]) };
-
-/* This program anew: CUDA reads its environment once. */
-static void make_mistake(const void *name)
-{
-    execl("/proc/self/exe", "child", name, (char *)NULL);
-}
-
-static void test_mistakes_end_the_program(void **state)
-{
-    struct ending e = ending_of(make_mistake, "pageable");
-    assert_int_equal(e.status, 0);
-    setenv("IZ_STANDIN_PAGEABLE", "abort", 1);
-    for (int i = 0; i < MISTAKES; i++) {
-        e = ending_of(make_mistake, mistakes[i].name);
-        assert_non_null(strstr(e.text, mistakes[i].message));
-        assert_int_equal(WIFSIGNALED(e.status) ? WTERMSIG(e.status) : e.status,
-                         mistakes[i].signal);
-    }
-    unsetenv("IZ_STANDIN_PAGEABLE");
-}
-
-static void test_statistics_are_written(void **state)
-{
-    static const char *const parts[] = {
-        "\"h2d_bytes\": 512,", "\"h2d_copies\": 1,", "\"leaked_bytes\": 512,",
-        "\"leaked_pinned\": 1}"};
-    char path[] = "/tmp/iz-standin-XXXXXX", text[1024] = "";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    setenv("IZ_STANDIN_STATS", path, 1);
-    assert_int_equal(ending_of(make_mistake, "leak").status, 0);
-    unsetenv("IZ_STANDIN_STATS");
-    assert_true(read(fd, text, sizeof(text) - 1) > 0);
-    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
-        assert_non_null(strstr(text, parts[i]));
-    close(fd);
-    unlink(path);
-}
-
-int main(int argc, char **argv)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_streams_run_side_by_side),
@@ -333,15 +206,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory_ends),
         cmocka_unit_test(test_pageable_copy_is_counted),
         cmocka_unit_test(test_scratch_is_overwritten),
-        cmocka_unit_test(test_mistakes_end_the_program),
-        cmocka_unit_test(test_statistics_are_written),
     };
     setenv("IZ_STANDIN_MEM_MB", "4", 1);
     setenv("IZ_STANDIN_JITTER_US", "200", 1);
-    for (int i = 0; argc == 2 && i < MISTAKES; i++)
-        if (strcmp(mistakes[i].name, argv[1]) == 0) {
-            mistakes[i].make();
-            return 0;
-        }
     return cmocka_run_group_tests_name("standin", tests, NULL, NULL);
 }

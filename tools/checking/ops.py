@@ -6,9 +6,9 @@ import re
 
 from checking.work import Job
 
-GROUPS = ("attention", "experts", "matmul", "flat", "tokens", "rows", "llama", "tables",
-          "preference", "quant", "routers")
-TINY = ("tables", "quant")  # all of them take minutes on the stand-in
+GROUPS = ("attention", "experts", "matmul", "flat", "embedding", "classifier", "rows", "llama",
+          "orthogonal", "pairs", "preference", "quant", "routers")
+TINY = ("pairs", "quant")  # all of them take minutes on the stand-in
 
 
 def nearest(text):

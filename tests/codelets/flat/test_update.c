@@ -17,7 +17,8 @@ struct row {
     float scale; /* of gradients */
 };
 
-/* An optimizer.  The formula updates an element e: p, then its states. */
+/* An update.  The formula changes an element e: p, its states, and last the
+ * direction that Muon takes. */
 struct kind {
     enum iz_optimizer_type type;
     int states, rows;
@@ -25,22 +26,7 @@ struct kind {
     void (*formula)(const struct iz_step *s, double *e, double g);
     uint64_t bits; /* see bits_are_known */
 };
-
-static struct iz_step step_of(const struct kind *k, int row)
-{
-    const struct row *r = &k->row[row];
-    return (struct iz_step){.hyper = {.type = k->type,
-                                      .lr = r->lr,
-                                      .beta1 = r->beta1,
-                                      .beta2 = r->beta2,
-                                      .eps = r->eps,
-                                      .weight_decay = r->decay,
-                                      .adamw = r->adamw,
-                                      .bias_correction = r->corrected,
-                                      .adam_rate = 1},
-                            .t = 1,
-                            .grad_scale = r->scale};
-}
+enum { DIRECTION = 1 + IZ_STATES_MAX, ELEMENT };
 
 /* ---- Adam --------------------------------------------------------------- */
 
@@ -79,7 +65,23 @@ static void lion_formula(const struct iz_step *s, double *e, double g)
     e[1] = h->beta2 * e[1] + (1 - h->beta2) * g;
 }
 
-/* Muon's is that of what is no matrix; test_orthogonal.c has the others. */
+/* ---- Muon --------------------------------------------------------------- */
+
+static void direction_formula(const struct iz_step *s, double *e, double g)
+{
+    double mu = s->hyper.momentum;
+    e[1] = mu * e[1] + (1 - mu) * g;
+    e[DIRECTION] = s->hyper.nesterov ? mu * e[1] + (1 - mu) * g : e[1];
+}
+
+static void along_formula(const struct iz_step *s, double *e, double g)
+{
+    const struct iz_hyper *h = &s->hyper;
+    e[0] = e[0] * (1 - h->lr * h->weight_decay) - h->lr * g;
+}
+
+/* Whole optimizers, Muon's of what is no matrix, and then the passes over
+ * matrices: the first one where v belongs to others, and without v. */
 static const struct kind kinds[] = {
     {IZ_OPTIMIZER_ADAM,
      2,
@@ -106,8 +108,48 @@ static const struct kind kinds[] = {
       {3e-3, 0.95, 0.98, 0, 0.3, false, false, 1.0f / 4096}},
      lion_formula,
      0xf93b3386ecf163du},
+    {IZ_OPTIMIZER_MUON,
+     2,
+     2,
+     {{0, 0.9, 0, 0, 0, false, true, 0.25f},
+      {0, 0.9, 0, 0, 0, false, false, 1}},
+     direction_formula,
+     0xe5f1eff473104e9cu},
+    {IZ_OPTIMIZER_DIRECTION,
+     1,
+     2,
+     {{0, 0.9, 0, 0, 0, false, true, 0.25f},
+      {0, 0.9, 0, 0, 0, false, false, 1}},
+     direction_formula,
+     0x8f47e7e2b75f5198u},
+    {IZ_OPTIMIZER_ALONG,
+     0,
+     2,
+     {{0.02, 0, 0, 0, 0, false, false, 1},
+      {0.02, 0, 0, 0, 0.1, false, false, 1}},
+     along_formula,
+     0xac65f4bf84f07eecu},
 };
-enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), ELEMENT = 1 + IZ_STATES_MAX };
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), WHOLE = 3 };
+
+static struct iz_step step_of(const struct kind *k, int row)
+{
+    const struct row *r = &k->row[row];
+    return (struct iz_step){.hyper = {.type = k->type,
+                                      .lr = r->lr,
+                                      .beta1 = r->beta1,
+                                      .beta2 = r->beta2,
+                                      .eps = r->eps,
+                                      .weight_decay = r->decay,
+                                      .adamw = r->adamw,
+                                      .bias_correction = r->corrected,
+                                      .momentum = r->beta1,
+                                      .nesterov = r->corrected,
+                                      .adam_rate = 1},
+                            .t = 1,
+                            .matrix = k->formula == direction_formula,
+                            .grad_scale = r->scale};
+}
 
 /* ---- arrays ------------------------------------------------------------- */
 
@@ -120,6 +162,7 @@ struct arrays {
     float *p;
     uint16_t *lower; /* of the master, instead of p; or NULL */
     void *state[IZ_STATES_MAX], *g, *out;
+    float *d; /* of what gives a direction and changes no p; or NULL */
 };
 
 static size_t state_bytes(const struct arrays *a)
@@ -136,6 +179,8 @@ static struct arrays arrays_new(const struct kind *k, int64_t n,
     for (int i = 0; i < k->states; i++)
         a.state[i] = memset(take(state_bytes(&a)), 0, state_bytes(&a));
     a.g = memset(take((size_t)n * 4), 0, (size_t)n * 4);
+    if (k->formula == direction_formula)
+        a.d = memset(take((size_t)n * 4), 0, (size_t)n * 4);
     a.out = aligned_alloc(64, ((size_t)n * 4 + 63) / 64 * 64); /* for streams */
     assert_non_null(a.out);
     memset(a.out, 0, (size_t)n * 4);
@@ -157,6 +202,7 @@ static void arrays_free(struct arrays *a)
     for (int i = 0; i < a->kind->states; i++)
         free(a->state[i]);
     free(a->g);
+    free(a->d);
     free(a->out);
 }
 
@@ -167,6 +213,8 @@ static void arrays_equal(struct arrays *a, struct arrays *b)
         assert_memory_equal(a->state[i], b->state[i], state_bytes(a));
     assert_memory_equal(a->out, b->out,
                         (size_t)(a->n * iz_dtype_bytes(a->out_type)));
+    if (a->d)
+        assert_memory_equal(a->d, b->d, (size_t)a->n * 4);
     arrays_free(a);
     arrays_free(b);
 }
@@ -197,6 +245,7 @@ static struct iz_update update_of(const struct arrays *a,
         .lower = a->lower ? a->lower + from : NULL,
         .state = {a->state[0], a->state[1]},
         .g = fixture_at(a->g, a->g_type, from),
+        .d = a->d ? a->d + from : NULL,
         .out = a->out ? fixture_at(a->out, a->out_type, from) : NULL,
         .key = (uint64_t)s->t,
         .first = 6400 + from,
@@ -232,10 +281,13 @@ static void check_formula(const struct kind *k, struct iz_step s,
     for (int64_t i = 0; i < n; i++) {
         const double *w = want + ELEMENT * i;
         assert_true(fabs(a.p[i] - w[0]) < 2e-6 + 2e-6 * fabs(w[0]));
-        assert_true(fabs(((float *)a.state[0])[i] - w[1]) < 1e-6);
+        if (k->states)
+            assert_true(fabs(((float *)a.state[0])[i] - w[1]) < 1e-6);
         if (k->states > 1)
             assert_true(fabs(((float *)a.state[1])[i] - w[2]) <
                         1e-12 + 1e-5 * w[2]);
+        if (a.d)
+            assert_true(fabs(a.d[i] - w[DIRECTION]) < 1e-6);
     }
     free(want);
     arrays_free(&a);
@@ -283,6 +335,8 @@ static void bits_are_known(void **state)
             h = add_bits(h, a.out, (size_t)(n * iz_dtype_bytes(a.out_type)));
             for (int i = 0; i < k->states; i++)
                 h = add_bits(h, a.state[i], state_bytes(&a));
+            if (a.d)
+                h = add_bits(h, a.d, (size_t)n * 4);
             arrays_free(&a);
         }
         if (h != k->bits)
@@ -291,13 +345,14 @@ static void bits_are_known(void **state)
 }
 
 /* At once, and in pieces of up to `most` elements with the master as it is or
- * in halves: the same bits.  Elements of fp8 share a power, so that a block of
- * them is cut nowhere. */
+ * in halves, where it is changed: the same bits.  Elements of fp8 share a
+ * power, so that a block of them is cut nowhere. */
 static void check_pieces(struct arrays a, int64_t most, int steps, bool halves)
 {
     int64_t unit = a.type == IZ_MOMENT_FP8 ? IZ_MOMENT_BLOCK : 1;
     struct arrays b = arrays_copy(&a);
     struct iz_step s = step_of(a.kind, 1);
+    halves = halves && !a.d;
     if (halves) {
         b.lower = take((size_t)b.n * 2);
         iz_cast_split(b.out, b.lower, b.p, b.n);
@@ -340,34 +395,27 @@ static void a_large_update_has_the_same_bits(void **state)
                      500 * IZ_MOMENT_BLOCK, 1, false);
 }
 
-/* Up to a few tiles of the loop, whole ones and begun ones, with a copy and
- * without; what lies behind stays. */
+/* Cut at any length up to a few tiles of the loop, whole ones and begun ones;
+ * with a copy and without. */
 static void updates_touch_n_elements_only(void **state)
 {
     enum { MOST = 520 };
-    for (int c = 0; c < KINDS * 2; c++) {
-        struct arrays a =
-            arrays_new(&kinds[c / 2], MOST, IZ_MOMENT_F32, IZ_F32, IZ_F32);
+    for (int c = 0; c < KINDS * 2 * MOST; c++) {
+        struct arrays a = arrays_new(&kinds[c / 2 / MOST], MOST, IZ_MOMENT_F32,
+                                     IZ_F32, IZ_F32);
+        struct arrays b = arrays_copy(&a), whole = a, cut = b;
         struct iz_step s = step_of(a.kind, 0);
-        float *g = a.g, *out = a.out;
-        a.out = c % 2 ? out : NULL;
-        for (int n = 0; n < MOST; n++) {
-            for (int i = 0; i < MOST; i++)
-                a.p[i] = g[i] = 1.0f;
-            memset(out, 0, MOST * 4);
-            for (int k = 0; k < a.kind->states; k++)
-                memset(a.state[k], 0, state_bytes(&a));
-            update(&a, &s, 0, n);
-            for (int i = 0; i < MOST; i++) {
-                bool mine = i < n;
-                assert_true(mine ? a.p[i] < 1 : a.p[i] == 1);
-                assert_true(out[i] == (mine && a.out ? a.p[i] : 0));
-                for (int k = 0; k < a.kind->states; k++)
-                    assert_true((((float *)a.state[k])[i] > 0) == mine);
-            }
-        }
-        a.out = out;
-        arrays_free(&a);
+        int n = c / 2 % MOST;
+        new_gradients(&a, 1);
+        memcpy(b.g, a.g, MOST * 4);
+        if (c % 2)
+            whole.out = cut.out = NULL;
+        update(&whole, &s, 0, MOST);
+        update(&cut, &s, 0, n);
+        for (int i = n; i < MOST; i++)
+            assert_true(((float *)b.out)[i] == 0 && (!b.d || b.d[i] == 0));
+        update(&cut, &s, n, MOST - n);
+        arrays_equal(&a, &b);
     }
 }
 
@@ -375,7 +423,7 @@ static void updates_touch_n_elements_only(void **state)
  * element whose m is 0 stays where it is. */
 static void states_come_to_rest(void **state)
 {
-    for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
+    for (const struct kind *k = kinds; k < kinds + WHOLE; k++) {
         struct arrays a = arrays_new(k, 1, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         struct iz_step s = step_of(k, 0);
         for (int i = 0; i < k->states; i++)
@@ -393,7 +441,7 @@ static void states_come_to_rest(void **state)
 
 static void what_is_not_finite_shows(void **state)
 {
-    for (const struct kind *k = kinds; k < kinds + KINDS; k++) {
+    for (const struct kind *k = kinds; k < kinds + WHOLE; k++) {
         struct arrays a = arrays_new(k, 64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
         struct iz_step s = step_of(k, 0);
         new_gradients(&a, 1);

@@ -4,8 +4,10 @@
  * are the CPU's.  Ends with 77 where there is no GPU.
  *
  * usage: test_ops_gpu [GROUP ...] */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codelets/gpu/device.h"
 #include "codelets/ops/blas.h"
@@ -40,6 +42,19 @@ static bool gpu_open(void)
     return x->stream && !backend_renew(NULL);
 }
 
+/* The first call loads what a library keeps. */
+static void a_measurement_gives_its_memory_back(void **state)
+{
+    struct iz_device_info info[2];
+    backend.x.act = iz_cuda_act(IZ_F32);
+    for (int i = 0; i < 2; i++) {
+        double rate = iz_gemm_rate_cuda(&backend.x, 1024, 1024, 1024, 0.05);
+        assert_true(isfinite(rate) && rate > 0);
+        assert_int_equal(iz_device_use(0, &info[i]), 0);
+    }
+    assert_true(info[0].free_bytes == info[1].free_bytes);
+}
+
 int main(int argc, char **argv)
 {
     setenv("IZ_STANDIN_MEM_MB", "2048", 0);
@@ -49,6 +64,11 @@ int main(int argc, char **argv)
         return 77;
     iz_blas_open();
     int failed = ops_groups(argc, argv);
+    if (argc == 1 || !strcmp(argv[1], "matmul")) {
+        const struct CMUnitTest tests[] = {
+            cmocka_unit_test(a_measurement_gives_its_memory_back)};
+        failed += cmocka_run_group_tests_name("rate", tests, NULL, NULL);
+    }
     iz_cuda_close(&backend.x.cuda);
     iz_device_stream_close(backend.x.stream);
     return failed;

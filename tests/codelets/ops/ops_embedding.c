@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Embedding: bit by bit, its sums in the order that is promised. */
+/* Embedding and tables of rows: bit by bit, sums in the order that is promised.
+ */
 #include "tests/codelets/ops/timed.h"
 
 #include <stdlib.h>
@@ -7,26 +8,29 @@
 
 #include "codelets/base/mix.h"
 
-enum { Y, WTE, WPE, DY, DWTE, DWPE, TOKEN, BEGINS, EMBED_TENSORS };
+enum { Y, R, WTE, WPE, DY, DWTE, DWPE, TOKEN, BEGINS, EMBED_TENSORS };
 
 struct embedding {
     struct scene s;
     int32_t *token, *begins;
-    bool positions, apart;
+    int64_t first; /* of the rows that are here, where others are elsewhere */
+    bool elsewhere, with_r, positions, apart;
 };
 
 static struct iz_table table_of(const struct iz_view *v,
                                 const struct embedding *e)
 {
-    return (struct iz_table){
-        .w = v[WTE],
-        .dw = v[DWTE],
-        .row = v[TOKEN].p,
-        .vocabulary = true,
-        .wpe = e->positions ? v[WPE] : IZ_NONE,
-        .dwpe = e->positions ? v[DWPE] : IZ_NONE,
-        .begins = {
-            .p = v[BEGINS].p, .dtype = IZ_I32, .rows = 1, .cols = v[Y].rows}};
+    return (struct iz_table){.w = v[WTE],
+                             .dw = v[DWTE],
+                             .row = v[TOKEN].p,
+                             .first = e->first,
+                             .vocabulary = !e->elsewhere,
+                             .wpe = e->positions ? v[WPE] : IZ_NONE,
+                             .dwpe = e->positions ? v[DWPE] : IZ_NONE,
+                             .begins = {.p = e->apart ? v[BEGINS].p : NULL,
+                                        .dtype = IZ_I32,
+                                        .rows = e->apart,
+                                        .cols = v[Y].rows}};
 }
 
 static void embed_forward(struct iz_exec *x, const struct iz_view *v,
@@ -34,8 +38,8 @@ static void embed_forward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct embedding *e = arg;
     struct iz_table t = table_of(v, e);
-    if (e->apart)
-        iz_table_fwd(x, v[Y], IZ_NONE, &t);
+    if (e->apart || e->elsewhere)
+        iz_table_fwd(x, v[Y], e->with_r ? v[R] : IZ_NONE, &t);
     else
         iz_embedding_fwd(x, v[Y], v[TOKEN].p, v[WTE],
                          e->positions ? v[WPE] : IZ_NONE);
@@ -46,7 +50,7 @@ static void embed_backward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct embedding *e = arg;
     struct iz_table t = table_of(v, e);
-    if (e->apart)
+    if (e->apart || e->elsewhere)
         iz_table_bwd(x, v[DY], &t);
     else
         iz_embedding_bwd(x, v[DWTE], e->positions ? v[DWPE] : IZ_NONE, v[DY],
@@ -54,17 +58,20 @@ static void embed_backward(struct iz_exec *x, const struct iz_view *v,
 }
 
 static const struct pass embed[2] = {
-    {embed_forward, BIT(WTE) | BIT(TOKEN) | BIT(WPE) | BIT(BEGINS), BIT(Y)},
+    {embed_forward, BIT(R) | BIT(WTE) | BIT(TOKEN) | BIT(WPE) | BIT(BEGINS),
+     BIT(Y)},
     {embed_backward, BIT(DY) | BIT(TOKEN) | BIT(BEGINS),
      BIT(DWTE) | BIT(DWPE)}};
 
-/* s: positions, seq, width, vocabulary. */
+/* s: positions, seq, width, rows of the table, and rows that are elsewhere,
+ * half of them before. */
 static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
 {
     enum iz_dtype act = backend.act(param);
     struct embedding e = {.s = {.n = EMBED_TENSORS,
                                 .pinned = BIT(TOKEN) | BIT(BEGINS),
                                 .t = {[Y] = tensor_new(act, s[0], s[2], 1),
+                                      [R] = tensor_new(act, s[0], s[2], 1),
                                       [WTE] = tensor_new(param, s[3], s[2], 1),
                                       [WPE] = tensor_new(param, s[1], s[2], 1),
                                       [DY] = tensor_new(act, s[0], s[2], 1),
@@ -72,6 +79,8 @@ static struct embedding embedding_new(enum iz_dtype param, const int64_t *s)
                                       [DWPE] = tensor_new(param, s[1], s[2], 1),
                                       [TOKEN] = bytes_new(s[0] * 4),
                                       [BEGINS] = bytes_new(s[0] * 4)}},
+                          .first = s[4] / 2,
+                          .elsewhere = s[4] > 0,
                           .positions = true};
     e.begins = memset(e.s.t[BEGINS].v.p, 0, (size_t)s[0] * 4);
     e.token = memset(e.s.t[TOKEN].v.p, 0, (size_t)s[0] * 4);
@@ -86,7 +95,7 @@ void timed_tokens(const struct timed_shape *s, int32_t *token)
 
 void embedding_timed(const struct timed_shape *s, timed_fn *f, void *to)
 {
-    const int64_t size[] = {s->tokens, s->seq, s->width, s->vocab};
+    const int64_t size[] = {s->tokens, s->seq, s->width, s->vocab, 0};
     struct embedding e = embedding_new(backend.x.act, size);
     timed_tokens(s, e.token);
     f(to, &e.s,
@@ -112,7 +121,10 @@ static void check_embedded(struct embedding *e)
     int64_t c = t[Y].v.cols, seq = t[WPE].v.rows;
     double *want = tensor_want(&t[Y]);
     for (int64_t i = 0; i < iz_view_len(t[Y].v); i++) {
-        float sum = (float)t[WTE].d[e->token[i / c] * c + i % c];
+        int64_t row = e->token[i / c] - e->first;
+        float sum = e->with_r ? (float)t[R].d[i] : 0;
+        if (row >= 0 && row < t[WTE].v.rows)
+            sum = (float)t[WTE].d[row * c + i % c];
         if (e->positions)
             sum += (float)t[WPE].d[i / c % seq * c + i % c];
         want[i] = (double)sum;
@@ -145,7 +157,7 @@ static void check_tokens(struct embedding *e)
     for (int64_t v = 0; v < t[DWTE].v.rows; v++) {
         int64_t n = 0;
         for (int64_t i = 0; i < m; i++)
-            if (e->token[i] == v)
+            if (e->token[i] - e->first == v)
                 list[n++] = i;
         for (int64_t j = 0; j < c; j++)
             want[v * c + j] = (double)sum_rows(&t[DY], list, n, j);
@@ -189,13 +201,16 @@ static void check_distributed(enum iz_dtype param, const int64_t *s, int kind)
 {
     struct embedding e = embedding_new(param, s);
     for (int64_t t = 0; t < s[0]; t++)
-        e.token[t] = token_at(t, s[3], kind);
+        e.token[t] = token_at(t, s[3] + s[4], kind);
     for (int with = 0; with < 2; with++) {
         e.positions = with;
+        e.with_r = e.elsewhere && (with + kind) % 2;
         check_embedded(&e);
+        if (e.with_r)
+            scene_in_place(&e.s, &embed[0], &e, 1, (const int[][2]){{Y, R}});
         scene_run(&e.s, &embed[1], &e);
         check_tokens(&e);
-        if (with)
+        if (e.positions)
             check_positions(&e);
     }
     if (kind == EQUAL) {
@@ -210,7 +225,7 @@ static void check_distributed(enum iz_dtype param, const int64_t *s, int kind)
  * fewer rows than one sum covers. */
 static void check_restarted(enum iz_dtype type)
 {
-    const int64_t size[] = {60, 60, 20, 9}, alone[] = {60, 12, 20, 9};
+    const int64_t size[] = {60, 60, 20, 9, 0}, alone[] = {60, 12, 20, 9, 0};
     struct embedding a = embedding_new(type, size);
     struct embedding b = embedding_new(type, alone);
     a.apart = true;
@@ -241,16 +256,19 @@ static void positions_begin_again_with_a_document(void **state)
         check_restarted(fixture_types[k]);
 }
 
-/* Also without the gradient of tokens.  The last is the embedding of a 1.5B
- * model. */
+/* Also without the gradient of tokens.  Rows repeat, never occur, or are
+ * elsewhere, where there is more than one part of a table.  The last is the
+ * embedding of a 1.5B model. */
 static void embedding_has_the_bits_of_its_order(void **state)
 {
-    static const int64_t size[][4] = {
-        {1, 1, 1, 1},         {6, 3, 8, 11},       {6, 3, 7, 3},
-        {21, 7, 17, 5},       {17, 17, 3, 33},     {300, 100, 3, 57},
-        {1693, 1693, 16, 12}, {1024, 8, 1, 5},     {2500, 100, 8, 2503},
-        {40, 20, 264, 9},     {5000, 1000, 2, 40}, {600, 300, 768, 555}};
-    static const int64_t large[4] = {2048, 1024, 1600, 50257};
+    static const int64_t size[][5] = {
+        {1, 1, 1, 1},         {6, 3, 8, 11},         {6, 3, 7, 3},
+        {21, 7, 17, 5},       {17, 17, 3, 33},       {300, 100, 3, 57},
+        {1693, 1693, 16, 12}, {1024, 8, 1, 5},       {2500, 100, 8, 2503},
+        {40, 20, 264, 9},     {5000, 1000, 2, 40},   {1, 1, 1, 1, 9},
+        {60, 20, 3, 4, 9},    {7, 7, 16, 1, 9},      {700, 100, 8, 2, 40},
+        {1500, 500, 1, 3, 5}, {33, 33, 264, 40, 20}, {600, 300, 768, 555}};
+    static const int64_t large[5] = {2048, 1024, 1600, 50257};
     int n = COUNT(size) - (backend.large ? 0 : 1);
     for (int k = 0; k < n * DISTRIBUTIONS; k += scene_step())
         check_distributed(fixture_types[(k + k / DISTRIBUTIONS) % 3],
@@ -262,7 +280,7 @@ static void embedding_has_the_bits_of_its_order(void **state)
 /* arg: a token, and whether it is met in the backward. */
 static void embed_token(const void *arg)
 {
-    static const int64_t size[4] = {4, 2, 8, 5};
+    static const int64_t size[5] = {4, 2, 8, 5};
     struct embedding e = embedding_new(IZ_F32, size);
     const int *of = arg;
     e.token[3] = of[0];

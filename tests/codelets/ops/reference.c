@@ -14,7 +14,8 @@ void ref_matmul(const struct ref_matmul *p)
             y[j] = (p->b ? p->b[j] : 0) + (p->r ? p->r[i * p->out + j] : 0);
         for (int64_t k = 0; k < p->in; k++)
             for (int64_t j = 0; j < p->out; j++)
-                y[j] += p->a[i * p->in + k] * p->w[k * p->out + j];
+                y[j] += p->a[i * p->in + k] *
+                        p->w[p->out_in ? j * p->in + k : k * p->out + j];
     }
 }
 
@@ -193,26 +194,6 @@ void ref_attention(const struct ref_attention *p)
                 attend(p->o + (b * p->seq + i) * p->c + h * d,
                        row + i * ld + h * d, k, k + p->c, p->seq, d, ld);
             }
-}
-
-void ref_table(const struct ref_table *p)
-{
-    for (int64_t t = 0; t < p->m; t++)
-        for (int64_t j = 0; j < p->c; j++) {
-            int64_t row = p->row[t] - p->first;
-            double kept = p->r ? p->r[t * p->c + j] : 0;
-            p->y[t * p->c + j] =
-                row < 0 || row >= p->v ? kept : p->w[row * p->c + j];
-        }
-}
-
-void ref_table_gradient(const struct ref_table *p, double *dw, const double *dy)
-{
-    for (int64_t t = 0; t < p->m; t++) {
-        int64_t row = p->row[t] - p->first;
-        for (int64_t j = 0; row >= 0 && row < p->v && j < p->c; j++)
-            dw[row * p->c + j] += dy[t * p->c + j];
-    }
 }
 
 /* By whole matrices of products, of which the lower triangle is taken. */

@@ -9,10 +9,12 @@
 
 #include "codelets/ops/ops.h"
 
-/* y [m,out] = r + a [m,in] w + b; r and b may be NULL. */
+/* y [m,out] = r + a [m,in] w + b, with w [in,out], or [out,in] where out_in; r
+ * and b may be NULL. */
 struct ref_matmul {
     double *y, *r, *a, *w, *b;
     int64_t m, in, out;
+    bool out_in;
 };
 void ref_matmul(const struct ref_matmul *p);
 
@@ -47,18 +49,6 @@ struct ref_attention {
     int64_t samples, seq, heads, c;
 };
 void ref_attention(const struct ref_attention *p);
-
-/* y [m,c] from w [v,c] and r [m,c], which may be NULL. */
-struct ref_table {
-    double *y;
-    const double *w, *r;
-    const int32_t *row;
-    int64_t m, c, v, first;
-};
-void ref_table(const struct ref_table *p);
-/* Adds to dw. */
-void ref_table_gradient(const struct ref_table *p, double *dw,
-                        const double *dy);
 
 /* y [m, d + n (n + 1) / 2] from z [m,d] and e [m n, d]. */
 void ref_interact(double *y, const double *z, const double *e, int64_t m,

@@ -412,19 +412,13 @@ static const struct group {
     const char *name;
     int (*run)(void);
 } groups[] = {
-    {"matmul", ops_matmul},
-    {"rows", ops_rows},
-    {"llama", ops_llama},
-    {"attention", ops_attention},
-    {"experts", ops_experts},
-    {"routers", ops_routers},
-    {"embedding", ops_embedding},
-    {"classifier", ops_classifier},
-    {"tables", ops_tables},
-    {"preference", ops_preference},
-    {"flat", ops_flat},
-    {"quant", ops_quant},
-    {"far", ops_far},
+    {"matmul", ops_matmul},         {"rows", ops_rows},
+    {"llama", ops_llama},           {"attention", ops_attention},
+    {"experts", ops_experts},       {"routers", ops_routers},
+    {"embedding", ops_embedding},   {"classifier", ops_classifier},
+    {"pairs", ops_pairs},           {"orthogonal", ops_orthogonal},
+    {"preference", ops_preference}, {"flat", ops_flat},
+    {"quant", ops_quant},           {"far", ops_far},
 };
 
 static const struct group *find(const char *name)

@@ -1,102 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tables of rows, products of pairs, and conversion. */
+/* Products of pairs, and conversion. */
 #include "tests/codelets/ops/scene.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "tests/codelets/ops/reference.h"
-
-/* ---- tables ---- */
-
-enum { Y, R, W, DY, DW, ROW, TABLE_TENSORS };
-
-struct table {
-    struct scene s;
-    struct ref_table ref;
-};
-
-static struct iz_table table_of(const struct iz_view *v, const struct table *t)
-{
-    return (struct iz_table){
-        .w = v[W], .dw = v[DW], .row = v[ROW].p, .first = t->ref.first};
-}
-
-static void table_forward(struct iz_exec *x, const struct iz_view *v,
-                          const void *arg)
-{
-    const struct table *t = arg;
-    struct iz_table a = table_of(v, t);
-    iz_table_fwd(x, v[Y], t->ref.r ? v[R] : IZ_NONE, &a);
-}
-
-static void table_backward(struct iz_exec *x, const struct iz_view *v,
-                           const void *arg)
-{
-    struct iz_table t = table_of(v, arg);
-    iz_table_bwd(x, v[DY], &t);
-}
-
-/* s: positions, width, rows, and rows that are in no table here, half of them
- * before. */
-static struct table table_new(enum iz_dtype param, const int64_t *s)
-{
-    enum iz_dtype act = backend.act(param);
-    struct table t = {.s = {.n = TABLE_TENSORS,
-                            .pinned = BIT(ROW),
-                            .t = {[Y] = tensor_new(act, s[0], s[1], 1),
-                                  [R] = tensor_new(act, s[0], s[1], 1),
-                                  [W] = tensor_new(param, s[2], s[1], 1),
-                                  [DY] = tensor_new(act, s[0], s[1], 1),
-                                  [DW] = tensor_new(param, s[2], s[1], 1),
-                                  [ROW] = bytes_new(s[0] * 4)}}};
-    int32_t *row = t.s.t[ROW].v.p;
-    for (int64_t i = 0; i < s[0]; i++)
-        row[i] = fixture_below(s[2] + s[3]) + (s[3] ? 0 : 3);
-    t.ref = (struct ref_table){.w = t.s.t[W].d,
-                               .r = t.s.t[R].d,
-                               .row = row,
-                               .m = s[0],
-                               .c = s[1],
-                               .v = s[2],
-                               .first = s[3] ? s[3] / 2 : 3};
-    return t;
-}
-
-static void check_table(enum iz_dtype param, const int64_t *s)
-{
-    static const struct pass forward = {table_forward,
-                                        BIT(R) | BIT(W) | BIT(ROW), BIT(Y)};
-    static const struct pass backward = {table_backward, BIT(DY) | BIT(ROW),
-                                         BIT(DW)};
-    struct table t = table_new(param, s);
-    struct tensor *v = t.s.t;
-    t.ref.y = tensor_want(&v[Y]);
-    ref_table(&t.ref);
-    ref_table_gradient(&t.ref, tensor_want(&v[DW]), v[DY].d);
-    scene_run(&t.s, &forward, &t);
-    fixture_close("rows", &v[Y], 0);
-    scene_run(&t.s, &backward, &t);
-    fixture_close("gradient of rows", &v[DW], 2e-6);
-    scene_in_place(&t.s, &forward, &t, 1, (const int[][2]){{Y, R}});
-    t.ref.r = NULL;
-    ref_table(&t.ref);
-    scene_run(&t.s, &forward, &t);
-    fixture_close("rows or zeros", &v[Y], 0);
-    scene_free(&t.s);
-}
-
-/* Rows that repeat, that never occur, and that another part has; with many
- * positions, which are summed in pieces; all of one table; widths of one
- * element and of 16 bytes. */
-static void tables_agree_with_reference(void **state)
-{
-    static const int64_t size[][4] = {
-        {1, 1, 1, 0},    {1, 1, 1, 9},    {60, 3, 4, 9},    {33, 17, 40, 9},
-        {7, 16, 1, 9},   {60, 3, 4, 8},   {700, 8, 2, 3},   {700, 8, 2, 40},
-        {1500, 1, 3, 5}, {300, 16, 3, 0}, {33, 264, 40, 20}};
-    scene_each(NULL, size, COUNT(size), 0, check_table);
-}
 
 /* ---- products of pairs ---- */
 
@@ -212,14 +121,13 @@ static void conversion_rounds(void **state)
     }
 }
 
-int ops_tables(void)
+int ops_pairs(void)
 {
     const struct CMUnitTest tests[] = {
-        SEEDED(tables_agree_with_reference),
         SEEDED(products_of_pairs_agree_with_reference),
         SEEDED(products_of_pairs_let_nan_through),
         SEEDED(too_many_vectors_are_refused),
         SEEDED(conversion_rounds),
     };
-    return cmocka_run_group_tests_name("tables", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("pairs", tests, NULL, NULL);
 }
