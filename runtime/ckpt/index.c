@@ -339,8 +339,8 @@ static int rounding_check(const struct iz_ckpt_index *x,
                        *saved ? saved : "an older program", k->rounding);
 }
 
-static const struct iz_ckpt_part *part_find(const struct iz_ckpt *k,
-                                            const char *name)
+static const struct iz_rank_range *part_find(const struct iz_ckpt *k,
+                                             const char *name)
 {
     for (int i = 0; i < k->n_parts; i++)
         if (strcmp(k->part[i].name, name) == 0)
@@ -363,7 +363,7 @@ static int arrays_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
     for (int64_t i = 0; i < iz_json_count(arrays); i++) {
         const json_t *v = json_array_get(arrays, (size_t)i);
         const char *name = iz_json_text_of(v, "name");
-        const struct iz_ckpt_part *p = part_find(k, name);
+        const struct iz_rank_range *p = part_find(k, name);
         int64_t total = iz_json_count_of(v, "total");
         if (!p)
             return index_fault(x, "array %s is not part of this run", name);

@@ -51,7 +51,8 @@ static int file_check(const struct load *l, const struct iz_rank_file *f,
 static int part_take(struct load *l, int i, const struct iz_rank_file *f,
                      const struct iz_rank_range *p)
 {
-    struct iz_ckpt_part *part = &l->k->part[i];
+    const struct iz_rank_range *part = &l->k->part[i];
+    const struct iz_ckpt_sink *sink = &l->k->sink[i];
     int64_t at = part->first + l->done[i], end = part->first + part->count;
     int err = 0;
     if (p->first > at)
@@ -64,7 +65,7 @@ static int part_take(struct load *l, int i, const struct iz_rank_file *f,
         int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
         err = iz_rank_file_read(f, p, b, l->block);
         if (!err && l->put)
-            part->put(part->arg, at - part->first, l->block + (at - from), n);
+            sink->put(sink->arg, at - part->first, l->block + (at - from), n);
         at += n;
         l->done[i] = at - part->first;
         iz_progress_add(&l->progress, 4 * n);
@@ -100,7 +101,7 @@ static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
 static int parts_complete(const struct load *l)
 {
     for (int i = 0; i < l->k->n_parts; i++) {
-        const struct iz_ckpt_part *part = &l->k->part[i];
+        const struct iz_rank_range *part = &l->k->part[i];
         if (l->done[i] == part->count)
             continue;
         return iz_text_refuse(

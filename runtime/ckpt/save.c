@@ -31,7 +31,6 @@
 struct iz_ckpt_saver {
     struct iz_engine *e;
     struct iz_parts parts; /* its scalars: of the step that is saved */
-    struct iz_rank_range *range;
     struct iz_ckpt_writer writer;
     struct iz_vote vote; /* of saves as tasks */
     starpu_data_handle_t file, scalars;
@@ -291,7 +290,7 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
     if (a->s->parts.arg[a->part].array == IZ_FROZEN)
         widen_frozen(
             a->s->e, buf[0],
-            iz_rank_range_block_elems(&a->s->range[a->part], a->block));
+            iz_rank_range_block_elems(&a->s->parts.k.part[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
@@ -305,7 +304,7 @@ static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
     struct range r = {e, p->unit, p->array, p->first + block * IZ_CKPT_BLOCK,
-                      iz_rank_range_block_elems(&s->range[part], block)};
+                      iz_rank_range_block_elems(&s->parts.k.part[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
@@ -324,7 +323,6 @@ static void begin_file(struct iz_ckpt_saver *s, const struct iz_control *c,
 {
     iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
     s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
-                                        .range = s->range,
                                         .step = step,
                                         .rank = s->e->plan.rank,
                                         .ranks = s->e->plan.ranks,
@@ -386,13 +384,10 @@ int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     iz_parts_open(&s->parts, e, of, false);
-    s->range = iz_take(s->parts.k.n_parts, sizeof(*s->range), "a checkpoint");
     if (e->plan.staging[IZ_STAGING_SAVE].n)
         iz_vote_open(&s->vote, e);
-    int err = iz_ckpt_shares(&s->parts.k, e->coll, s->range);
-    if (!err && e->plan.rank == 0)
-        err = iz_ckpt_dir_sweep(s->parts.k.dir);
-    err = iz_agree(e->coll, err);
+    int err = iz_agree(
+        e->coll, e->plan.rank == 0 ? iz_ckpt_dir_sweep(s->parts.k.dir) : 0);
     if (err)
         return err;
     starpu_void_data_register(&s->file);
@@ -412,9 +407,6 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **out)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    for (int i = 0; s->range && i < s->parts.k.n_parts; i++)
-        free(s->range[i].hash);
-    free(s->range);
     iz_vote_close(&s->vote, s->e);
     iz_parts_close(&s->parts);
     free(s);
@@ -429,7 +421,7 @@ void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]); b++)
+        for (int64_t b = 0; b < iz_rank_range_blocks(&s->parts.k.part[i]); b++)
             submit_block(s, i, b);
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
@@ -477,13 +469,13 @@ static void copy_blocks(struct iz_ckpt_saver *s, float *block)
     struct iz_progress progress;
     int64_t bytes = 0;
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        bytes += 4 * s->range[i].count;
+        bytes += 4 * s->parts.k.part[i].count;
     iz_progress_begin(&progress, "saving", bytes);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]) && good(s);
-             b++) {
+        for (int64_t b = 0;
+             b < iz_rank_range_blocks(&s->parts.k.part[i]) && good(s); b++) {
             const struct iz_parts_range *p = &s->parts.arg[i];
-            int64_t n = iz_rank_range_block_elems(&s->range[i], b);
+            int64_t n = iz_rank_range_block_elems(&s->parts.k.part[i], b);
             iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_CKPT_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));

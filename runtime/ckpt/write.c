@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What of the arrays a rank writes, its file block by block, and what makes all
- * of them a checkpoint; see ckpt.h. */
+/* A rank's file, block by block, and what makes all of them a checkpoint; see
+ * ckpt.h. */
 #include "runtime/ckpt/ckpt.h"
 
 #include <errno.h>
@@ -16,99 +16,6 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
-
-/* ---- which elements each rank writes ---- */
-
-/* How the arrays are held, and what this rank writes of them. */
-struct share {
-    const struct iz_ckpt *k;
-    struct iz_coll *c;
-    const int64_t *first_count;  /* [ranks][n_parts][2]: first and count */
-    struct iz_rank_range *range; /* [n_parts], to fill */
-};
-
-/* first and count of part i on rank q. */
-static const int64_t *first_count(const struct share *s, int i, int q)
-{
-    return s->first_count + 2 * ((int64_t)q * s->k->n_parts + i);
-}
-
-static bool replicated(const struct share *s, int i)
-{
-    for (int q = 0; q < s->c->size; q++)
-        if (first_count(s, i, q)[0] != 0 ||
-            first_count(s, i, q)[1] != s->k->part[i].total)
-            return false;
-    return true;
-}
-
-/* Whether the ranks' ranges, in order of ranks, lie end to end and fill the
- * array. */
-static bool tiled(const struct share *s, int i)
-{
-    int64_t end = 0;
-    for (int q = 0; q < s->c->size; q++) {
-        const int64_t *p = first_count(s, i, q);
-        if (p[1] < 0 || (p[1] > 0 && p[0] != end))
-            return false;
-        end += p[1];
-    }
-    return end == s->k->part[i].total;
-}
-
-static int share_set(struct share *s, int i)
-{
-    const struct iz_ckpt_part *part = &s->k->part[i];
-    struct iz_rank_range *p = &s->range[i];
-    int64_t size = s->c->size, rank = s->c->rank;
-    memcpy(p->name, part->name, sizeof(p->name));
-    p->total = part->total;
-    p->first = part->count > 0 ? part->first : 0;
-    p->count = part->count;
-    if (replicated(s, i)) {
-        p->first = p->total / size * rank + p->total % size * rank / size;
-        p->count = p->total / size * (rank + 1) +
-                   p->total % size * (rank + 1) / size - p->first;
-    } else if (!tiled(s, i)) { /* all ranks see it, one says so */
-        return iz_text_refuse(
-            rank == 0 ? stderr : NULL,
-            "checkpoint: the ranks' ranges of %s do not lie end "
-            "to end over %" PRId64 " elements",
-            part->name, part->total);
-    }
-    p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
-    return 0;
-}
-
-/* Every rank's ranges; malloc'ed. */
-static int64_t *ranges_gather(const struct iz_ckpt *k, struct iz_coll *c)
-{
-    int n = k->n_parts;
-    int64_t *mine = iz_take(2 * n, sizeof(*mine), "%d arrays", n);
-    for (int64_t i = 0; i < n; i++) {
-        mine[2 * i] = k->part[i].first;
-        mine[2 * i + 1] = k->part[i].count;
-    }
-    int64_t *all = iz_agree_numbers(c, mine, 2 * n, "arrays");
-    free(mine);
-    return all;
-}
-
-int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
-                   struct iz_rank_range *range)
-{
-    struct share s = {.k = k, .c = c, .range = range};
-    int64_t *all, offset = 0;
-    int err = 0;
-    s.first_count = all = ranges_gather(k, c);
-    for (int i = 0; i < k->n_parts && !err; i++) {
-        err = share_set(&s, i);
-        range[i].offset = offset;
-        offset += 4 * range[i].count;
-    }
-    free(all);
-    return iz_agree(c, err);
-}
 
 /* ---- a rank's file ---- */
 
@@ -135,7 +42,7 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
-    return iz_rank_file_header(w->range, w->k->n_parts, w->step, w->rank,
+    return iz_rank_file_header(w->k->part, w->k->n_parts, w->step, w->rank,
                                w->ranks, bytes);
 }
 
@@ -144,16 +51,21 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
     char dir[IZ_CKPT_PATH];
+    int64_t data = 0;
     w->fd = -1;
+    for (int i = 0; i < w->k->n_parts; i++) {
+        struct iz_rank_range *p = &w->k->part[i];
+        p->offset = data;
+        p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
+        data += 4 * p->count;
+    }
     int err = iz_ckpt_dir_tmp(w->k->dir, w->step, true, dir);
     if (err)
         return err;
     snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
     free(header_make(w, &w->data));
-    w->bytes = w->data;
-    for (int i = 0; i < w->k->n_parts; i++)
-        w->bytes += 4 * w->range[i].count;
+    w->bytes = w->data + data;
     w->fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return iz_durable_refuse("checkpoint", w->path, "cannot create", errno);
@@ -163,7 +75,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in)
 {
-    const struct iz_rank_range *p = &w->range[i];
+    const struct iz_rank_range *p = &w->k->part[i];
     int64_t n = iz_rank_range_block_elems(p, b);
     p->hash[b] = iz_hash(in, 4 * n);
     return writer_put(w, in, 4 * n,
@@ -187,6 +99,10 @@ int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
         err = header_write(w, &file->header_hash);
     err = iz_durable_close("checkpoint", w->path, w->fd, err);
     w->fd = -1;
+    for (int i = 0; i < w->k->n_parts; i++) {
+        free(w->k->part[i].hash);
+        w->k->part[i].hash = NULL;
+    }
     file->bytes = w->bytes;
     return err;
 }
