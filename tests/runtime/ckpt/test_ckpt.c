@@ -121,7 +121,7 @@ static void what_a_crash_left_is_cleared(void **state)
 
 /* Which of these a run has of its own; and what is said of that. */
 static const struct other_run {
-    const char *model, *optimizer, *rounding, *array, *scalar;
+    const char *model, *optimizer, *rounding, *array, *place, *scalar;
     int64_t more, cols;
     int fewer_scalars;
     const char *words;
@@ -139,11 +139,23 @@ static const struct other_run {
      .words = "its states were rounded by dice, this program rounds those of "
               "run.state_dtype by coins"},
     {.more = 1,
-     .words = "array wte/master has 1000 elements, in this run 1001"},
-    {.array = "h.1/m", .words = "array h.0/m is not part of this run"},
-    {.cols = 4, .words = "parameter 1 (h.0.ln \"1\", [1, 5] in h.0/)"},
-    {.scalar = "momentum", .words = "scalar momentum is missing"},
-    {.fewer_scalars = 1, .words = "4 scalars, this run has 3"},
+     .words = "arrays.wte/master.total differs: the checkpoint has 1000, the "
+              "run 1001"},
+    {.array = "h.1/m",
+     .words = "arrays.h.0/m differs: the checkpoint has {\"name\":\"h.0/m\","
+              "\"total\":5}, the run nothing"},
+    {.cols = 4,
+     .words =
+         "parameters.h.0.ln \"1\".shape differs: the checkpoint has [5,1], "
+         "the run [1,5]"},
+    {.place = "h.0.frozen/",
+     .words = "parameters.h.0.ln \"1\".array differs: the checkpoint has "
+              "\"h.0/\", the run \"h.0.frozen/\": other tensors are frozen"},
+    {.scalar = "momentum",
+     .words = "scalars.scale differs: the checkpoint has {\"hex\":\"0x"},
+    {.fewer_scalars = 1,
+     .words = "scalars.zero differs: the checkpoint has {\"hex\":\"-0x0p+0\","
+              "\"decimal\":\"-0\"}, the run nothing"},
 };
 
 static void a_foreign_run_is_told_what_differs(void **state)
@@ -160,6 +172,8 @@ static void a_foreign_run_is_told_what_differs(void **state)
         r.part[0].total = r.part[0].count += o->more;
         if (o->array)
             snprintf(r.part[1].name, 64, "%s", o->array);
+        if (o->place)
+            snprintf(r.name[1].array, 64, "%s", o->place);
         r.name[1].rows -= o->cols;
         r.name[1].cols += o->cols;
         if (o->scalar)
