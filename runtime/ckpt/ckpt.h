@@ -161,18 +161,19 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in);
 /* Header and sync; also after an error, which it returns. */
-int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
-                         struct iz_ckpt_file *file);
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err);
 
-/* One rank, when every rank's file is on the disk: index, rename, and removal
- * of checkpoints that are too old.  file[ranks]. */
-int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
-                   const struct iz_ckpt_file *file);
-/* iz_ckpt_commit by all ranks, each of which knows only its own file. */
-int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
-                          struct iz_coll *c, const struct iz_ckpt_file *mine);
+/* One rank, when every rank's file is on the disk: it looks whether it sees
+ * them all and whole; then index, rename, and removal of checkpoints that are
+ * too old. */
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks);
 
 /* ---- load.c: loading ---- */
+
+/* Opens a rank's file in a checkpoint's folder.  Negative errno with the reason
+ * printed: also when it is of another step, rank or number of ranks. */
+int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
+                      int rank, int ranks);
 
 /* Fills parts and scalars from the checkpoint of `step`, which any number of
  * ranks may have written.  Checks every file before it puts anything.  A

@@ -30,20 +30,17 @@ static int ckpt_load_fault(const struct iz_rank_file *f, const char *what)
     return iz_text_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
 }
 
-static int file_check(const struct load *l, const struct iz_rank_file *f,
-                      int rank)
+int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
+                      int rank, int ranks)
 {
-    struct iz_ckpt_file want = l->index->file[rank];
-    if (f->st.bytes != want.bytes)
-        return ckpt_load_fault(
-            f, "has not the size that index.json gives (truncated?)");
-    if (f->st.header_hash != want.header_hash)
-        return ckpt_load_fault(
-            f, "damaged: the header has not the hash that index.json gives");
-    if (f->rank != rank || f->ranks != l->index->ranks || f->step != l->step)
-        return ckpt_load_fault(
-            f, "belongs to another rank, number of ranks or step");
-    return 0;
+    char path[IZ_CKPT_FILE_PATH];
+    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, rank, ranks);
+    int err = iz_rank_file_open(f, path);
+    if (!err &&
+        ((*f)->rank != rank || (*f)->ranks != ranks || (*f)->step != step))
+        err = ckpt_load_fault(
+            *f, "belongs to another rank, number of ranks or step");
+    return err;
 }
 
 /* Takes from a file what part i still lacks.  Files come in order of ranks, and
@@ -90,11 +87,17 @@ static int file_take(struct load *l, const struct iz_rank_file *f)
 
 static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
 {
-    char path[IZ_CKPT_FILE_PATH];
-    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
-             l->index->ranks);
-    int err = iz_rank_file_open(f, path);
-    return err ? err : file_check(l, *f, rank);
+    struct iz_ckpt_file want = l->index->file[rank];
+    int err = iz_ckpt_file_open(f, l->dir, l->step, rank, l->index->ranks);
+    if (err)
+        return err;
+    if ((*f)->st.bytes != want.bytes)
+        return ckpt_load_fault(
+            *f, "has not the size that index.json gives (truncated?)");
+    if ((*f)->st.header_hash != want.header_hash)
+        return ckpt_load_fault(
+            *f, "damaged: the header has not the hash that index.json gives");
+    return 0;
 }
 
 /* All elements of this rank's parts were in the files. */

@@ -19,7 +19,6 @@
 #include "codelets/buffer/flat_buffer.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
-#include "runtime/ckpt/vote.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/disk.h"
@@ -32,7 +31,6 @@ struct iz_ckpt_saver {
     struct iz_engine *e;
     struct iz_parts parts; /* its scalars: of the step that is saved */
     struct iz_ckpt_writer writer;
-    struct iz_vote vote; /* of saves as tasks */
     starpu_data_handle_t file, scalars;
     int64_t pending; /* step being saved, 0: none */
     int64_t failed;  /* first step whose loss was not finite, 0: none */
@@ -342,19 +340,18 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_ckpt_saver *s = a->s;
-    struct iz_vote *v = &s->vote;
-    fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &v->own));
-    atomic_store(&v->step, good(s) ? a->step : -1);
+    fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err)));
+    atomic_store(&s->e->events.sealed, good(s) ? a->step : -1);
 }
 
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_ckpt_saver *s = a->s;
-    int err = iz_ckpt_commit(&s->parts.k, a->step, s->vote.ranks, s->vote.of);
+    int err = iz_ckpt_commit(&s->parts.k, a->step, s->e->plan.ranks);
     fail(s, err);
     if (err)
-        atomic_store(&s->vote.step, -1);
+        atomic_store(&s->e->events.sealed, -1);
     else
         atomic_store(&s->done, a->step);
 }
@@ -384,8 +381,6 @@ int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     iz_parts_open(&s->parts, e, of, false);
-    if (e->plan.staging[IZ_STAGING_SAVE].n)
-        iz_vote_open(&s->vote, e);
     int err = iz_agree(
         e->coll, e->plan.rank == 0 ? iz_ckpt_dir_sweep(s->parts.k.dir) : 0);
     if (err)
@@ -407,7 +402,6 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **out)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    iz_vote_close(&s->vote, s->e);
     iz_parts_close(&s->parts);
     free(s);
     *out = NULL;
@@ -417,7 +411,7 @@ void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
-    atomic_store(&s->vote.step, 0);
+    atomic_store(&e->events.sealed, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
     for (int i = 0; i < s->parts.k.n_parts; i++)
@@ -455,7 +449,9 @@ int iz_ckpt_save_finish(struct iz_ckpt_saver *s)
     int err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    err = iz_ckpt_gather_commit(&s->parts.k, s->pending, e->coll, &s->vote.own);
+    if (e->plan.rank == 0)
+        err = iz_ckpt_commit(&s->parts.k, s->pending, e->plan.ranks);
+    err = iz_agree(e->coll, err);
     if (!err) {
         atomic_store(&s->done, s->pending);
         s->pending = 0;

@@ -15,7 +15,6 @@
 #include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/text.h"
 
 /* ---- a rank's file ---- */
 
@@ -82,28 +81,25 @@ int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                       w->data + p->offset + 4 * b * IZ_CKPT_BLOCK);
 }
 
-static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)
+static int header_write(const struct iz_ckpt_writer *w)
 {
     int64_t bytes;
     char *header = header_make(w, &bytes);
-    *hash = iz_hash(header, bytes);
     int err = writer_put(w, header, bytes, 0);
     free(header);
     return err;
 }
 
-int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
-                         struct iz_ckpt_file *file)
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err)
 {
     if (!err)
-        err = header_write(w, &file->header_hash);
+        err = header_write(w);
     err = iz_durable_close("checkpoint", w->path, w->fd, err);
     w->fd = -1;
     for (int i = 0; i < w->k->n_parts; i++) {
         free(w->k->part[i].hash);
         w->k->part[i].hash = NULL;
     }
-    file->bytes = w->bytes;
     return err;
 }
 
@@ -123,37 +119,60 @@ static void prune(const struct iz_ckpt *k, int64_t step)
     }
 }
 
-int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
-                   const struct iz_ckpt_file *file)
+/* Whether a file's ranges begin at end[n_parts], which they move, and fill the
+ * arrays with the last one's. */
+static int file_joins(const struct iz_ckpt *k, const struct iz_rank_file *f,
+                      int64_t *end)
+{
+    for (int i = 0; i < k->n_parts; i++) {
+        const struct iz_rank_range *part = &k->part[i];
+        const struct iz_rank_range *p = iz_rank_file_find(f, part->name);
+        bool fits = p && p->total == part->total &&
+                    (p->count == 0 || p->first == end[i]);
+        end[i] += p ? p->count : 0;
+        if (!fits || (f->rank + 1 == f->ranks && end[i] != part->total))
+            return iz_st_fault(&f->st,
+                               "the ranks' ranges of %s do not lie end to end "
+                               "over %" PRId64 " elements",
+                               part->name, part->total);
+    }
+    return 0;
+}
+
+/* Each rank has written its own: what one sees of all; file[ranks]. */
+static int files_see(const struct iz_ckpt *k, const char *dir, int64_t step,
+                     int ranks, struct iz_ckpt_file *file)
+{
+    int64_t *end = iz_take(k->n_parts, sizeof(*end), "arrays");
+    int err = 0;
+    for (int q = 0; q < ranks && !err; q++) {
+        struct iz_rank_file *f = NULL;
+        err = iz_ckpt_file_open(&f, dir, step, q, ranks);
+        if (!err)
+            err = file_joins(k, f, end);
+        if (!err)
+            file[q] = (struct iz_ckpt_file){f->st.bytes, f->st.header_hash};
+        iz_rank_file_close(&f);
+    }
+    free(end);
+    return err;
+}
+
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks)
 {
     char dir[IZ_CKPT_PATH], path[IZ_CKPT_FILE_PATH];
     int err = iz_ckpt_dir_tmp(k->dir, step, false, dir);
     if (err)
         return err;
     snprintf(path, sizeof(path), "%s/index.json", dir);
-    err = iz_ckpt_index_write(path, k, step, ranks, file);
-    /* Each rank has written its own: here is what all of them see. */
-    if (!err && iz_ckpt_files_bytes(dir, ranks, file, stderr) < 0)
-        err = -EINVAL;
+    struct iz_ckpt_file *file = iz_take(ranks, sizeof(*file), "files");
+    err = files_see(k, dir, step, ranks, file);
+    if (!err)
+        err = iz_ckpt_index_write(path, k, step, ranks, file);
+    free(file);
     if (!err)
         err = iz_ckpt_dir_commit(k->dir, step);
     if (!err && k->keep_last > 0)
         prune(k, step);
     return err;
-}
-
-int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
-                          struct iz_coll *c, const struct iz_ckpt_file *mine)
-{
-    int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
-    int64_t *all = iz_agree_numbers(c, own, 2, "checkpoint");
-    struct iz_ckpt_file *file = iz_take(c->size, sizeof(*file), "files");
-    int err = 0;
-    for (int64_t q = 0; q < c->size; q++)
-        file[q] = (struct iz_ckpt_file){all[2 * q], (uint64_t)all[2 * q + 1]};
-    if (c->rank == 0)
-        err = iz_ckpt_commit(k, step, c->size, file);
-    free(file);
-    free(all);
-    return iz_agree(c, err);
 }

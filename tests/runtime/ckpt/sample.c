@@ -122,14 +122,13 @@ int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
     struct iz_ckpt_writer w = {
         .k = k, .step = step, .rank = c->rank, .ranks = c->size};
-    struct iz_ckpt_file mine = {0};
     bool first = c->rank == 0;
     int err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
     if (!err) {
-        err = iz_ckpt_writer_close(&w, write_blocks(&w, k), &mine);
+        err = iz_ckpt_writer_close(&w, write_blocks(&w, k));
         err = iz_agree(c, err);
         if (!err)
-            err = iz_ckpt_gather_commit(k, step, c, &mine);
+            err = iz_agree(c, first ? iz_ckpt_commit(k, step, c->size) : 0);
         if (err && first)
             iz_ckpt_dir_abort(k->dir, step);
     }
