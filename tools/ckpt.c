@@ -26,6 +26,7 @@ struct command {
 void checkpoint_close(struct checkpoint *c)
 {
     free(c->k.part);
+    free(c->k.sink);
     free((void *)(uintptr_t)c->k.names);
     free(c->k.scalar);
     free(c->model_text);
@@ -51,10 +52,10 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
     const char *scalar = NULL;
     for (int i = 0; i < c->k.n_parts; i++) {
         const json_t *v = json_array_get(arrays, (size_t)i);
-        struct iz_ckpt_part *p = &c->k.part[i];
+        struct iz_rank_range *p = &c->k.part[i];
         copy_text(p->name, sizeof(p->name), v, "name");
         p->total = p->count = iz_json_count_of(v, "total");
-        p->put = ckpt_forget;
+        c->k.sink[i].put = ckpt_forget;
     }
     for (int i = 0; i < c->k.n_names; i++) {
         const json_t *v = json_array_get(names, (size_t)i);
@@ -83,6 +84,7 @@ static void ckpt_describe(struct checkpoint *c, const char *dir)
     c->k = (struct iz_ckpt){
         .dir = dir,
         .part = iz_take(parts, sizeof(*c->k.part), "arrays"),
+        .sink = iz_take(parts, sizeof(*c->k.sink), "arrays"),
         .n_parts = parts,
         .names = name,
         .n_names = names,

@@ -142,8 +142,8 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
         for (int i = 0; i < c->k.n_parts; i++)
             if (strcmp(c->k.part[i].name, name) == 0) {
                 c->k.part[i].count = c->k.part[i].total;
-                c->k.part[i].put = part == IZ_PART_QUANT ? pass_words : put;
-                c->k.part[i].arg = &s[n];
+                c->k.sink[i] = (struct iz_ckpt_sink){
+                    part == IZ_PART_QUANT ? pass_words : put, &s[n]};
             }
     }
 }

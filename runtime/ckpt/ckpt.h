@@ -8,14 +8,9 @@
 #include "runtime/ckpt/rank_file.h"
 #include "runtime/comm/coll.h"
 
-/* A flat fp32 array: the master or a state of one unit's parameters, laid end
- * to end without padding.  This rank holds its elements [first, first + count).
- */
-struct iz_ckpt_part {
-    char name[64]; /* "h.3/m" */
-    int64_t total, first, count;
-    /* Copies elements [from, from + n) of the rank's range into the run. Called
-     * with n <= IZ_CKPT_BLOCK, in ascending order. */
+/* Copies elements [from, from + n) of a rank's range into the run.  Called with
+ * n <= IZ_CKPT_BLOCK, in ascending order. */
+struct iz_ckpt_sink {
     void (*put)(void *arg, int64_t from, const float *in, int64_t n);
     void *arg;
 };
@@ -48,7 +43,11 @@ struct iz_ckpt_of {
 struct iz_ckpt {
     const char *dir; /* run's output; checkpoints lie in dir/checkpoints */
     int keep_last;   /* so many are kept after a successful save; 0: all */
-    struct iz_ckpt_part *part;
+    /* Of each flat fp32 array what this rank writes, or loads into the sinks:
+     * "h.3/m", the master or a state of one unit's parameters, laid end to end
+     * without padding.  What the ranks write lies end to end. */
+    struct iz_rank_range *part;
+    struct iz_ckpt_sink *sink; /* [n_parts] */
     int n_parts;
     const struct iz_ckpt_name *names;
     int n_names;
@@ -145,17 +144,8 @@ void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
 
 /* ---- write.c: saving ---- */
 
-/* Fills range[k->n_parts] with the ranges that this rank writes; the caller
- * frees each hash.  If each rank holds a range of an array, it writes that
- * range; if every rank holds the whole array, each writes a part of it.  Ranges
- * with gaps are refused.  Negative errno on every rank with the reason printed.
- */
-int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
-                   struct iz_rank_range *range);
-
 struct iz_ckpt_writer {
-    const struct iz_ckpt *k;     /* borrowed, and the ranges */
-    struct iz_rank_range *range; /* of this rank; their hashes are filled */
+    const struct iz_ckpt *k; /* borrowed */
     int64_t step;
     int rank, ranks;
     int fd;
@@ -163,25 +153,27 @@ struct iz_ckpt_writer {
     char path[IZ_CKPT_FILE_PATH];
 };
 
-/* Creates the file, and its directory if no other rank has; the first five
- * members are set.  Negative errno with the reason printed, here and below. */
+/* Creates the file, and its directory if no other rank has; the first four
+ * members are set.  From here to the end of close the parts have offsets and
+ * hashes.  Negative errno with the reason printed, here and below. */
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
 /* Block b of part i; in any order, different ones at the same time. */
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in);
 /* Header and sync; also after an error, which it returns. */
-int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
-                         struct iz_ckpt_file *file);
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err);
 
-/* One rank, when every rank's file is on the disk: index, rename, and removal
- * of checkpoints that are too old.  file[ranks]. */
-int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
-                   const struct iz_ckpt_file *file);
-/* iz_ckpt_commit by all ranks, each of which knows only its own file. */
-int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
-                          struct iz_coll *c, const struct iz_ckpt_file *mine);
+/* One rank, when every rank's file is on the disk: it looks whether it sees
+ * them all and whole; then index, rename, and removal of checkpoints that are
+ * too old. */
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks);
 
 /* ---- load.c: loading ---- */
+
+/* Opens a rank's file in a checkpoint's folder.  Negative errno with the reason
+ * printed: also when it is of another step, rank or number of ranks. */
+int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
+                      int rank, int ranks);
 
 /* Fills parts and scalars from the checkpoint of `step`, which any number of
  * ranks may have written.  Checks every file before it puts anything.  A

@@ -37,7 +37,6 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
                       bool load)
 {
     struct iz_part p = iz_part_of_array(e, u, (enum iz_array)a);
-    struct iz_ckpt_part *q = &s->k.part[s->k.n_parts];
     struct iz_parts_range *arg = &s->arg[s->k.n_parts];
     if (load && e->plan.zero.state.whole && a != IZ_QUANT_WORDS) {
         p.begin = 0;
@@ -48,13 +47,11 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
     int64_t end = iz_engine_array(e, u, (enum iz_array)a, p.end);
     if (total == 0)
         return;
-    s->k.n_parts++;
     *arg = (struct iz_parts_range){e, u, (enum iz_array)a, begin};
-    *q = (struct iz_ckpt_part){.total = total,
-                               .first = begin,
-                               .count = end - begin,
-                               .put = engine_parts_put,
-                               .arg = arg};
+    s->k.sink[s->k.n_parts] = (struct iz_ckpt_sink){engine_parts_put, arg};
+    struct iz_rank_range *q = &s->k.part[s->k.n_parts++];
+    *q = (struct iz_rank_range){
+        .total = total, .first = end > begin ? begin : 0, .count = end - begin};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
              part_suffix[iz_array_part(a)], array_name(e, u, a));
 }
@@ -115,6 +112,7 @@ void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
 void iz_parts_close(struct iz_parts *s)
 {
     free(s->k.part);
+    free(s->k.sink);
     free((void *)s->k.names);
     free(s->k.scalar);
     free(s->arg);
@@ -130,7 +128,8 @@ void iz_parts_open(struct iz_parts *s, struct iz_engine *e,
     *s = (struct iz_parts){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
-              .part = iz_take(most, sizeof(struct iz_ckpt_part), what),
+              .part = iz_take(most, sizeof(struct iz_rank_range), what),
+              .sink = iz_take(most, sizeof(struct iz_ckpt_sink), what),
               .scalar = iz_take(SCALARS, sizeof(struct iz_ckpt_scalar), what),
               .n_scalars = SCALARS,
               .of = *of,

@@ -30,20 +30,17 @@ static int ckpt_load_fault(const struct iz_rank_file *f, const char *what)
     return iz_text_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
 }
 
-static int file_check(const struct load *l, const struct iz_rank_file *f,
-                      int rank)
+int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
+                      int rank, int ranks)
 {
-    struct iz_ckpt_file want = l->index->file[rank];
-    if (f->st.bytes != want.bytes)
-        return ckpt_load_fault(
-            f, "has not the size that index.json gives (truncated?)");
-    if (f->st.header_hash != want.header_hash)
-        return ckpt_load_fault(
-            f, "damaged: the header has not the hash that index.json gives");
-    if (f->rank != rank || f->ranks != l->index->ranks || f->step != l->step)
-        return ckpt_load_fault(
-            f, "belongs to another rank, number of ranks or step");
-    return 0;
+    char path[IZ_CKPT_FILE_PATH];
+    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, rank, ranks);
+    int err = iz_rank_file_open(f, path);
+    if (!err &&
+        ((*f)->rank != rank || (*f)->ranks != ranks || (*f)->step != step))
+        err = ckpt_load_fault(
+            *f, "belongs to another rank, number of ranks or step");
+    return err;
 }
 
 /* Takes from a file what part i still lacks.  Files come in order of ranks, and
@@ -51,7 +48,8 @@ static int file_check(const struct load *l, const struct iz_rank_file *f,
 static int part_take(struct load *l, int i, const struct iz_rank_file *f,
                      const struct iz_rank_range *p)
 {
-    struct iz_ckpt_part *part = &l->k->part[i];
+    const struct iz_rank_range *part = &l->k->part[i];
+    const struct iz_ckpt_sink *sink = &l->k->sink[i];
     int64_t at = part->first + l->done[i], end = part->first + part->count;
     int err = 0;
     if (p->first > at)
@@ -64,7 +62,7 @@ static int part_take(struct load *l, int i, const struct iz_rank_file *f,
         int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
         err = iz_rank_file_read(f, p, b, l->block);
         if (!err && l->put)
-            part->put(part->arg, at - part->first, l->block + (at - from), n);
+            sink->put(sink->arg, at - part->first, l->block + (at - from), n);
         at += n;
         l->done[i] = at - part->first;
         iz_progress_add(&l->progress, 4 * n);
@@ -89,18 +87,24 @@ static int file_take(struct load *l, const struct iz_rank_file *f)
 
 static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
 {
-    char path[IZ_CKPT_FILE_PATH];
-    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, l->dir, rank,
-             l->index->ranks);
-    int err = iz_rank_file_open(f, path);
-    return err ? err : file_check(l, *f, rank);
+    struct iz_ckpt_file want = l->index->file[rank];
+    int err = iz_ckpt_file_open(f, l->dir, l->step, rank, l->index->ranks);
+    if (err)
+        return err;
+    if ((*f)->st.bytes != want.bytes)
+        return ckpt_load_fault(
+            *f, "has not the size that index.json gives (truncated?)");
+    if ((*f)->st.header_hash != want.header_hash)
+        return ckpt_load_fault(
+            *f, "damaged: the header has not the hash that index.json gives");
+    return 0;
 }
 
 /* All elements of this rank's parts were in the files. */
 static int parts_complete(const struct load *l)
 {
     for (int i = 0; i < l->k->n_parts; i++) {
-        const struct iz_ckpt_part *part = &l->k->part[i];
+        const struct iz_rank_range *part = &l->k->part[i];
         if (l->done[i] == part->count)
             continue;
         return iz_text_refuse(

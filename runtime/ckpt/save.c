@@ -19,7 +19,6 @@
 #include "codelets/buffer/flat_buffer.h"
 #include "runtime/base/progress.h"
 #include "runtime/ckpt/engine_parts.h"
-#include "runtime/ckpt/vote.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/disk.h"
@@ -31,9 +30,7 @@
 struct iz_ckpt_saver {
     struct iz_engine *e;
     struct iz_parts parts; /* its scalars: of the step that is saved */
-    struct iz_rank_range *range;
     struct iz_ckpt_writer writer;
-    struct iz_vote vote; /* of saves as tasks */
     starpu_data_handle_t file, scalars;
     int64_t pending; /* step being saved, 0: none */
     int64_t failed;  /* first step whose loss was not finite, 0: none */
@@ -291,7 +288,7 @@ static void run_write(struct iz_exec *x, void **buf, const void *arg)
     if (a->s->parts.arg[a->part].array == IZ_FROZEN)
         widen_frozen(
             a->s->e, buf[0],
-            iz_rank_range_block_elems(&a->s->range[a->part], a->block));
+            iz_rank_range_block_elems(&a->s->parts.k.part[a->part], a->block));
     if (good(a->s))
         fail(a->s,
              iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
@@ -305,7 +302,7 @@ static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
     struct block_arg a = {s, part, block};
     bool frozen = p->array == IZ_FROZEN;
     struct range r = {e, p->unit, p->array, p->first + block * IZ_CKPT_BLOCK,
-                      iz_rank_range_block_elems(&s->range[part], block)};
+                      iz_rank_range_block_elems(&s->parts.k.part[part], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
@@ -324,7 +321,6 @@ static void begin_file(struct iz_ckpt_saver *s, const struct iz_control *c,
 {
     iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
     s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
-                                        .range = s->range,
                                         .step = step,
                                         .rank = s->e->plan.rank,
                                         .ranks = s->e->plan.ranks,
@@ -344,19 +340,18 @@ static void run_seal(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_ckpt_saver *s = a->s;
-    struct iz_vote *v = &s->vote;
-    fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err), &v->own));
-    atomic_store(&v->step, good(s) ? a->step : -1);
+    fail(s, iz_ckpt_writer_close(&s->writer, atomic_load(&s->err)));
+    atomic_store(&s->e->events.sealed, good(s) ? a->step : -1);
 }
 
 static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_ckpt_saver *s = a->s;
-    int err = iz_ckpt_commit(&s->parts.k, a->step, s->vote.ranks, s->vote.of);
+    int err = iz_ckpt_commit(&s->parts.k, a->step, s->e->plan.ranks);
     fail(s, err);
     if (err)
-        atomic_store(&s->vote.step, -1);
+        atomic_store(&s->e->events.sealed, -1);
     else
         atomic_store(&s->done, a->step);
 }
@@ -386,13 +381,8 @@ int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
     iz_parts_open(&s->parts, e, of, false);
-    s->range = iz_take(s->parts.k.n_parts, sizeof(*s->range), "a checkpoint");
-    if (e->plan.staging[IZ_STAGING_SAVE].n)
-        iz_vote_open(&s->vote, e);
-    int err = iz_ckpt_shares(&s->parts.k, e->coll, s->range);
-    if (!err && e->plan.rank == 0)
-        err = iz_ckpt_dir_sweep(s->parts.k.dir);
-    err = iz_agree(e->coll, err);
+    int err = iz_agree(
+        e->coll, e->plan.rank == 0 ? iz_ckpt_dir_sweep(s->parts.k.dir) : 0);
     if (err)
         return err;
     starpu_void_data_register(&s->file);
@@ -412,10 +402,6 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **out)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    for (int i = 0; s->range && i < s->parts.k.n_parts; i++)
-        free(s->range[i].hash);
-    free(s->range);
-    iz_vote_close(&s->vote, s->e);
     iz_parts_close(&s->parts);
     free(s);
     *out = NULL;
@@ -425,11 +411,11 @@ void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
 {
     struct iz_engine *e = s->e;
     s->pending = e->step;
-    atomic_store(&s->vote.step, 0);
+    atomic_store(&e->events.sealed, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]); b++)
+        for (int64_t b = 0; b < iz_rank_range_blocks(&s->parts.k.part[i]); b++)
             submit_block(s, i, b);
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
@@ -463,7 +449,9 @@ int iz_ckpt_save_finish(struct iz_ckpt_saver *s)
     int err = iz_agree(e->coll, atomic_load(&s->err));
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
-    err = iz_ckpt_gather_commit(&s->parts.k, s->pending, e->coll, &s->vote.own);
+    if (e->plan.rank == 0)
+        err = iz_ckpt_commit(&s->parts.k, s->pending, e->plan.ranks);
+    err = iz_agree(e->coll, err);
     if (!err) {
         atomic_store(&s->done, s->pending);
         s->pending = 0;
@@ -477,13 +465,13 @@ static void copy_blocks(struct iz_ckpt_saver *s, float *block)
     struct iz_progress progress;
     int64_t bytes = 0;
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        bytes += 4 * s->range[i].count;
+        bytes += 4 * s->parts.k.part[i].count;
     iz_progress_begin(&progress, "saving", bytes);
     for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]) && good(s);
-             b++) {
+        for (int64_t b = 0;
+             b < iz_rank_range_blocks(&s->parts.k.part[i]) && good(s); b++) {
             const struct iz_parts_range *p = &s->parts.arg[i];
-            int64_t n = iz_rank_range_block_elems(&s->range[i], b);
+            int64_t n = iz_rank_range_block_elems(&s->parts.k.part[i], b);
             iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_CKPT_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));

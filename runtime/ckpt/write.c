@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What of the arrays a rank writes, its file block by block, and what makes all
- * of them a checkpoint; see ckpt.h. */
+/* A rank's file, block by block, and what makes all of them a checkpoint; see
+ * ckpt.h. */
 #include "runtime/ckpt/ckpt.h"
 
 #include <errno.h>
@@ -15,100 +15,6 @@
 #include "codelets/base/take.h"
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
-#include "runtime/base/text.h"
-
-/* ---- which elements each rank writes ---- */
-
-/* How the arrays are held, and what this rank writes of them. */
-struct share {
-    const struct iz_ckpt *k;
-    struct iz_coll *c;
-    const int64_t *first_count;  /* [ranks][n_parts][2]: first and count */
-    struct iz_rank_range *range; /* [n_parts], to fill */
-};
-
-/* first and count of part i on rank q. */
-static const int64_t *first_count(const struct share *s, int i, int q)
-{
-    return s->first_count + 2 * ((int64_t)q * s->k->n_parts + i);
-}
-
-static bool replicated(const struct share *s, int i)
-{
-    for (int q = 0; q < s->c->size; q++)
-        if (first_count(s, i, q)[0] != 0 ||
-            first_count(s, i, q)[1] != s->k->part[i].total)
-            return false;
-    return true;
-}
-
-/* Whether the ranks' ranges, in order of ranks, lie end to end and fill the
- * array. */
-static bool tiled(const struct share *s, int i)
-{
-    int64_t end = 0;
-    for (int q = 0; q < s->c->size; q++) {
-        const int64_t *p = first_count(s, i, q);
-        if (p[1] < 0 || (p[1] > 0 && p[0] != end))
-            return false;
-        end += p[1];
-    }
-    return end == s->k->part[i].total;
-}
-
-static int share_set(struct share *s, int i)
-{
-    const struct iz_ckpt_part *part = &s->k->part[i];
-    struct iz_rank_range *p = &s->range[i];
-    int64_t size = s->c->size, rank = s->c->rank;
-    memcpy(p->name, part->name, sizeof(p->name));
-    p->total = part->total;
-    p->first = part->count > 0 ? part->first : 0;
-    p->count = part->count;
-    if (replicated(s, i)) {
-        p->first = p->total / size * rank + p->total % size * rank / size;
-        p->count = p->total / size * (rank + 1) +
-                   p->total % size * (rank + 1) / size - p->first;
-    } else if (!tiled(s, i)) { /* all ranks see it, one says so */
-        return iz_text_refuse(
-            rank == 0 ? stderr : NULL,
-            "checkpoint: the ranks' ranges of %s do not lie end "
-            "to end over %" PRId64 " elements",
-            part->name, part->total);
-    }
-    p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
-    return 0;
-}
-
-/* Every rank's ranges; malloc'ed. */
-static int64_t *ranges_gather(const struct iz_ckpt *k, struct iz_coll *c)
-{
-    int n = k->n_parts;
-    int64_t *mine = iz_take(2 * n, sizeof(*mine), "%d arrays", n);
-    for (int64_t i = 0; i < n; i++) {
-        mine[2 * i] = k->part[i].first;
-        mine[2 * i + 1] = k->part[i].count;
-    }
-    int64_t *all = iz_agree_numbers(c, mine, 2 * n, "arrays");
-    free(mine);
-    return all;
-}
-
-int iz_ckpt_shares(const struct iz_ckpt *k, struct iz_coll *c,
-                   struct iz_rank_range *range)
-{
-    struct share s = {.k = k, .c = c, .range = range};
-    int64_t *all, offset = 0;
-    int err = 0;
-    s.first_count = all = ranges_gather(k, c);
-    for (int i = 0; i < k->n_parts && !err; i++) {
-        err = share_set(&s, i);
-        range[i].offset = offset;
-        offset += 4 * range[i].count;
-    }
-    free(all);
-    return iz_agree(c, err);
-}
 
 /* ---- a rank's file ---- */
 
@@ -135,7 +41,7 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
-    return iz_rank_file_header(w->range, w->k->n_parts, w->step, w->rank,
+    return iz_rank_file_header(w->k->part, w->k->n_parts, w->step, w->rank,
                                w->ranks, bytes);
 }
 
@@ -144,16 +50,21 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
     char dir[IZ_CKPT_PATH];
+    int64_t data = 0;
     w->fd = -1;
+    for (int i = 0; i < w->k->n_parts; i++) {
+        struct iz_rank_range *p = &w->k->part[i];
+        p->offset = data;
+        p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
+        data += 4 * p->count;
+    }
     int err = iz_ckpt_dir_tmp(w->k->dir, w->step, true, dir);
     if (err)
         return err;
     snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
              w->ranks);
     free(header_make(w, &w->data));
-    w->bytes = w->data;
-    for (int i = 0; i < w->k->n_parts; i++)
-        w->bytes += 4 * w->range[i].count;
+    w->bytes = w->data + data;
     w->fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return iz_durable_refuse("checkpoint", w->path, "cannot create", errno);
@@ -163,31 +74,32 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in)
 {
-    const struct iz_rank_range *p = &w->range[i];
+    const struct iz_rank_range *p = &w->k->part[i];
     int64_t n = iz_rank_range_block_elems(p, b);
     p->hash[b] = iz_hash(in, 4 * n);
     return writer_put(w, in, 4 * n,
                       w->data + p->offset + 4 * b * IZ_CKPT_BLOCK);
 }
 
-static int header_write(const struct iz_ckpt_writer *w, uint64_t *hash)
+static int header_write(const struct iz_ckpt_writer *w)
 {
     int64_t bytes;
     char *header = header_make(w, &bytes);
-    *hash = iz_hash(header, bytes);
     int err = writer_put(w, header, bytes, 0);
     free(header);
     return err;
 }
 
-int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err,
-                         struct iz_ckpt_file *file)
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err)
 {
     if (!err)
-        err = header_write(w, &file->header_hash);
+        err = header_write(w);
     err = iz_durable_close("checkpoint", w->path, w->fd, err);
     w->fd = -1;
-    file->bytes = w->bytes;
+    for (int i = 0; i < w->k->n_parts; i++) {
+        free(w->k->part[i].hash);
+        w->k->part[i].hash = NULL;
+    }
     return err;
 }
 
@@ -207,37 +119,60 @@ static void prune(const struct iz_ckpt *k, int64_t step)
     }
 }
 
-int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks,
-                   const struct iz_ckpt_file *file)
+/* Whether a file's ranges begin at end[n_parts], which they move, and fill the
+ * arrays with the last one's. */
+static int file_joins(const struct iz_ckpt *k, const struct iz_rank_file *f,
+                      int64_t *end)
+{
+    for (int i = 0; i < k->n_parts; i++) {
+        const struct iz_rank_range *part = &k->part[i];
+        const struct iz_rank_range *p = iz_rank_file_find(f, part->name);
+        bool fits = p && p->total == part->total &&
+                    (p->count == 0 || p->first == end[i]);
+        end[i] += p ? p->count : 0;
+        if (!fits || (f->rank + 1 == f->ranks && end[i] != part->total))
+            return iz_st_fault(&f->st,
+                               "the ranks' ranges of %s do not lie end to end "
+                               "over %" PRId64 " elements",
+                               part->name, part->total);
+    }
+    return 0;
+}
+
+/* Each rank has written its own: what one sees of all; file[ranks]. */
+static int files_see(const struct iz_ckpt *k, const char *dir, int64_t step,
+                     int ranks, struct iz_ckpt_file *file)
+{
+    int64_t *end = iz_take(k->n_parts, sizeof(*end), "arrays");
+    int err = 0;
+    for (int q = 0; q < ranks && !err; q++) {
+        struct iz_rank_file *f = NULL;
+        err = iz_ckpt_file_open(&f, dir, step, q, ranks);
+        if (!err)
+            err = file_joins(k, f, end);
+        if (!err)
+            file[q] = (struct iz_ckpt_file){f->st.bytes, f->st.header_hash};
+        iz_rank_file_close(&f);
+    }
+    free(end);
+    return err;
+}
+
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks)
 {
     char dir[IZ_CKPT_PATH], path[IZ_CKPT_FILE_PATH];
     int err = iz_ckpt_dir_tmp(k->dir, step, false, dir);
     if (err)
         return err;
     snprintf(path, sizeof(path), "%s/index.json", dir);
-    err = iz_ckpt_index_write(path, k, step, ranks, file);
-    /* Each rank has written its own: here is what all of them see. */
-    if (!err && iz_ckpt_files_bytes(dir, ranks, file, stderr) < 0)
-        err = -EINVAL;
+    struct iz_ckpt_file *file = iz_take(ranks, sizeof(*file), "files");
+    err = files_see(k, dir, step, ranks, file);
+    if (!err)
+        err = iz_ckpt_index_write(path, k, step, ranks, file);
+    free(file);
     if (!err)
         err = iz_ckpt_dir_commit(k->dir, step);
     if (!err && k->keep_last > 0)
         prune(k, step);
     return err;
-}
-
-int iz_ckpt_gather_commit(const struct iz_ckpt *k, int64_t step,
-                          struct iz_coll *c, const struct iz_ckpt_file *mine)
-{
-    int64_t own[2] = {mine->bytes, (int64_t)mine->header_hash};
-    int64_t *all = iz_agree_numbers(c, own, 2, "checkpoint");
-    struct iz_ckpt_file *file = iz_take(c->size, sizeof(*file), "files");
-    int err = 0;
-    for (int64_t q = 0; q < c->size; q++)
-        file[q] = (struct iz_ckpt_file){all[2 * q], (uint64_t)all[2 * q + 1]};
-    if (c->rank == 0)
-        err = iz_ckpt_commit(k, step, c->size, file);
-    free(file);
-    free(all);
-    return iz_agree(c, err);
 }

@@ -215,17 +215,7 @@ struct iz_events {
     int64_t submitted_ns[IZ_EVENTS]; /* when a step was, modulo IZ_EVENTS */
     int64_t targets[IZ_EVENTS];      /* that it has, before its `clip` */
     _Atomic int *stop;               /* set by a signal; borrowed */
-};
-
-#define IZ_BALLOT 4
-
-/* Numbers that each rank adds to the scalars of a step.  `hear` gets those of
- * all ranks, `per` apart; its result is iz_event.sealed.  NULL: there are none.
- */
-struct iz_ballot {
-    void (*tell)(void *arg, double own[IZ_BALLOT]);
-    int64_t (*hear)(void *arg, const double *all, int per);
-    void *arg;
+    _Atomic int64_t sealed;          /* as iz_event.sealed, of this rank */
 };
 
 /* Lists of the rows that a step touches of sparse tables: one while the update
@@ -315,7 +305,6 @@ struct iz_engine {
     struct iz_passes uses;
     struct iz_update_order update_order;
     struct iz_scalars scalar;
-    struct iz_ballot ballot; /* of a checkpoint: runtime/ckpt/vote.h */
     struct iz_events events;
     struct iz_counts counts;
     struct iz_trace *trace;

@@ -165,8 +165,8 @@ int iz_places_open(struct iz_engine *e)
         void *p = NULL;
         if (a->tier == IZ_TIER_NVME)
             iz_memory_note(e->memory, a->tier, class, a->bytes);
-        else if (!(p = iz_memory_take(e->memory, a->tier, class, a->bytes)))
-            return -ENOMEM;
+        else
+            p = iz_memory_take(e->memory, a->tier, class, a->bytes);
         r = hand_over(e, a, p);
     }
     return r ? r : open_files(e);

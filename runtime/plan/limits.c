@@ -63,7 +63,7 @@ int64_t iz_plan_host_need(const struct iz_plan *p, const struct iz_limits *l)
     return iz_plan_host_bytes(p) + (l->beside ? iz_plan_beside(p) : 0);
 }
 
-/* All of the host's tier is pinned but the states; see iz_memory_open_gpu. */
+/* All of the host's tier is pinned but the states; see iz_memory_open. */
 static int64_t table_bytes(const struct iz_plan *p)
 {
     int64_t pinned = iz_bytes_tier(&p->bytes, IZ_TIER_CPU) -

@@ -314,15 +314,3 @@ const struct iz_place *iz_places_find(const struct iz_places *l,
             return &l->list[i];
     return NULL;
 }
-
-int64_t iz_places_room(const struct iz_places *l, enum iz_tier tier,
-                       enum iz_class without, int64_t align)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < l->n; i++) {
-        const struct iz_place *a = &l->list[i];
-        if (a->tier == tier && iz_datum_infos[a->what].class != without)
-            sum += round_up(a->bytes, align);
-    }
-    return sum;
-}

@@ -87,7 +87,3 @@ void iz_places_list_activations(struct iz_plan *p, const struct iz_model *m);
 /* The first one, or NULL. */
 const struct iz_place *iz_places_find(const struct iz_places *l,
                                       enum iz_datum what);
-/* Bytes of a tier where each place is rounded up to `align`; without those of a
- * class, or IZ_MEM_CLASSES. */
-int64_t iz_places_room(const struct iz_places *l, enum iz_tier tier,
-                       enum iz_class without, int64_t align);

@@ -110,6 +110,23 @@ static void hear_told(const struct iz_engine *e, struct iz_aux *out,
     }
 }
 
+/* A commit in two phases: with the scalars of every step each rank tells how
+ * far its file is, so in the event of the same step all learn that all files
+ * are on the disk. */
+static int64_t hear_sealed(const struct iz_engine *e, const double *all,
+                           int per)
+{
+    int64_t step = (int64_t)all[0];
+    for (int r = 0; r < e->plan.ranks; r++) {
+        int64_t s = (int64_t)all[r * per];
+        if (s < 0)
+            return -1;
+        if (s != step)
+            step = 0;
+    }
+    return step;
+}
+
 /* buf: control, scale, sum of losses, then the sums of squares of all units;
  * what is told, if anything is. */
 static void run_clip(struct iz_exec *x, void **buf, const void *arg)
@@ -117,9 +134,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
     const struct iz_control *c = &e->scalar.control;
-    const struct iz_ballot *b = &e->ballot;
-    int order = 2 + e->plan.n_units, ballot = order + 2;
-    int aux = ballot + (b->tell ? IZ_BALLOT : 0);
+    int order = 2 + e->plan.n_units, sealed = order + 2, aux = sealed + 1;
     bool tells = iz_model_has_aux(e->model);
     int per = aux + (tells ? IZ_AUX : 0);
     double *own = iz_take(per, sizeof(*own), "the scalars of a step");
@@ -128,8 +143,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     for (int u = 0; u < e->plan.n_units; u++)
         own[2 + u] = *(double *)buf[3 + u];
     iz_coll_tell_order(e->coll, own + order);
-    if (b->tell)
-        b->tell(b->arg, own + ballot);
+    own[sealed] = (double)atomic_load(&e->events.sealed);
     take_told(own + aux, tells ? buf[3 + e->plan.n_units] : NULL);
     const double *all = step_clip_gather(e, own, per);
     free(own);
@@ -151,7 +165,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
         .skipped = true};
     v.targets = e->events.targets[(a->step - 1) % IZ_EVENTS];
     v.stop = sum_ranks(e, all, per, 1) > 0;
-    v.sealed = b->tell ? b->hear(b->arg, all + ballot, per) : 0;
+    v.sealed = hear_sealed(e, all + sealed, per);
     if (tells)
         hear_told(e, &v.aux, all + aux, per);
     if (!a->empty) {

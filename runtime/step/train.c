@@ -305,14 +305,16 @@ static int open_graph_in_turn(struct iz_engine *e,
 static int open_memory(struct iz_engine *e)
 {
     const struct iz_plan *p = &e->plan;
+    const char *wish = !p->target.gpu ? NULL
+                       : e->config->run.device == IZ_DEVICE_AUTO
+                           ? "run.device: auto"
+                           : "run.device: cuda";
     int r = 0;
-    e->memory = e->simulated ? iz_memory_open_simulated()
-                             : iz_memory_open(e->graph, p->zero.pin_cpu);
-    if (p->target.gpu && !e->simulated)
-        r = iz_memory_open_gpu(e->memory, &p->places,
-                               e->config->run.device == IZ_DEVICE_AUTO
-                                   ? "run.device: auto"
-                                   : "run.device: cuda");
+    if (e->simulated)
+        e->memory = iz_memory_open_simulated();
+    else
+        r = iz_memory_open(&e->memory, e->graph, &p->places, p->zero.pin_cpu,
+                           wish);
     if (!r)
         r = iz_alloc_open(e);
     if (!r)

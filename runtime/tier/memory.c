@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "runtime/tier/memory.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,106 +20,92 @@
 
 #define ALIGN 4096 /* of pieces of a pool: as disks want it */
 
-struct block {
-    struct block *next;
-    void *p;
-    size_t bytes;
-    bool waits; /* to be settled */
-};
-
 /* One allocation that is given out from front to back. */
 struct pool {
     char *base;
-    char *shadow; /* of device memory: addresses without memory */
     int64_t bytes, used;
 };
 
+/* On a GPU states stay on the host and are not pinned: nothing copies them. */
+enum { DEVICE, HOST, STATES, POOLS };
+static const char *const pool_names[POOLS] = {
+    "the device tier", "the cpu tier without states", "states in the cpu tier"};
+
 struct iz_memory {
     struct iz_graph *graph;
-    bool pin_cpu, gpu;
+    bool pin_cpu, gpu, pinned;
     struct iz_bytes count;
-    struct block *blocks;
-    struct pool device, cpu;
+    struct pool pool[POOLS];
+    char *shadow;  /* of device memory: addresses without memory */
     char *nowhere; /* the next address of a simulation; else NULL */
 };
 
-struct iz_memory *iz_memory_open(struct iz_graph *g, bool pin_cpu)
+static struct pool *pool_of(struct iz_memory *m, enum iz_tier tier,
+                            enum iz_class c)
 {
-    struct iz_memory *m = iz_take(1, sizeof(*m), "lists of memory");
-    m->graph = g;
-    m->pin_cpu = pin_cpu;
-    return m;
+    return &m->pool[tier == IZ_TIER_DEVICE ? DEVICE
+                    : c == IZ_MEM_STATE    ? STATES
+                                           : HOST];
 }
 
 struct iz_memory *iz_memory_open_simulated(void)
 {
-    struct iz_memory *m = iz_memory_open(NULL, false);
+    struct iz_memory *m = iz_take(1, sizeof(*m), "lists of memory");
     m->nowhere = (char *)(UINTPTR_MAX / 4 + 1);
     return m;
 }
 
-void iz_memory_close(struct iz_memory **m)
+void iz_memory_close(struct iz_memory **out)
 {
-    if (!*m)
+    struct iz_memory *m = *out;
+    if (!m)
         return;
-    if ((*m)->device.base)
-        iz_device_give((*m)->device.base);
-    if ((*m)->device.shadow)
-        munmap((*m)->device.shadow, (size_t)(*m)->device.bytes);
-    if ((*m)->cpu.base)
-        iz_device_unpin((*m)->cpu.base);
-    for (struct block *b = (*m)->blocks, *next; b; b = next) {
-        next = b->next;
-        munmap(b->p, b->bytes);
-        free(b);
+    if (m->pinned)
+        iz_device_unpin(m->pool[HOST].base);
+    if (m->shadow)
+        munmap(m->shadow, (size_t)m->pool[DEVICE].bytes);
+    for (int i = 0; i < POOLS; i++) {
+        struct pool *p = &m->pool[i];
+        if (p->base && m->gpu && i == DEVICE)
+            iz_device_give(p->base);
+        else if (p->base)
+            munmap(p->base, (size_t)max64(p->bytes, 1));
     }
-    free(*m);
-    *m = NULL;
+    free(m);
+    *out = NULL;
 }
 
-static void *memory_refuse(enum iz_tier tier, enum iz_class c, int64_t bytes,
-                           const char *what)
+static int memory_refuse(int pool, int64_t bytes, const char *what)
 {
-    fprintf(stderr, "izar: %s %.1f MiB for %s (%s tier) failed: %s\n", what,
-            iz_units_mib(bytes), iz_class_names[c], iz_tier_names[tier],
-            strerror(errno));
-    return NULL;
+    fprintf(stderr, "izar: %s %.1f MiB for %s failed: %s\n", what,
+            iz_units_mib(bytes), pool_names[pool], strerror(errno));
+    return -ENOMEM;
 }
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Zeroed pages, from the beginning of a huge one on where a whole one fits: the
- * kernel itself aligns only what is a multiple of it.  What is read and written
- * without a copy (a disk, another rank's memory) costs by the page. */
-static void *map_pages(size_t bytes)
+/* Zeroed pages of the host, from the beginning of a huge one on where a whole
+ * one fits: the kernel itself aligns only what is a multiple of it.  What is
+ * read and written without a copy (a disk, another rank's memory) costs by the
+ * page.  NULL with errno. */
+static void *map_pages(int64_t bytes)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t spare = bytes < HUGE_PAGE ? 0 : HUGE_PAGE - page, head;
-    char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE,
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), head;
+    size_t round = (size_t)round_up(max64(bytes, 1), (int64_t)page);
+    size_t spare = round < HUGE_PAGE ? 0 : HUGE_PAGE - page;
+    char *p = mmap(NULL, round + spare, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED || spare == 0)
+    if (p == MAP_FAILED)
+        return NULL;
+    if (spare == 0)
         return p;
     head = -(uintptr_t)p & (HUGE_PAGE - 1);
     if (head)
         munmap(p, head);
     if (spare - head)
-        munmap(p + head + bytes, spare - head);
-    madvise(p + head, bytes, MADV_HUGEPAGE);
+        munmap(p + head + round, spare - head);
+    madvise(p + head, round, MADV_HUGEPAGE);
     return p + head;
-}
-
-/* Zeroed pages of the host; NULL with errno. */
-static struct block *map(struct iz_memory *m, int64_t bytes)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t round = (size_t)round_up(max64(bytes, 1), (int64_t)page);
-    void *p = map_pages(round);
-    if (p == MAP_FAILED)
-        return NULL;
-    struct block *b = iz_take(1, sizeof(*b), "lists of memory");
-    *b = (struct block){.next = m->blocks, .p = p, .bytes = round};
-    m->blocks = b;
-    return b;
 }
 
 enum {
@@ -127,147 +114,121 @@ enum {
 };
 
 struct settling {
-    struct block *blocks;
+    const struct pool *pool;
     bool locks;
     struct iz_progress progress;
-    _Atomic size_t next; /* stretch, counted over all blocks that wait */
-    atomic_int error;    /* errno */
+    _Atomic int64_t next; /* byte */
+    atomic_int error;     /* errno */
 };
-
-static size_t stretches(const struct block *b)
-{
-    return b->waits ? (b->bytes + STRETCH - 1) / STRETCH : 0;
-}
 
 static void settle_part(void *arg, int i, struct iz_exec *x)
 {
     struct settling *s = arg;
     while (!s->error) {
-        size_t at = atomic_fetch_add(&s->next, 1);
-        const struct block *b = s->blocks;
-        for (; b && at >= stretches(b); b = b->next)
-            at -= stretches(b);
-        if (!b)
+        int64_t at = atomic_fetch_add(&s->next, STRETCH);
+        int64_t n = min64(s->pool->bytes - at, STRETCH);
+        if (n <= 0)
             return;
-        at *= STRETCH;
-        char *p = (char *)b->p + at;
-        size_t n = b->bytes - at < STRETCH ? b->bytes - at : STRETCH;
         if (!s->locks)
-            memset(p, 0, n);
-        else if (mlock(p, n))
+            memset(s->pool->base + at, 0, (size_t)n);
+        else if (mlock(s->pool->base + at, (size_t)n))
             s->error = errno;
-        iz_progress_add(&s->progress, (int64_t)n);
+        iz_progress_add(&s->progress, n);
     }
 }
 
-/* Gives the pages of all blocks that wait memory, by the calling thread or by
- * all workers, so that they come to lie near the cores of this rank, and locks
- * them there if asked.  Calling workers takes milliseconds.  0, or -1 with
- * errno. */
-static int settle(struct iz_memory *m, bool locks)
+/* Gives the pages of a pool memory, by the calling thread or by all workers, so
+ * that they come to lie near the cores of this rank, and locks them there if
+ * asked.  Calling workers takes milliseconds.  0, or -1 with errno. */
+static int settle(struct iz_memory *m, const struct pool *p, bool locks)
 {
-    struct settling s = {.blocks = m->blocks, .locks = locks};
-    size_t bytes = 0;
-    for (struct block *b = m->blocks; b; b = b->next)
-        bytes += b->waits ? b->bytes : 0;
-    if (!bytes)
+    struct settling s = {.pool = p, .locks = locks};
+    if (!p->bytes)
         return 0;
     iz_progress_begin(&s.progress, locks ? "locking memory" : "taking memory",
-                      (int64_t)bytes);
-    if (bytes < (size_t)SHARED * STRETCH)
+                      p->bytes);
+    if (p->bytes < (int64_t)SHARED * STRETCH)
         settle_part(&s, 0, NULL);
     else
         iz_graph_on_workers(m->graph, settle_part, &s);
     iz_progress_end(&s.progress);
-    for (struct block *b = m->blocks; b; b = b->next)
-        b->waits = false;
     errno = s.error;
     return s.error ? -1 : 0;
 }
 
-static int open_cpu_pool(struct iz_memory *m, int64_t bytes, const char *wish)
+static int pin_for_gpu(struct iz_memory *m, const char *wish)
 {
-    struct block *b = map(m, bytes);
-    if (!b) {
-        memory_refuse(IZ_TIER_CPU, IZ_MEM_PARAM, bytes, "allocating");
-        return -ENOMEM;
-    }
-    b->waits = true;
-    settle(m, false);
-    const char *why = iz_device_pin(b->p, (int64_t)b->bytes);
+    struct pool *p = &m->pool[HOST];
+    settle(m, p, false);
+    const char *why = iz_device_pin(p->base, p->bytes);
     if (why) {
         fprintf(stderr,
                 "izar: %s: pinning %.1f MiB of host memory for the GPU failed: "
                 "%s: run.device: cpu needs none\n",
-                wish, iz_units_mib(b->bytes), why);
+                wish, iz_units_mib(p->bytes), why);
         return -EIO;
     }
-    m->cpu = (struct pool){.base = b->p, .bytes = (int64_t)b->bytes};
+    m->pinned = true;
     return 0;
 }
 
-int iz_memory_open_gpu(struct iz_memory *m, const struct iz_places *places,
-                       const char *wish)
+static int shadow_open(struct iz_memory *m)
 {
-    int64_t device =
-        iz_places_room(places, IZ_TIER_DEVICE, IZ_MEM_CLASSES, ALIGN);
-    int64_t cpu = iz_places_room(places, IZ_TIER_CPU, IZ_MEM_STATE, ALIGN);
-    m->gpu = true;
-    m->device.base = iz_device_take(device);
-    if (!m->device.base)
-        return -ENOMEM;
-    m->device.bytes = device;
-    void *shadow = mmap(NULL, (size_t)device, PROT_READ,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (shadow == MAP_FAILED) {
-        memory_refuse(IZ_TIER_DEVICE, IZ_MEM_PARAM, device, "addresses of");
-        return -ENOMEM;
-    }
-    m->device.shadow = shadow;
-    return open_cpu_pool(m, cpu, wish);
+    size_t bytes = (size_t)m->pool[DEVICE].bytes;
+    void *p = mmap(NULL, bytes, PROT_READ,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return memory_refuse(DEVICE, bytes, "addresses of");
+    m->shadow = p;
+    return 0;
 }
 
-static void *give_out(struct pool *p, enum iz_tier tier, enum iz_class c,
-                      int64_t bytes)
+int iz_memory_open(struct iz_memory **out, struct iz_graph *g,
+                   const struct iz_places *l, bool pin_cpu, const char *wish)
 {
-    int64_t round = round_up(bytes, ALIGN);
-    errno = ENOMEM;
-    if (round > p->bytes - p->used)
-        return memory_refuse(tier, c, bytes, "beyond the plan: taking");
-    void *piece = p->base + p->used;
-    p->used += round;
-    return piece;
+    struct iz_memory *m = *out = iz_take(1, sizeof(*m), "lists of memory");
+    m->graph = g;
+    m->pin_cpu = pin_cpu;
+    m->gpu = wish != NULL;
+    for (const struct iz_place *a = l->list; a < l->list + l->n; a++)
+        if (a->tier != IZ_TIER_NVME)
+            pool_of(m, a->tier, iz_datum_infos[a->what].class)->bytes +=
+                round_up(a->bytes, ALIGN);
+    for (int i = 0; i < POOLS; i++) {
+        struct pool *p = &m->pool[i];
+        bool above = m->gpu && i == DEVICE;
+        p->base = above ? iz_device_take(p->bytes) : map_pages(p->bytes);
+        if (!p->base)
+            return above ? -ENOMEM : memory_refuse(i, p->bytes, "allocating");
+    }
+    int err = m->gpu ? shadow_open(m) : 0;
+    return err || !m->gpu ? err : pin_for_gpu(m, wish);
 }
 
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes)
 {
-    void *p;
-    /* On a GPU states stay on the host: nothing copies them. */
+    struct pool *p = pool_of(m, tier, c);
+    int64_t round = round_up(bytes, ALIGN);
+    m->count.b[tier][c] += bytes;
     if (m->nowhere) {
-        p = m->nowhere;
         m->nowhere += round_up(bytes + 1, ALIGN);
-    } else if (m->gpu && (tier == IZ_TIER_DEVICE || c != IZ_MEM_STATE)) {
-        p = give_out(tier == IZ_TIER_DEVICE ? &m->device : &m->cpu, tier, c,
-                     bytes);
-    } else {
-        struct block *b = map(m, bytes);
-        if (!b)
-            return memory_refuse(tier, c, bytes, "allocating");
-        p = b->p;
-        b->waits = tier == IZ_TIER_CPU && m->pin_cpu;
+        return m->nowhere - round_up(bytes + 1, ALIGN);
     }
-    if (p)
-        m->count.b[tier][c] += bytes;
-    return p;
+    assert(round <= p->bytes - p->used); /* the plan has listed it */
+    p->used += round;
+    return p->base + p->used - round;
 }
 
 int iz_memory_lock(struct iz_memory *m)
 {
-    int64_t bytes = 0;
-    for (struct block *b = m->blocks; b; b = b->next)
-        bytes += b->waits ? (int64_t)b->bytes : 0;
-    if (!settle(m, true))
+    int64_t bytes = m->pool[STATES].bytes + (m->gpu ? 0 : m->pool[HOST].bytes);
+    int err = 0;
+    if (m->pin_cpu && !m->gpu)
+        err = settle(m, &m->pool[HOST], true);
+    if (m->pin_cpu && !err)
+        err = settle(m, &m->pool[STATES], true);
+    if (!err)
         return 0;
     fprintf(stderr, "izar: pin_memory: locking %.1f MiB failed: %s\n",
             iz_units_mib(bytes), strerror(errno));
@@ -276,8 +237,8 @@ int iz_memory_lock(struct iz_memory *m)
 
 struct iz_shadow iz_memory_shadow(const struct iz_memory *m)
 {
-    const struct pool *p = &m->device;
-    return (struct iz_shadow){p->shadow, p->base, p->shadow ? p->bytes : 0};
+    const struct pool *p = &m->pool[DEVICE];
+    return (struct iz_shadow){m->shadow, p->base, m->shadow ? p->bytes : 0};
 }
 
 void iz_memory_note(struct iz_memory *m, enum iz_tier tier, enum iz_class c,

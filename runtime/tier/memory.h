@@ -11,26 +11,25 @@
 
 struct iz_memory;
 
-/* pin_cpu: lock the cpu tier into memory (pin_memory).  The workers of g, which
- * is borrowed until close, touch the pages to be locked or pinned. */
-struct iz_memory *iz_memory_open(struct iz_graph *g, bool pin_cpu);
+/* Each tier becomes one allocation, which these places fill; the optimizer's
+ * states on the host have their own.  pin_cpu: lock the cpu tier into memory
+ * (pin_memory).  The workers of g, which is borrowed until close, touch the
+ * pages to be locked or pinned.  wish: NULL, or the setting that asks for a
+ * GPU, for messages: then the device tier is a GPU's, and the cpu tier is
+ * pinned, but not states, which nothing copies.  Negative errno with the reason
+ * printed, and half open. */
+int iz_memory_open(struct iz_memory **out, struct iz_graph *g,
+                   const struct iz_places *l, bool pin_cpu, const char *wish);
 /* Memory of a simulation: counted addresses with nothing behind them. */
 struct iz_memory *iz_memory_open_simulated(void);
-/* The device tier is a GPU's from now on.  Both tiers become one allocation
- * each, which these places fill; that of the cpu tier is pinned and has all but
- * the optimizer's states, which nothing copies.  wish: the setting that asks
- * for a GPU, for messages.  Negative errno with the reason printed. */
-int iz_memory_open_gpu(struct iz_memory *m, const struct iz_places *places,
-                       const char *wish);
 void iz_memory_close(struct iz_memory **m);
 
-/* Returns zeroed, page-aligned, counted memory, with huge pages if it is large.
- * Close frees it.  NULL with the reason printed if the system refuses. */
+/* Returns zeroed, counted memory that begins with a page, on huge ones if its
+ * tier is large: what a place has, in any order.  Close frees it. */
 void *iz_memory_take(struct iz_memory *m, enum iz_tier tier, enum iz_class c,
                      int64_t bytes);
-/* Locks what was taken of the cpu tier since, if pin_cpu says so, by all
- * workers at once: one thread takes seconds for 10 GiB.  Negative errno with
- * the reason printed. */
+/* Locks the cpu tier, if pin_cpu says so, by all workers at once: one thread
+ * takes seconds for 10 GiB.  Negative errno with the reason printed. */
 int iz_memory_lock(struct iz_memory *m);
 /* The stand-in addresses under which StarPU knows device memory. */
 struct iz_shadow iz_memory_shadow(const struct iz_memory *m);

@@ -44,6 +44,7 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
     *r = (struct run){
         .k = {.dir = folder,
               .part = r->part,
+              .sink = r->sink,
               .n_parts = ARRAYS,
               .names = r->name,
               .n_names = 2,
@@ -65,21 +66,12 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
         first = first < total[i] ? first : total[i];
         int64_t rest = total[i] - first;
         r->state[i] = (struct state){&r->part[i], i, .step = step};
-        r->part[i] = (struct iz_ckpt_part){.total = total[i],
-                                           .first = first,
-                                           .count = shard < rest ? shard : rest,
-                                           .put = put,
-                                           .arg = &r->state[i]};
+        r->sink[i] = (struct iz_ckpt_sink){put, &r->state[i]};
+        r->part[i] =
+            (struct iz_rank_range){.total = total[i],
+                                   .first = first,
+                                   .count = shard < rest ? shard : rest};
         snprintf(r->part[i].name, sizeof(r->part[i].name), "%s", name[i]);
-    }
-}
-
-static void job_set(struct run *r, const struct job *j, const struct iz_coll *c)
-{
-    run_set(r, j->total, c, j->step);
-    for (int i = 0; i < ARRAYS && j->replicated; i++) {
-        r->part[i].first = 0;
-        r->part[i].count = r->part[i].total;
     }
 }
 
@@ -115,10 +107,10 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
     static float block[IZ_CKPT_BLOCK];
     int err = iz_ckpt_writer_open(w);
     for (int i = 0; i < k->n_parts; i++) {
-        const struct iz_rank_range *p = &w->range[i];
+        const struct iz_rank_range *p = &k->part[i];
         for (int64_t b = 0; b < iz_rank_range_blocks(p) && !err; b++) {
-            get(k->part[i].arg, p->first - k->part[i].first + b * IZ_CKPT_BLOCK,
-                block, iz_rank_range_block_elems(p, b));
+            get(k->sink[i].arg, b * IZ_CKPT_BLOCK, block,
+                iz_rank_range_block_elems(p, b));
             err = iz_ckpt_writer_block(w, i, b, block);
         }
     }
@@ -128,27 +120,18 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 /* As a run saves while training waits. */
 int save(const struct iz_ckpt *k, int64_t step, struct iz_coll *c)
 {
-    struct iz_rank_range range[ARRAYS] = {0};
-    struct iz_ckpt_writer w = {.k = k,
-                               .range = range,
-                               .step = step,
-                               .rank = c->rank,
-                               .ranks = c->size};
-    struct iz_ckpt_file mine = {0};
+    struct iz_ckpt_writer w = {
+        .k = k, .step = step, .rank = c->rank, .ranks = c->size};
     bool first = c->rank == 0;
-    int err = iz_ckpt_shares(k, c, range);
-    if (!err)
-        err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
+    int err = iz_agree(c, first ? iz_ckpt_dir_sweep(k->dir) : 0);
     if (!err) {
-        err = iz_ckpt_writer_close(&w, write_blocks(&w, k), &mine);
+        err = iz_ckpt_writer_close(&w, write_blocks(&w, k));
         err = iz_agree(c, err);
         if (!err)
-            err = iz_ckpt_gather_commit(k, step, c, &mine);
+            err = iz_agree(c, first ? iz_ckpt_commit(k, step, c->size) : 0);
         if (err && first)
             iz_ckpt_dir_abort(k->dir, step);
     }
-    for (int i = 0; i < k->n_parts; i++)
-        free(range[i].hash);
     return err;
 }
 
@@ -186,7 +169,7 @@ int save_one(struct iz_coll *c, void *arg)
     const struct job *j = arg;
     int64_t wrong = 0;
     struct run r;
-    job_set(&r, j, c);
+    run_set(&r, j->total, c, j->step);
     int err = save(&r.k, j->step, c);
     for (int i = 0; i < ARRAYS; i++)
         wrong += r.state[i].wrong;
@@ -197,6 +180,10 @@ int load_one(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct run r;
-    job_set(&r, j, c);
+    run_set(&r, j->total, c, j->step);
+    for (int i = 0; i < ARRAYS && j->replicated; i++) {
+        r.part[i].first = 0;
+        r.part[i].count = r.part[i].total;
+    }
     return load(&r, j->step, c) || !run_is(&r, j->step);
 }

@@ -16,11 +16,12 @@ extern const int64_t small[ARRAYS], large[ARRAYS];
 /* A run's state on one rank: get computes it, put compares. */
 struct run {
     struct iz_ckpt k;
-    struct iz_ckpt_part part[ARRAYS];
+    struct iz_rank_range part[ARRAYS];
+    struct iz_ckpt_sink sink[ARRAYS];
     struct iz_ckpt_name name[2];
     struct iz_ckpt_scalar scalar[4];
     struct state {
-        const struct iz_ckpt_part *part;
+        const struct iz_rank_range *part;
         int array;
         int64_t step, put, wrong;
     } state[ARRAYS];
@@ -50,7 +51,7 @@ int64_t latest(void);
 struct job {
     const int64_t *total;
     int64_t step;
-    bool replicated; /* every rank has the arrays whole */
+    bool replicated; /* every rank loads the arrays whole */
 };
 
 int save_one(struct iz_coll *c, void *job);

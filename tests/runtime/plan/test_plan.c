@@ -84,16 +84,28 @@ static void a_slot_has_room_for_every_unit_of_its_ring(void **state)
                     iz_plan_gathered(&p.unit[u]));
 }
 
-static void large_buffers_begin_with_a_huge_page(void **state)
+/* Places of the cpu tier. */
+static struct iz_memory *memory(enum iz_datum what, const int64_t *bytes, int n,
+                                bool pin)
+{
+    struct iz_place list[4];
+    struct iz_places l = {.list = list, .n = n};
+    struct iz_memory *m;
+    for (int i = 0; i < n; i++)
+        list[i] = (struct iz_place){
+            .what = what, .tier = IZ_TIER_CPU, .bytes = bytes[i]};
+    assert_int_equal(iz_memory_open(&m, NULL, &l, pin, NULL), 0);
+    return m;
+}
+
+static void memory_is_zeroed_and_begins_with_a_huge_page(void **state)
 {
     const int64_t huge = 2 << 20,
-                  bytes[] = {4096, huge, 3 * huge + 4096, 2 * huge - 4096};
-    struct iz_memory *m;
-    m = iz_memory_open(NULL, false);
+                  bytes[] = {4096, huge, 3 * huge + 1, 2 * huge - 4096};
+    struct iz_memory *m = memory(IZ_DATUM_GRAD, bytes, 4, false);
     for (int i = 0; i < 4; i++) {
         char *b = iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_GRAD, bytes[i]);
-        assert_non_null(b);
-        assert_true(bytes[i] < huge || (uintptr_t)b % (uintptr_t)huge == 0);
+        assert_true((uintptr_t)b % (i ? 4096 : (uintptr_t)huge) == 0);
         for (int64_t at = 0; at < bytes[i]; at++)
             assert_int_equal(b[at]++, 0);
     }
@@ -112,18 +124,16 @@ static long locked_kib(void)
     return kib;
 }
 
-/* Not one by one as they are taken: all workers lock them at once.  The address
- * sanitizer makes mlock do nothing. */
+/* When all is placed: all workers lock it at once.  The address sanitizer makes
+ * mlock do nothing. */
 static void all_that_was_taken_is_locked_together(void **state)
 {
 #ifdef __SANITIZE_ADDRESS__
     skip();
 #endif
-    struct iz_memory *m;
+    const int64_t bytes[] = {8192, 8192, 8192};
     long before = locked_kib();
-    m = iz_memory_open(NULL, true);
-    for (int i = 0; i < 3; i++)
-        assert_non_null(iz_memory_take(m, IZ_TIER_CPU, IZ_MEM_STATE, 8192));
+    struct iz_memory *m = memory(IZ_DATUM_STATE, bytes, 3, true);
     assert_int_equal(locked_kib(), before);
     assert_int_equal(iz_memory_lock(m), 0);
     assert_int_equal(locked_kib(), before + 24);
@@ -475,7 +485,7 @@ int main(void)
         cmocka_unit_test(the_zero_papers_table_holds),
         cmocka_unit_test(shards_cover_every_unit),
         cmocka_unit_test(a_slot_has_room_for_every_unit_of_its_ring),
-        cmocka_unit_test(large_buffers_begin_with_a_huge_page),
+        cmocka_unit_test(memory_is_zeroed_and_begins_with_a_huge_page),
         cmocka_unit_test(all_that_was_taken_is_locked_together),
         cmocka_unit_test(copies_live_where_parameters_do),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
