@@ -44,7 +44,7 @@ static const double *row_of(const struct iz_dlrm_config *c,
 static void layer(double *y, double *x, double *const *p, int64_t n,
                   int64_t out)
 {
-    ref_matmul(&(struct ref_matmul){y, NULL, x, p[0], p[1], 1, n, out});
+    ref_matmul(&(struct ref_matmul){y, NULL, x, p[0], p[1], 1, n, out, false});
 }
 
 /* x [n] through hidden layers of some width, in place; returns the parameters

@@ -42,7 +42,7 @@ static void embed(const struct iz_vit_config *c, double *const *p, double *z,
 static void product(double *y, double *r, double *a, double *const *wb,
                     int64_t m, int64_t in, int64_t out)
 {
-    ref_matmul(&(struct ref_matmul){y, r, a, wb[0], wb[1], m, in, out});
+    ref_matmul(&(struct ref_matmul){y, r, a, wb[0], wb[1], m, in, out, false});
 }
 
 /* x [m,c] through a block in place; p: norm1, qkv, proj, norm2, fc1, fc2,
