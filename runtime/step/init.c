@@ -248,7 +248,8 @@ static void put_param(struct iz_engine *e, int u, int p, const float *values)
     struct iz_part own = iz_part_of(e, u, part);
     int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
     int64_t end = min64(begin + q->rows * q->cols, own.last);
-    float *buf = iz_take(PIECE, sizeof(*buf), "the values of a parameter");
+    float *buf =
+        values ? NULL : iz_take(PIECE, sizeof(*buf), "the initial weights");
     for (int64_t i = max64(begin, own.first), n; i < end; i += n) {
         n = min64(end - i, PIECE);
         if (!values)

@@ -35,6 +35,6 @@ def test_memory_that_one_rank_lacks_in_an_import(victim, place):
     """A piece of the adapters' values, and one of the folder's."""
     folder = place.folder / "weights"
     place.good(1, {**SCARCE, "run.export": str(folder)})
-    c = {"model.import": str(folder)}
+    c = {"model.import": str(folder), "lora": {"rank": 2, "targets": "*"}}
     assert WEIGHTS in scarce(place, c, victim, 1 << 20)
     assert "a piece of parameters" in scarce(place, c, victim, 16 << 20)
