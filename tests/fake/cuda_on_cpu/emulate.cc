@@ -52,8 +52,7 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 void *emu_shared;
 
-extern char __start_emu_fixed[] __attribute__((weak));
-extern char __stop_emu_fixed[] __attribute__((weak));
+extern char __start_emu_fixed[], __stop_emu_fixed[]; /* of fixed.ld */
 
 static struct {
     struct fiber fiber[THREADS];
@@ -343,9 +342,8 @@ static void open_once(void)
 static void poison(size_t shared_bytes)
 {
     memset(emu_shared, 0xff, shared_bytes);
-    if (__start_emu_fixed)
-        memset(__start_emu_fixed, 0xff,
-               (size_t)(__stop_emu_fixed - __start_emu_fixed));
+    memset(__start_emu_fixed, 0xff,
+           (size_t)(__stop_emu_fixed - __start_emu_fixed));
 }
 
 static void check_limits(size_t shared_bytes)

@@ -21,9 +21,9 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-/* All fixed shared arrays in one section, which is filled with NaN before each
- * block.  Functions that have such arrays must be static. */
-#define __shared__ static __attribute__((section("emu_fixed")))
+/* fixed.ld puts all of them in one section, which is filled with NaN before
+ * each block. */
+#define __shared__ static
 
 #define IZ_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)              \
     emu_launch(#kernel, grid, block, shared_bytes, stream, kernel, __VA_ARGS__)
