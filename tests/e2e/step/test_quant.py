@@ -12,7 +12,7 @@ MODEL = {**run.MODEL, "width": 66, "layers": 3}
 LORA = {"lora": {"rank": 4, "alpha": 6.0, "targets": "*"},
         "train_batch_size": 12, "run.steps": 4, "optimizer.params.lr": 0.02}
 FORMATS = ("nf4", "int8")
-NF4, INT8 = ({"model.base_dtype": x} for x in FORMATS)
+NF4 = {"model.base_dtype": "nf4"}
 ADAPTER = {"lora.export": "adapter"}
 GROUP = 64 * 256
 GROUP_BYTES = {"nf4": GROUP // 2 + 256 + 4 + 4, "int8": GROUP + 4 * 256}
