@@ -185,65 +185,6 @@ static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
     p->tracks = p->wave * p->slices;
 }
 
-/* Where a rank adds its own, if it does so before the ranks; down: the sums of
- * all ranks are kept on the host of a GPU. */
-static enum iz_sums choose_sums(const struct iz_plan *p, int stage, bool down)
-{
-    bool broad = p->wave == p->micro_batches;
-    if (!iz_sum_is_local(&p->sum))
-        return IZ_SUMS_NONE;
-    if (stage < 1 || (stage < 3 && !broad && !down))
-        return IZ_SUMS_IN_ACCUMULATOR;
-    return broad ? IZ_SUMS_IN_RING : IZ_SUMS_OF_UNIT;
-}
-
-/* On a CPU the cpu tier is the memory that units are computed in: one rank
- * reads its parameters where they are. */
-static void plan_homes(struct iz_plan_zero *z, const struct iz_config *c,
-                       const struct iz_plan *p)
-{
-    enum iz_home frozen = c->zero.param.frozen
-                              ? (enum iz_home)(c->zero.param.frozen - 1)
-                              : c->zero.param.home;
-    enum iz_home near = p->target.gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
-    enum iz_home far =
-        c->zero.param.home > frozen ? c->zero.param.home : frozen;
-    z->fetch = c->zero.stage == 3 && (p->ranks > 1 || far > near);
-    z->state.home = c->zero.optimizer.home;
-    z->param.home = c->zero.param.home;
-    z->frozen.home = z->fetch ? frozen : z->param.home;
-    z->pin_cpu =
-        (z->state.home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
-        (far != IZ_HOME_NONE && c->zero.param.pin_memory);
-}
-
-static void plan_stage(struct iz_plan *p, const struct iz_config *c)
-{
-    struct iz_plan_zero *z = &p->zero;
-    int stage = c->zero.stage;
-    bool once = p->micro_batches == 1 && p->slices == 1;
-    int group = c->run.sum_group ? c->run.sum_group : p->target.host_group;
-    plan_homes(z, c, p);
-    bool down = p->target.gpu && z->state.home != IZ_HOME_NONE;
-    p->param_type = c->dtype;
-    p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    p->sum = iz_sum_order_of(iz_sum_choose(c, p->target.gpu), p->slices,
-                             p->micro_batches, p->ranks, group, p->param_type,
-                             p->grad_type);
-    z->sums = choose_sums(p, stage, down);
-    z->group = c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
-    z->param.whole = z->frozen.whole = stage < 3;
-    z->state.whole = stage < 1;
-    /* A single backward of a step may write the gradient where it is kept. */
-    z->grad.whole = stage < 1 || (stage == 1 && once && !down) ||
-                    z->sums == IZ_SUMS_IN_ACCUMULATOR;
-    z->grad.home = z->grad.whole || z->state.home == IZ_HOME_NONE ? IZ_HOME_NONE
-                                                                  : IZ_HOME_CPU;
-    p->optimizer.type = c->optimizer.type;
-    p->optimizer.moments = c->run.state_dtype;
-    p->optimizer.remainder = c->run.master == IZ_MASTER_REMAINDER;
-}
-
 /* ---- costs ---- */
 
 /* Whether what unit v costs holds for u, too. */
@@ -431,7 +372,7 @@ int iz_plan_make(struct iz_plan *p, const struct iz_config *c,
     p->ring = iz_take(m->n_units + 1, sizeof(*p->ring), "the plan");
     p->cost = iz_take(m->n_units, sizeof(*p->cost), "the plan");
     plan_schedule(p, c);
-    plan_stage(p, c);
+    iz_plan_stage(p, c);
     for (int u = 0; u < m->n_units; u++)
         if (iz_unit_ties_trained(m, u))
             p->unit[m->unit[u].tied_unit].ties++;

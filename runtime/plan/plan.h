@@ -9,7 +9,7 @@
 #include "runtime/config/config.h"
 #include "runtime/plan/places.h"
 #include "runtime/plan/state_layout.h"
-#include "runtime/plan/sum_order.h"
+#include "runtime/plan/zero.h"
 
 /* Parameters that are never updated; the names mean what they do below. */
 struct iz_plan_frozen {
@@ -164,48 +164,6 @@ enum iz_staging_kind {
 struct iz_plan_staging {
     int n;
     int64_t bytes; /* of each */
-};
-
-/* Where an array lives, and how much of it a rank keeps there. */
-struct iz_plan_kept {
-    enum iz_home home;
-    bool whole; /* every rank has all of it; else its shard */
-};
-
-/* Where a rank adds its own micro-batches before the ranks add theirs. */
-enum iz_sums {
-    IZ_SUMS_NONE,           /* ranks first, or there is nothing to add */
-    IZ_SUMS_IN_ACCUMULATOR, /* which is whole then */
-    IZ_SUMS_IN_RING,        /* all micro-batches come together */
-    IZ_SUMS_OF_UNIT         /* each unit has a buffer */
-};
-
-/* What stage, homes and ratio have become. */
-struct iz_plan_zero {
-    /* Frozen parameters are beside the trained ones, or have buffers of their
-     * own with another home.  The home of gradients is where they are summed
-     * for the optimizer. */
-    struct iz_plan_kept param, frozen, grad, state;
-    bool fetch; /* units are copied or gathered into a ring */
-    /* Consecutive ranks that a fetch does not leave.  Less than all: they have
-     * a copy of all shards among them. */
-    int group;
-    enum iz_sums sums;
-    /* On one rank that offloads its optimizer the GPU adds, takes the squares,
-     * and sends each sum to the host once per step.  The bits are the same, so
-     * memory alone decides (fit.c). */
-    bool sums_on_gpu;
-    /* Some chunks of an offloaded optimizer are updated by the GPU: new
-     * parameters come down where they live there. */
-    bool divided; /* a ratio below 1 was asked for */
-    bool split;   /* ... and leaves the GPU a chunk */
-    /* The gradients of those chunks are summed and kept on the GPU: not where
-     * the collectives of the host form the sums. */
-    bool grads_apart;
-    bool pin_cpu; /* lock the cpu tier into memory */
-    /* Updates need neither the norm nor a loss scale: they may follow their
-     * gradients at once. */
-    bool early;
 };
 
 struct iz_plan_optimizer {

@@ -35,11 +35,6 @@ int64_t iz_plan_saved(const struct iz_plan *p, const struct iz_model *m,
                : 0;
 }
 
-bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g)
-{
-    return p->zero.fetch || g->quant.n;
-}
-
 int64_t iz_plan_gathered(const struct iz_plan_unit *g)
 {
     return g->rows ? g->packed : g->padded + g->frozen.padded + g->quant.n;

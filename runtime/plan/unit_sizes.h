@@ -5,8 +5,6 @@
 
 #include "runtime/plan/plan.h"
 
-/* Whether the unit is copied or gathered into a ring. */
-bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
 /* Elements of a unit's parameters where it is gathered, quantised ones among
  * them; and of those that lie in a file, in whole chunks. */
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);

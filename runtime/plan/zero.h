@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the stage decides: what a rank has whole, what it fetches, and the order
+ * in which the contributions to one element of a gradient are added.  That is a
+ * function of the config and the number of ranks, never of timing or of where
+ * bytes are. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "codelets/flat/dtype.h"
+#include "runtime/config/config.h"
+
+/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/reduce.c (or,
+ * with NCCL, reduce_nccl in gpu.c), and for micro-batches in pieces, by
+ * accumulator.c. tests/fake/summed.c forms all of them again. */
+enum iz_sum_over {
+    IZ_SUM_SLICES,
+    IZ_SUM_MICRO_BATCHES,
+    IZ_SUM_RANKS, /* of a group: consecutive ones */
+    IZ_SUM_GROUPS /* next to the level of ranks, which is below */
+};
+
+/* The n sums of the level below, in order: the first one begins the running
+ * sum, each other one is added to it in fp32.  The running sum is rounded to
+ * `kept` each time, and what goes to the level above to `given`. */
+struct iz_sum_level {
+    enum iz_sum_over over;
+    int n;
+    enum iz_dtype kept, given;
+};
+
+#define IZ_SUM_LEVELS 4
+
+/* From the contributions up.  A contribution has the type `wire`. */
+struct iz_sum_order {
+    enum iz_dtype wire;
+    struct iz_sum_level level[IZ_SUM_LEVELS];
+};
+
+/* What the config says, or auto: local first, where a rank has whole gradients
+ * anyway or needs that of one unit at a time. */
+enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
+
+/* Whether so many ranks can add like that: in stage 3 none has a whole
+ * gradient, but of the unit whose micro-batches come together. */
+bool iz_sum_possible(const struct iz_config *c, int ranks);
+
+/* group: divides the ranks; 1 and all of them mean the same, one group.  kept:
+ * type of the accumulators. */
+struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
+                                    int micro_batches, int ranks, int group,
+                                    enum iz_dtype wire, enum iz_dtype kept);
+/* Ranks of a group. */
+int iz_sum_group(const struct iz_sum_order *o);
+/* Whether several micro-batches are added below several ranks. */
+bool iz_sum_is_local(const struct iz_sum_order *o);
+/* As words, from the contributions up, without levels of one. */
+void iz_sum_order_print(const struct iz_sum_order *o, FILE *out);
+
+/* Where an array lives, and how much of it a rank keeps there. */
+struct iz_plan_kept {
+    enum iz_home home;
+    bool whole; /* every rank has all of it; else its shard */
+};
+
+/* Where a rank adds its own micro-batches before the ranks add theirs. */
+enum iz_sums {
+    IZ_SUMS_NONE,           /* ranks first, or there is nothing to add */
+    IZ_SUMS_IN_ACCUMULATOR, /* which is whole then */
+    IZ_SUMS_IN_RING,        /* all micro-batches come together */
+    IZ_SUMS_OF_UNIT         /* each unit has a buffer */
+};
+
+/* What stage, homes and ratio have become. */
+struct iz_plan_zero {
+    /* Frozen parameters are beside the trained ones, or have buffers of their
+     * own with another home.  The home of gradients is where they are summed
+     * for the optimizer. */
+    struct iz_plan_kept param, frozen, grad, state;
+    bool fetch; /* units are copied or gathered into a ring */
+    /* Consecutive ranks that a fetch does not leave.  Less than all: they have
+     * a copy of all shards among them. */
+    int group;
+    enum iz_sums sums;
+    /* On one rank that offloads its optimizer the GPU adds, takes the squares,
+     * and sends each sum to the host once per step.  The bits are the same, so
+     * memory alone decides (fit.c). */
+    bool sums_on_gpu;
+    /* Some chunks of an offloaded optimizer are updated by the GPU: new
+     * parameters come down where they live there. */
+    bool divided; /* a ratio below 1 was asked for */
+    bool split;   /* ... and leaves the GPU a chunk */
+    /* The gradients of those chunks are summed and kept on the GPU: not where
+     * the collectives of the host form the sums. */
+    bool grads_apart;
+    bool pin_cpu; /* lock the cpu tier into memory */
+    /* Updates need neither the norm nor a loss scale: they may follow their
+     * gradients at once. */
+    bool early;
+};
+
+struct iz_plan;
+struct iz_plan_unit;
+
+/* Sets `zero`, the types and the order of sums of a plan that has its schedule:
+ * nothing else in a plan depends on the stage itself. */
+void iz_plan_stage(struct iz_plan *p, const struct iz_config *c);
+/* Whether the unit is copied or gathered into a ring. */
+bool iz_plan_fetches(const struct iz_plan *p, const struct iz_plan_unit *g);
