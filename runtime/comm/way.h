@@ -22,6 +22,10 @@ struct iz_shards {
     int n, ranks;
 };
 
-/* One item, see iz_coll_all_gather_among and iz_coll_refresh. */
+/* One item, see iz_coll_all_gather_among and iz_coll_refresh (deal.c). */
 struct iz_way iz_way_gather(const void *shards, int i, int giver, int taker);
 struct iz_way iz_way_refresh(const void *shards, int i, int giver, int taker);
+
+/* Parts for a sum of its group: item j goes to the rank that has the owner's
+ * position, of the part whose owner is in group j (reduce.c). */
+struct iz_way iz_way_within(const void *shards, int j, int giver, int taker);
