@@ -13,8 +13,8 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/disk.h"
+#include "runtime/step/fetch.h"
 #include "runtime/step/move.h"
-#include "runtime/step/order.h"
 #include "runtime/step/submit.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a

@@ -17,7 +17,6 @@
 #include "runtime/step/boundary.h"
 #include "runtime/step/clip.h"
 #include "runtime/step/fetch.h"
-#include "runtime/step/order.h"
 #include "runtime/step/reduce.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
