@@ -25,11 +25,6 @@ struct load {
     struct iz_progress progress;
 };
 
-static int ckpt_load_fault(const struct iz_rank_file *f, const char *what)
-{
-    return iz_text_refuse(stderr, "checkpoint: %s: %s", f->st.path, what);
-}
-
 int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
                       int rank, int ranks)
 {
@@ -38,8 +33,8 @@ int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
     int err = iz_rank_file_open(f, path);
     if (!err &&
         ((*f)->rank != rank || (*f)->ranks != ranks || (*f)->step != step))
-        err = ckpt_load_fault(
-            *f, "belongs to another rank, number of ranks or step");
+        err = iz_st_fault(&(*f)->st,
+                          "belongs to another rank, number of ranks or step");
     return err;
 }
 
@@ -78,7 +73,7 @@ static int file_take(struct load *l, const struct iz_rank_file *f)
             iz_rank_file_find(f, l->k->part[i].name);
         if (!p || p->total != l->k->part[i].total)
             err =
-                ckpt_load_fault(f, "has not the arrays that index.json gives");
+                iz_st_fault(&f->st, "has not the arrays that index.json gives");
         else
             err = part_take(l, i, f, p);
     }
@@ -92,11 +87,12 @@ static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
     if (err)
         return err;
     if ((*f)->st.bytes != want.bytes)
-        return ckpt_load_fault(
-            *f, "has not the size that index.json gives (truncated?)");
+        return iz_st_fault(
+            &(*f)->st, "has not the size that index.json gives (truncated?)");
     if ((*f)->st.header_hash != want.header_hash)
-        return ckpt_load_fault(
-            *f, "damaged: the header has not the hash that index.json gives");
+        return iz_st_fault(
+            &(*f)->st,
+            "damaged: the header has not the hash that index.json gives");
     return 0;
 }
 
