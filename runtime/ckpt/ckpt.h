@@ -95,6 +95,41 @@ int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);
 /* Where the complete checkpoint of `step` lies.  -ENOENT if nowhere. */
 int iz_ckpt_dir_find(const char *dir, int64_t step, char path[IZ_CKPT_PATH]);
 
+/* The id of the run that wrote the checkpoint of `step`, and its identity,
+ * malloc'ed, if `identity` is not NULL; "" and NULL where it does not tell.
+ * Negative errno, nothing printed: it cannot be read. */
+int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
+                  char **identity);
+
+struct iz_ckpt_writer {
+    const struct iz_ckpt *k; /* borrowed */
+    int64_t step;
+    int rank, ranks;
+    int fd;
+    int64_t data, bytes; /* where data begin; of the whole file */
+    char path[IZ_CKPT_FILE_PATH];
+};
+
+/* Creates the file, and its directory if no other rank has; the first four
+ * members are set.  From here to the end of close the parts have offsets and
+ * hashes.  Negative errno with the reason printed, here and below. */
+int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
+/* Block b of part i; in any order, different ones at the same time. */
+int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
+                         const float *in);
+/* Header and sync; also after an error, which it returns. */
+int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err);
+
+/* One rank, when every rank's file is on the disk: it looks whether it sees
+ * them all and whole; then index, rename, and removal of checkpoints that are
+ * too old. */
+int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks);
+
+/* Opens a rank's file in a checkpoint's folder.  Negative errno with the reason
+ * printed: also when it is of another step, rank or number of ranks. */
+int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
+                      int rank, int ranks);
+
 /* ---- index.c: index.json ---- */
 
 /* What the rank files mean together, and what a run must have in common with
@@ -129,12 +164,6 @@ void iz_ckpt_index_close(struct iz_ckpt_index **x);
 int64_t iz_ckpt_files_bytes(const char *dir, int ranks,
                             const struct iz_ckpt_file *file, FILE *err);
 
-/* The id of the run that wrote the checkpoint of `step`, and its identity,
- * malloc'ed, if `identity` is not NULL; "" and NULL where it does not tell.
- * Negative errno, nothing printed: it cannot be read. */
-int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
-                  char **identity);
-
 /* Whether the run has the model, arrays, parameters and scalars of the
  * checkpoint. -EINVAL with the first difference printed. */
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
@@ -142,38 +171,7 @@ int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k);
 /* Fills k's scalars; after a check that succeeded. */
 void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
 
-/* ---- write.c: saving ---- */
-
-struct iz_ckpt_writer {
-    const struct iz_ckpt *k; /* borrowed */
-    int64_t step;
-    int rank, ranks;
-    int fd;
-    int64_t data, bytes; /* where data begin; of the whole file */
-    char path[IZ_CKPT_FILE_PATH];
-};
-
-/* Creates the file, and its directory if no other rank has; the first four
- * members are set.  From here to the end of close the parts have offsets and
- * hashes.  Negative errno with the reason printed, here and below. */
-int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
-/* Block b of part i; in any order, different ones at the same time. */
-int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
-                         const float *in);
-/* Header and sync; also after an error, which it returns. */
-int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err);
-
-/* One rank, when every rank's file is on the disk: it looks whether it sees
- * them all and whole; then index, rename, and removal of checkpoints that are
- * too old. */
-int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks);
-
 /* ---- load.c: loading ---- */
-
-/* Opens a rank's file in a checkpoint's folder.  Negative errno with the reason
- * printed: also when it is of another step, rank or number of ranks. */
-int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
-                      int rank, int ranks);
 
 /* Fills parts and scalars from the checkpoint of `step`, which any number of
  * ranks may have written.  Checks every file before it puts anything.  A

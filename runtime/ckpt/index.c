@@ -234,32 +234,6 @@ int64_t iz_ckpt_files_bytes(const char *dir, int ranks,
     return sum;
 }
 
-static char *lines_of(const json_t *lines)
-{
-    struct iz_text t;
-    FILE *f = iz_text_open(&t);
-    for (int64_t i = 0; i < iz_json_count(lines); i++)
-        fprintf(f, "%s\n", json_string_value(json_array_get(lines, (size_t)i)));
-    return iz_text_close(&t);
-}
-
-int iz_ckpt_whose(const char *dir, int64_t step, char id[IZ_CKPT_ID],
-                  char **identity)
-{
-    struct iz_ckpt_index *x = NULL;
-    char path[IZ_CKPT_PATH];
-    int err = iz_ckpt_dir_find(dir, step, path);
-    if (!err)
-        err = iz_ckpt_index_open(&x, path, true);
-    const json_t *root = err ? NULL : x->root;
-    const json_t *lines = json_object_get(root, "identity");
-    snprintf(id, IZ_CKPT_ID, "%s", iz_json_text_of(root, "run"));
-    if (identity)
-        *identity = json_is_array(lines) ? lines_of(lines) : NULL;
-    iz_ckpt_index_close(&x);
-    return err;
-}
-
 /* ---- comparing ---- */
 
 /* Refuses the first value below `path` that is not the same in both.  NULL: it

@@ -25,19 +25,6 @@ struct load {
     struct iz_progress progress;
 };
 
-int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
-                      int rank, int ranks)
-{
-    char path[IZ_CKPT_FILE_PATH];
-    snprintf(path, sizeof(path), "%s/" IZ_CKPT_FILE, dir, rank, ranks);
-    int err = iz_rank_file_open(f, path);
-    if (!err &&
-        ((*f)->rank != rank || (*f)->ranks != ranks || (*f)->step != step))
-        err = iz_st_fault(&(*f)->st,
-                          "belongs to another rank, number of ranks or step");
-    return err;
-}
-
 /* Takes from a file what part i still lacks.  Files come in order of ranks, and
  * so do the elements in them. */
 static int part_take(struct load *l, int i, const struct iz_rank_file *f,
