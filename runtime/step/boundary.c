@@ -13,13 +13,12 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/unit_sizes.h"
 #include "runtime/step/disk.h"
-#include "runtime/step/fetch.h"
 #include "runtime/step/move.h"
 #include "runtime/step/submit.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
- * position of the pass: step * tracks + track, with steps as in iz_order_unit.
- */
+ * position of the pass: step * tracks + track, with steps as in
+ * iz_step_pass_unit. */
 
 #define NEVER INT_MAX
 
@@ -154,7 +153,7 @@ void iz_boundary_ahead(struct iz_engine *e, int unit, int track)
     /* The last unit with a backward reads one, but for the first unit. */
     int below = e->plan.first_trained > 1 ? e->plan.first_trained - 1 : 0;
     for (int j = from; j < (2 * units - 2 - below) * tracks; j++) {
-        int reads = iz_order_unit(e, j / tracks) - 1;
+        int reads = iz_step_pass_unit(e, j / tracks) - 1;
         int content = reads * tracks + j % tracks;
         if (slot_of(e, content))
             continue;

@@ -21,17 +21,6 @@
 
 /* ---- the order of uses ---- */
 
-int iz_order_unit(const struct iz_engine *e, int i)
-{
-    int units = e->model->n_units;
-    return i < units ? i : 2 * units - 2 - i;
-}
-
-int iz_order_position(const struct iz_engine *e, int i)
-{
-    return i + (i + 1 >= e->model->n_units);
-}
-
 /* A pass has fewer than 2U steps, and a step at most two uses. */
 static void list_uses(struct iz_engine *e, bool training, struct iz_uses *uses)
 {
@@ -47,7 +36,7 @@ static void list_uses(struct iz_engine *e, bool training, struct iz_uses *uses)
     if (training)
         uses->steps += units - 1 - e->plan.first_trained;
     for (int i = 0; i < uses->steps; i++) {
-        int u = iz_order_unit(e, i), tied = e->model->unit[u].tied_unit;
+        int u = iz_step_pass_unit(e, i), tied = e->model->unit[u].tied_unit;
         uses->item[i] = uses->n;
         for (int k = 0; k < 1 + (tied >= 0); k++) {
             uses->step[uses->n] = i;
@@ -63,7 +52,7 @@ static void list_uses(struct iz_engine *e, bool training, struct iz_uses *uses)
     }
 }
 
-void iz_order_open(struct iz_engine *e)
+void iz_fetch_open(struct iz_engine *e)
 {
     list_uses(e, true, &e->uses.training);
     list_uses(e, false, &e->uses.forward);
@@ -447,7 +436,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
             return;
         /* A fetch belongs to the use that it serves. */
         int position =
-            iz_graph_position(e->graph, iz_order_position(e, u->step[j]));
+            iz_graph_position(e->graph, iz_step_pass_position(e, u->step[j]));
         submit_fetch(e, u->unit[j], s);
         iz_graph_position(e->graph, position);
     }

@@ -60,6 +60,20 @@ static inline const char *iz_step_unit_name(const struct iz_engine *e, int unit)
     return e->model->unit[unit].name;
 }
 
+/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+static inline int iz_step_pass_unit(const struct iz_engine *e, int i)
+{
+    int units = e->model->n_units;
+    return i < units ? i : 2 * units - 2 - i;
+}
+
+/* Where step i of a pass is in the graph: forward of unit u is u, backward is
+ * 2U-1-u. */
+static inline int iz_step_pass_position(const struct iz_engine *e, int i)
+{
+    return i + (i + 1 >= e->model->n_units);
+}
+
 /* Puts the units which are needed first in front, by less than the distance
  * between the priorities of kinds. */
 static inline int iz_step_in_order(int unit)

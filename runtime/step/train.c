@@ -98,9 +98,9 @@ static void submit_wave(struct iz_engine *e, int first, int micros)
     iz_boundary_begin(e, micros * e->plan.slices, true);
     iz_fetch_ahead(e, uses, 0);
     for (int i = 0; i < uses->steps; i++) {
-        int u = iz_order_unit(e, i);
+        int u = iz_step_pass_unit(e, i);
         bool backward = i + 1 >= e->model->n_units;
-        iz_graph_position(e->graph, iz_order_position(e, i));
+        iz_graph_position(e->graph, iz_step_pass_position(e, i));
         if (!backward)
             forward_tracks(e, u, micros * e->plan.slices);
         for (int g = 0; backward && g < micros; g++)
@@ -145,8 +145,8 @@ static void submit_updates(struct iz_engine *e)
     int published = 0;
     bool early = iz_step_updates_early(e);
     for (int u = 0; u < e->plan.n_units; u++) {
-        iz_graph_position(e->graph,
-                          iz_order_position(e, 2 * e->model->n_units - 2 - u));
+        iz_graph_position(
+            e->graph, iz_step_pass_position(e, 2 * e->model->n_units - 2 - u));
         if (!early || u < e->update_order.late)
             iz_update_unit(e, u);
         published = publish_units(e, published, u + 1);
@@ -343,7 +343,7 @@ int iz_train_open(struct iz_engine **out, const struct iz_train_config *c,
     if (!r)
         r = open_memory(e);
     if (!r)
-        iz_order_open(e);
+        iz_fetch_open(e);
     if (c->cores)
         iz_cores_release(c->cores);
     if (r)
