@@ -73,21 +73,8 @@ struct iz_ckpt {
 
 /* The first rank removes what a crash left, before anybody saves. */
 int iz_ckpt_dir_sweep(const char *dir);
-/* The path of the directory in which the checkpoint of `step` is written; with
- * `make` that is made if it is not there.  Negative errno with the reason
- * printed. */
-int iz_ckpt_dir_tmp(const char *dir, int64_t step, bool make,
-                    char path[IZ_CKPT_PATH]);
-
-/* Gives the written and synced directory its name, in place of an older
- * checkpoint of the same step. */
-int iz_ckpt_dir_commit(const char *dir, int64_t step);
-
-/* Removes the directory of iz_ckpt_dir_tmp. */
+/* Removes what was written for the checkpoint of `step`. */
 void iz_ckpt_dir_abort(const char *dir, int64_t step);
-
-/* Removes the checkpoint of `step`. */
-void iz_ckpt_dir_discard(const char *dir, int64_t step);
 
 /* The newest complete checkpoint below `limit`; -ENOENT if there is none. */
 int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit);

@@ -108,41 +108,37 @@ int iz_ckpt_dir_sweep(const char *dir)
     return 0;
 }
 
-int iz_ckpt_dir_tmp(const char *dir, int64_t step, bool make,
-                    char path[IZ_CKPT_PATH])
+/* The directory in which a checkpoint is written, unless another rank has made
+ * it. */
+static int make_tmp(const struct paths *p)
 {
-    struct paths p;
-    int err = paths_of(&p, dir, step);
-    memcpy(path, p.tmp, IZ_CKPT_PATH);
-    if (!err && make)
-        err = iz_durable_make_directories(WHO, p.parent);
-    if (!err && make && mkdir(p.tmp, 0777) != 0)
+    int err = iz_durable_make_directories(WHO, p->parent);
+    if (!err && mkdir(p->tmp, 0777) != 0)
         err = errno == EEXIST
-                  ? iz_durable_check_directory(WHO, p.tmp, files)
-                  : iz_durable_refuse(WHO, p.tmp, "cannot make", errno);
+                  ? iz_durable_check_directory(WHO, p->tmp, files)
+                  : iz_durable_refuse(WHO, p->tmp, "cannot make", errno);
     return err;
 }
 
-int iz_ckpt_dir_commit(const char *dir, int64_t step)
+/* Gives the written directory its name, in place of an older checkpoint of the
+ * same step. */
+static int rename_tmp(const struct paths *p)
 {
-    struct paths p;
-    int err = paths_of(&p, dir, step);
-    if (!err)
-        err = iz_durable_sync_directory(WHO, p.tmp);
+    int err = iz_durable_sync_directory(WHO, p->tmp);
     if (err)
         return err;
-    bool replaces = exists(p.done);
-    if (replaces && rename(p.done, p.old) != 0)
-        return iz_durable_refuse(WHO, p.done, "cannot move aside", errno);
-    if (rename(p.tmp, p.done) != 0) {
-        err = iz_durable_refuse(WHO, p.tmp, "cannot rename", errno);
-        if (replaces && rename(p.old, p.done) != 0)
-            iz_durable_refuse(WHO, p.old, "cannot rename back", errno);
+    bool replaces = exists(p->done);
+    if (replaces && rename(p->done, p->old) != 0)
+        return iz_durable_refuse(WHO, p->done, "cannot move aside", errno);
+    if (rename(p->tmp, p->done) != 0) {
+        err = iz_durable_refuse(WHO, p->tmp, "cannot rename", errno);
+        if (replaces && rename(p->old, p->done) != 0)
+            iz_durable_refuse(WHO, p->old, "cannot rename back", errno);
         return err;
     }
-    err = iz_durable_sync_directory(WHO, p.parent);
-    if (!err && exists(p.old))
-        discard(&p, p.old);
+    err = iz_durable_sync_directory(WHO, p->parent);
+    if (!err && exists(p->old))
+        discard(p, p->old);
     return err;
 }
 
@@ -151,13 +147,6 @@ void iz_ckpt_dir_abort(const char *dir, int64_t step)
     struct paths p;
     if (paths_of(&p, dir, step) == 0)
         iz_durable_remove_directory(WHO, p.tmp, files);
-}
-
-void iz_ckpt_dir_discard(const char *dir, int64_t step)
-{
-    struct paths p;
-    if (paths_of(&p, dir, step) == 0)
-        discard(&p, p.done);
 }
 
 int64_t iz_ckpt_dir_newest(const char *dir, int64_t limit)
@@ -251,7 +240,7 @@ static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
  * not depend on them. */
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 {
-    char dir[IZ_CKPT_PATH];
+    struct paths dir;
     int64_t data = 0;
     w->fd = -1;
     for (int i = 0; i < w->k->n_parts; i++) {
@@ -260,10 +249,12 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
         p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
         data += 4 * p->count;
     }
-    int err = iz_ckpt_dir_tmp(w->k->dir, w->step, true, dir);
+    int err = paths_of(&dir, w->k->dir, w->step);
+    if (!err)
+        err = make_tmp(&dir);
     if (err)
         return err;
-    snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir, w->rank,
+    snprintf(w->path, sizeof(w->path), "%s/" IZ_CKPT_FILE, dir.tmp, w->rank,
              w->ranks);
     free(header_make(w, &w->data));
     w->bytes = w->data + data;
@@ -325,12 +316,13 @@ int iz_ckpt_file_open(struct iz_rank_file **f, const char *dir, int64_t step,
 static void prune(const struct iz_ckpt *k, int64_t step)
 {
     char id[IZ_CKPT_ID];
+    struct paths p;
     for (int n = 1; (step = iz_ckpt_dir_newest(k->dir, step)) >= 0;) {
         bool told = iz_ckpt_whose(k->dir, step, id, NULL) == 0 && *id;
         if (told && k->of.id && strcmp(id, k->of.id) != 0)
             continue;
-        if (++n > k->keep_last)
-            iz_ckpt_dir_discard(k->dir, step);
+        if (++n > k->keep_last && paths_of(&p, k->dir, step) == 0)
+            discard(&p, p.done);
     }
 }
 
@@ -375,18 +367,19 @@ static int files_see(const struct iz_ckpt *k, const char *dir, int64_t step,
 
 int iz_ckpt_commit(const struct iz_ckpt *k, int64_t step, int ranks)
 {
-    char dir[IZ_CKPT_PATH], path[IZ_CKPT_FILE_PATH];
-    int err = iz_ckpt_dir_tmp(k->dir, step, false, dir);
+    struct paths dir;
+    char path[IZ_CKPT_FILE_PATH];
+    int err = paths_of(&dir, k->dir, step);
     if (err)
         return err;
-    snprintf(path, sizeof(path), "%s/index.json", dir);
+    snprintf(path, sizeof(path), "%s/index.json", dir.tmp);
     struct iz_ckpt_file *file = iz_take(ranks, sizeof(*file), "files");
-    err = files_see(k, dir, step, ranks, file);
+    err = files_see(k, dir.tmp, step, ranks, file);
     if (!err)
         err = iz_ckpt_index_write(path, k, step, ranks, file);
     free(file);
     if (!err)
-        err = iz_ckpt_dir_commit(k->dir, step);
+        err = rename_tmp(&dir);
     if (!err && k->keep_last > 0)
         prune(k, step);
     return err;
