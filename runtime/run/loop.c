@@ -1,13 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop over steps: at most a few are under way, events are taken,
- * checkpoints begun and ended. */
+/* From which checkpoint a run goes on, and the loop over steps: at most a few
+ * are under way, events are taken, checkpoints begun and ended. */
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
+#include "codelets/base/take.h"
 #include "runtime/engine/trace.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
 #define SAVE "the save of a checkpoint" /* the phase, for messages */
+
+/* ---- the checkpoint that it goes on from ---- */
+
+/* Whose the checkpoints of the output are: the newest one is taken, unless some
+ * are of another run. */
+static int find_owner(struct run *r)
+{
+    struct run_from *f = &r->from;
+    char id[IZ_CKPT_ID];
+    int64_t step = f->step, of;
+    if (r->o.replay && step < 0) /* a later one tells, too, what the run was */
+        step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    of = step;
+    if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
+        return 0; /* what is wrong with it is told when it is read */
+    while ((step = iz_ckpt_dir_newest(r->c.run.output, step)) >= 0) {
+        if (iz_ckpt_whose(r->c.run.output, step, id, NULL) || !*id)
+            continue;
+        if (*f->id && strcmp(id, f->id) != 0)
+            return iz_text_refuse(
+                stderr,
+                "--resume: %s holds checkpoints of two runs: step %lld is of "
+                "run %s, step %lld of run %s: move those of one away",
+                r->c.run.output, (long long)of, f->id, (long long)step, id);
+        of = step;
+        snprintf(f->id, sizeof(f->id), "%s", id);
+    }
+    return 0;
+}
+
+/* The first rank finds it, for all. */
+int iz_run_find_checkpoint(struct run *r)
+{
+    struct run_from *f = &r->from;
+    bool here = iz_run_first(r);
+    /* A replay of a run's first steps may have no checkpoint before them. */
+    f->step = iz_ckpt_dir_newest(r->c.run.output,
+                                 r->o.replay ? r->o.from + 1 : INT64_MAX);
+    int s = here ? find_owner(r) : 0;
+    if (here && f->step < 0 && !r->o.plan && !r->o.replay)
+        s = iz_text_refuse(
+            stderr, "--resume: no checkpoint in %s%s", r->c.run.output,
+            access(r->c.run.output, F_OK) ? ": there is no such folder" : "");
+    int64_t bytes = f->identity ? (int64_t)strlen(f->identity) + 1 : 0;
+    iz_coll_broadcast(r->coll, &bytes, sizeof(bytes), 0, "the checkpoint");
+    if (!here && bytes)
+        f->identity = iz_take(bytes, 1, "the checkpoint");
+    s = iz_run_agree(r, s, "the checkpoint");
+    if (s)
+        return s;
+    iz_coll_broadcast(r->coll, &f->step, sizeof(f->step), 0, "the checkpoint");
+    iz_coll_broadcast(r->coll, f->identity, bytes, 0, "the checkpoint");
+    if (f->identity)
+        iz_config_keep(&r->c, f->identity, iz_run_ranks(r));
+    return 0;
+}
+
+/* ---- saves ---- */
 
 /* Of a save that has become a checkpoint. */
 static void report_save(struct run *r)
@@ -81,6 +142,8 @@ static int save(struct run *r)
         iz_ckpt_save_begin(r->saver);
     return s;
 }
+
+/* ---- steps ---- */
 
 static bool every(int64_t interval, int64_t step)
 {

@@ -153,6 +153,9 @@ static inline int iz_run_agree(struct run *r, int status, const char *what)
     return status ? status : -ECANCELED;
 }
 
+/* Sets `from`, and of the config what a resumed run keeps.  Negative errno with
+ * the reason printed, on all ranks. */
+int iz_run_find_checkpoint(struct run *r);
 /* Trains from the step where the engine is to the last one.  Negative errno
  * with the reason printed, on all ranks. */
 int iz_run_train(struct run *r);
