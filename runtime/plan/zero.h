@@ -11,9 +11,8 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
-/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/reduce.c, and
- * for micro-batches in pieces, by accumulator.c. tests/fake/summed.c forms all
- * of them again. */
+/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/reduce.c.
+ * tests/fake/summed.c forms all of them again. */
 enum iz_sum_over {
     IZ_SUM_SLICES,
     IZ_SUM_MICRO_BATCHES,

@@ -12,8 +12,9 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/plan/split.h"
 #include "runtime/plan/unit_sizes.h"
-#include "runtime/step/accumulator.h"
+#include "runtime/step/fetch.h"
 #include "runtime/step/move.h"
+#include "runtime/step/norm.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
@@ -155,6 +156,82 @@ static void submit_reduce(struct iz_engine *e, struct iz_task *t,
     iz_step_submit(e, t, &a, sizeof(a));
 }
 
+/* ---- pieces of an accumulator on the host ---- */
+
+/* Of a task that adds: nobody waits for the sum of a single rank, unless its
+ * update follows at once and comes first. */
+static int sum_priority(const struct iz_engine *e)
+{
+    return iz_step_updates_early(e) && iz_step_updates_first(e) ? 0 : -3500;
+}
+
+/* What is done to piece i, whose first element is `first`. */
+struct piece_sum {
+    int64_t first, n;
+    int inputs;
+    bool accumulate, squares;
+    enum iz_dtype from, type;
+};
+
+/* buf: the piece; what is added to it; sums of its blocks' squares. */
+static void run_piece(struct iz_exec *x, void **buf, const void *arg)
+{
+    const struct piece_sum *a = arg;
+    const void *in[IZ_SLICES_MAX];
+    for (int i = 0; i < a->inputs; i++)
+        in[i] = (char *)buf[1 + i] + a->first * iz_dtype_bytes(a->from);
+    iz_flat_add_squares(a->squares ? buf[1 + a->inputs] : NULL, buf[0], a->type,
+                        a->accumulate, in, a->inputs, a->from, a->n);
+}
+
+/* The inputs, of the whole accumulator's length unless a.first stays 0, are
+ * added to piece i, and its squares are taken.  The workers of the host share
+ * the pieces. */
+static void submit_piece(struct iz_engine *e, struct iz_task t, int acc, int i,
+                         const starpu_data_handle_t *from, struct piece_sum a)
+{
+    struct iz_unit_memory *g = &e->unit[t.unit];
+    double size = (double)iz_dtype_bytes(a.type);
+    a.n = iz_plan_piece(&e->plan, g->plan, i);
+    iz_task_add(&t, g->grad_handle[acc][i],
+                !a.inputs      ? STARPU_R
+                : a.accumulate ? STARPU_RW
+                               : STARPU_W);
+    for (int k = 0; k < a.inputs; k++)
+        iz_task_add(&t, from[k], STARPU_R);
+    if (a.squares)
+        iz_task_add(&t, g->block_sums_handle[i], STARPU_W);
+    t.bytes = (double)a.n * size;
+    if (a.inputs)
+        t.bytes = (double)a.n * ((double)(a.inputs * iz_dtype_bytes(a.from)) +
+                                 size * (a.accumulate ? 2 : 1));
+    t.squares = a.squares && a.inputs ? (double)a.n : 0;
+    iz_step_submit(e, &t, &a, sizeof(a));
+}
+
+/* Adds to all pieces, from the buffers of contributions on the host. */
+static void add_to_pieces(struct iz_engine *e, int unit, int acc,
+                          const starpu_data_handle_t *from, struct piece_sum a)
+{
+    struct iz_task t = iz_task_of(e, IZ_REDUCE, IZ_ON_HOST, run_piece, unit);
+    t.priority_offset = sum_priority(e) + iz_step_in_order(unit);
+    for (int i = 0; i < e->unit[unit].plan->pieces; i++) {
+        submit_piece(e, t, acc, i, from, a);
+        a.first += e->unit[unit].plan->piece;
+    }
+}
+
+/* As one: the task is given the address of the first, and writes all.  Returns
+ * which buffer it is. */
+static int add_accumulator(struct iz_task *t, const struct iz_unit_memory *g,
+                           int acc, enum starpu_data_access_mode mode)
+{
+    int first = iz_task_add(t, g->grad_handle[acc][0], mode);
+    for (int i = 1; i < g->plan->pieces; i++)
+        iz_task_add(t, g->grad_handle[acc][i], mode);
+    return first;
+}
+
 /* ---- to the accumulators ---- */
 
 /* The GPU of a single rank adds n elements of a contribution, behind the first
@@ -182,7 +259,7 @@ static void take_down(struct iz_engine *e, int unit, int acc,
     struct iz_task t = iz_task_of(e, IZ_OFFLOAD, IZ_ON_D2H, NULL, unit);
     m.from = iz_task_add(&t, from, STARPU_R);
     m.to = buffer ? iz_task_add(&t, buffer, STARPU_W)
-                  : iz_accumulator_whole(&t, &e->unit[unit], acc, STARPU_W);
+                  : add_accumulator(&t, &e->unit[unit], acc, STARPU_W);
     t.priority_offset = iz_step_in_order(unit);
     iz_move(e, &t, m);
 }
@@ -209,7 +286,7 @@ static void offload(struct iz_engine *e, int unit, int acc,
         struct iz_task t = iz_task_of(e, host ? IZ_OFFLOAD : IZ_REDUCE,
                                       IZ_ON_COMM, run_reduce, unit);
         down.out = buffer ? iz_task_add(&t, buffer, STARPU_W)
-                          : iz_accumulator_whole(&t, g, acc, STARPU_W);
+                          : add_accumulator(&t, g, acc, STARPU_W);
         down.apart = iz_task_add(&t, g->grad_apart_handle[acc],
                                  first ? STARPU_W : STARPU_RW);
         down.sum.n_apart = apart;
@@ -225,13 +302,13 @@ static void offload(struct iz_engine *e, int unit, int acc,
                       host * iz_dtype_bytes(a.sum.wire));
     }
     if (!straight)
-        iz_accumulator_add(
+        add_to_pieces(
             e, unit, acc, &buffer,
-            (struct iz_piece_sum){.inputs = 1,
-                                  .accumulate = !first,
-                                  .squares = last && g->plan->sums_squares,
-                                  .from = down.sum.out_type,
-                                  .type = a.sum.out_type});
+            (struct piece_sum){.inputs = 1,
+                               .accumulate = !first,
+                               .squares = last && g->plan->sums_squares,
+                               .from = down.sum.out_type,
+                               .type = a.sum.out_type});
 }
 
 /* Where the GPU of a single rank forms the sums and takes their squares: what
@@ -256,7 +333,7 @@ static void add_on_gpu(struct iz_engine *e, int unit, int acc, bool last,
     }
     if (!last || acc || !host) /* the tied use comes first */
         return;
-    iz_accumulator_squares(e, unit, 0, sum, g->sum_handle[1]);
+    iz_norm_squares(e, unit, 0, sum, g->sum_handle[1]);
     take_down(e, unit, 0, NULL, sum, host * iz_dtype_bytes(a.sum.wire));
 }
 
@@ -279,7 +356,7 @@ static bool add_own(struct iz_engine *e, int unit, int acc, bool last,
     a.sum.shard = iz_plan_sent(g->plan);
     a.narrow = last && a.sum.out_type != a.sum.wire;
     a.out = iz_task_add(&t, *sum, a.sum.accumulate ? STARPU_RW : STARPU_W);
-    t.priority_offset = last ? 0 : iz_accumulator_priority(e);
+    t.priority_offset = last ? 0 : sum_priority(e);
     submit_reduce(e, &t, slot, a.narrow, a);
     if (last && !a.narrow)
         slot[0] = p->zero.sums == IZ_SUMS_IN_ACCUMULATOR ? NULL : *sum;
@@ -299,8 +376,8 @@ static void add_together(struct iz_engine *e, int unit, int acc,
         iz_task_of(e, IZ_REDUCE, many ? IZ_ON_COMM : IZ_ON_COMPUTE,
                    many ? run_reduce : run_own_sum, unit);
     a.squares = squares;
-    a.out = iz_accumulator_whole(&t, g, acc, kept ? STARPU_RW : STARPU_W);
-    t.priority_offset = many ? 0 : iz_accumulator_priority(e);
+    a.out = add_accumulator(&t, g, acc, kept ? STARPU_RW : STARPU_W);
+    t.priority_offset = many ? 0 : sum_priority(e);
     submit_reduce(e, &t, slot, many, a);
 }
 
@@ -370,12 +447,49 @@ void iz_reduce(struct iz_engine *e, int unit, int use,
     else if (route == TO_HOST)
         offload(e, unit, acc, slot[0], last, a);
     else if (route == PIECES)
-        iz_accumulator_add(e, unit, acc, slot,
-                           (struct iz_piece_sum){.inputs = slots,
-                                                 .accumulate = a.sum.accumulate,
-                                                 .squares = squares,
-                                                 .from = a.sum.wire,
-                                                 .type = a.sum.out_type});
+        add_to_pieces(e, unit, acc, slot,
+                      (struct piece_sum){.inputs = slots,
+                                         .accumulate = a.sum.accumulate,
+                                         .squares = squares,
+                                         .from = a.sum.wire,
+                                         .type = a.sum.out_type});
     else if (route == TOGETHER)
         add_together(e, unit, acc, slot, squares, a);
+}
+
+/* Of pieces whose last sum has not taken their squares; the tied use's are
+ * added first. */
+static void square_pieces(struct iz_engine *e, int unit)
+{
+    const struct iz_unit_memory *g = &e->unit[unit];
+    struct iz_task t = iz_task_of(e, IZ_NORM, IZ_ON_HOST, run_piece, unit);
+    struct piece_sum a = {.inputs = g->plan->split_accum,
+                          .accumulate = true,
+                          .squares = true,
+                          .from = e->plan.grad_type,
+                          .type = e->plan.grad_type};
+    for (int i = 0; i < g->plan->pieces; i++)
+        submit_piece(e, t, 0, i, &g->grad_handle[1][i], a);
+}
+
+void iz_reduce_end(struct iz_engine *e, int unit)
+{
+    struct iz_unit_memory *g = &e->unit[unit];
+    const struct iz_plan *p = &e->plan;
+    if (!g->plan->n)
+        return;
+    assert(g->contributions[0] == g->plan->contributions);
+    g->contributions[0] = g->contributions[1] = 0;
+    if (iz_plan_grads_apart(p, g->plan))
+        iz_norm_squares(e, unit, g->plan->pieces, g->grad_apart_handle[0],
+                        g->grad_apart_handle[1]);
+    if (!g->plan->sums_squares && !iz_plan_squared(p, g->plan))
+        iz_norm_unit(e, unit);
+    else if (!g->plan->sums_squares && !p->zero.sums_on_gpu)
+        square_pieces(e, unit);
+    if (iz_plan_squared(p, g->plan))
+        iz_norm_blocks(e, unit);
+    if (p->zero.state.whole && p->ranks > 1)
+        iz_fetch_gather(e, IZ_REDUCE, unit, g->grad_handle[0][0],
+                        iz_dtype_bytes(p->grad_type));
 }

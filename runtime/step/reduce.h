@@ -8,3 +8,6 @@
  * the unit's own, 1 the tied one.  Leaves slot[0] undefined. */
 void iz_reduce(struct iz_engine *e, int unit, int use,
                starpu_data_handle_t *slot, int slots);
+/* After the last contribution: the sum of squares where the sums have not left
+ * it; in stage 0 also the other ranks' parts of the gradient. */
+void iz_reduce_end(struct iz_engine *e, int unit);

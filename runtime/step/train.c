@@ -13,7 +13,6 @@
 #include "runtime/engine/alloc.h"
 #include "runtime/engine/trace.h"
 #include "runtime/plan/matrices.h"
-#include "runtime/step/accumulator.h"
 #include "runtime/step/boundary.h"
 #include "runtime/step/clip.h"
 #include "runtime/step/fetch.h"
@@ -69,7 +68,7 @@ static void forward_tracks(struct iz_engine *e, int u, int tracks)
  * to be known about the others. */
 static void after_backward(struct iz_engine *e, int u)
 {
-    iz_step_grad_norm(e, u);
+    iz_reduce_end(e, u);
     if (iz_step_updates_early(e) && u >= e->update_order.late)
         iz_update_unit(e, u);
 }
