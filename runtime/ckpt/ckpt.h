@@ -61,7 +61,7 @@ struct iz_ckpt {
     const char *rounding;
 };
 
-/* ---- dir.c: the directories ---- */
+/* ---- dir.c: the directories, and the files in them ---- */
 
 /* dir/checkpoints/step-00000100 is complete because it has that name;
  * step-....tmp is being written or removed; step-....old is one that is just
