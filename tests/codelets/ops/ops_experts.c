@@ -265,54 +265,43 @@ static void check_products(struct mixture *a, bool adapted)
     a->adapted = false;
 }
 
-static void check_weights(struct mixture *a)
+/* Rows of the experts here, times their weights. */
+static void want_weighed(const struct mixture *a, struct tensor *t)
 {
-    struct tensor *t = a->s.t;
-    int64_t f = t[G].v.cols;
-    const int32_t *place = t[PLACE].v.p;
-    double *g = want_kept(&t[G]), *du = want_kept(&t[DU]);
-    double *ds = want_kept(&t[DS]);
-    for (int64_t i = 0; i < a->m * a->k; i++) {
-        double w = (double)((float *)t[WEIGHT].v.p)[i];
-        int64_t at = place[i] * f;
-        if (expert_of(a, place[i]) < 0)
-            continue;
-        ds[i] = fixture_dot(t[G].d + at, t[DG].d + at, f);
-        for (int64_t c = 0; c < 2 * f; c++)
-            du[2 * at + c] = w * t[DU].d[2 * at + c];
-        for (int64_t c = 0; c < f; c++)
-            g[at + c] = w * t[G].d[at + c];
-    }
-    unsigned written = BIT(DS) | BIT(G) | BIT(DU);
-    run(a, WEIGH, BIT(DG) | written, written);
-    fixture_close("dweight", &t[DS], 2e-6);
-    fixture_close("weighed", &t[G], 0x1p-24);
-    fixture_close("weighed gradient", &t[DU], 0x1p-24);
-    tensor_load(&t[G]);
-    tensor_load(&t[DU]);
+    double *want = want_kept(t);
+    int64_t n = t->v.cols;
+    const int32_t *place = a->s.t[PLACE].v.p;
+    for (int64_t i = 0; i < a->m * a->k * n; i++)
+        if (expert_of(a, place[i / n]) >= 0)
+            want[place[i / n] * n + i % n] *=
+                (double)((float *)a->s.t[WEIGHT].v.p)[i / n];
 }
 
-/* A bias is of an output, which has as many columns as G here. */
-static void check_bias(struct mixture *a)
+/* Weighs rows of G, and tells what the weights get: of an expert's hidden
+ * channels or, which is added, of a bias. */
+static void check_weighed(struct mixture *a, bool bias)
 {
     struct tensor *t = a->s.t;
     int64_t n = t[G].v.cols;
     const int32_t *place = t[PLACE].v.p;
-    tensor_load(&t[DS]);
-    double *dy = want_kept(&t[G]), *ds = want_kept(&t[DS]);
+    unsigned writes = BIT(DS) | BIT(G) | (bias ? 0 : BIT(DU));
+    double *ds = want_kept(&t[DS]);
+    want_weighed(a, &t[G]);
+    want_weighed(a, &t[DU]);
     for (int64_t i = 0; i < a->m * a->k; i++) {
-        int64_t e = expert_of(a, place[i]), at = place[i] * n;
-        if (e < 0)
-            continue;
-        ds[i] += fixture_dot(t[G].d + at, t[E_B].d + e * n, n);
-        for (int64_t c = 0; c < n; c++)
-            dy[at + c] = (double)((float *)t[WEIGHT].v.p)[i] * t[G].d[at + c];
+        int64_t e = expert_of(a, place[i]);
+        const double *g = t[G].d + place[i] * n;
+        if (e >= 0)
+            ds[i] = bias ? ds[i] + fixture_dot(g, t[E_B].d + e * n, n)
+                         : fixture_dot(g, t[DG].d + place[i] * n, n);
     }
-    unsigned both = BIT(DS) | BIT(G);
-    run(a, WEIGH_BIAS, BIT(E_B) | both, both);
-    fixture_close("dweight with bias", &t[DS], 2e-6);
-    fixture_close("weighed dy", &t[G], 0x1p-24);
-    tensor_load(&t[G]);
+    run(a, bias ? WEIGH_BIAS : WEIGH, BIT(bias ? E_B : DG) | writes, writes);
+    fixture_close("dweight", &t[DS], 2e-6);
+    fixture_close("weighed", &t[G], 0x1p-24);
+    if (!bias)
+        fixture_close("weighed gradient", &t[DU], 0x1p-24);
+    for (int i = G; i <= DS; i++)
+        tensor_load(&t[i]);
 }
 
 /* As it is, in the rows of the experts here. */
@@ -368,8 +357,8 @@ static void experts_agree_with_reference(void **state)
         check_rows(&a);
         check_products(&a, false);
         check_products(&a, true);
-        check_weights(&a);
-        check_bias(&a);
+        check_weighed(&a, false);
+        check_weighed(&a, true);
         a.act = i % 8 < 4 ? IZ_SILU : IZ_SWISH_7;
         check_gates(&a);
         scene_free(&a.s);
