@@ -15,11 +15,6 @@
 
 enum { IN_MOST = 4, MOST = 3000001 };
 
-static struct tensor flat_new(enum iz_dtype t, int64_t n)
-{
-    return tensor_new(t, 1, n, 4);
-}
-
 /* Any number for choice i of case k: so many cases try all pairs of choices. */
 static int chosen(uint64_t k, int i)
 {
@@ -42,10 +37,10 @@ static void copies_move_every_byte(void **state)
 {
     static const int64_t n[] = {1, 7, 1024, 4099, 1048583, MOST};
     for (int i = 0; i < COUNT(n); i++) {
-        struct scene s = {
-            .n = 2,
-            .t = {flat_new(IZ_BF16, n[i]), flat_new(IZ_BF16, n[i])},
-            .exact = true};
+        struct scene s = {.n = 2,
+                          .t = {tensor_new(IZ_BF16, 1, n[i], 4),
+                                tensor_new(IZ_BF16, 1, n[i], 4)},
+                          .exact = true};
         scene_run(&s, &(struct pass){copy_and_clear, 1, 2}, NULL);
         scene_free(&s);
     }
@@ -83,9 +78,9 @@ static struct scene sum_new(const struct sum *k)
                       .late = ~(k->shift == 2 ? BIT(0) : 0),
                       .late_by = k->shift,
                       .exact = true};
-    s.t[0] = flat_new(k->out, k->n);
+    s.t[0] = tensor_new(k->out, 1, k->n, 4);
     for (int i = 1; i <= k->n_in; i++)
-        s.t[i] = flat_new(k->in, k->n);
+        s.t[i] = tensor_new(k->in, 1, k->n, 4);
     return s;
 }
 
@@ -167,7 +162,7 @@ static void check_norm(scene_op *op, enum iz_dtype t, int64_t n, int shift,
                       .pinned = 2,
                       .late = 1,
                       .late_by = shift,
-                      .t = {flat_new(t, n), bytes_new(8 * sums_of)},
+                      .t = {tensor_new(t, 1, n, 4), bytes_new(8 * sums_of)},
                       .exact = true};
     scene_run(&s, &(struct pass){op, 1, 2}, NULL);
     scene_free(&s);
@@ -201,7 +196,7 @@ static void norm_shows_every_non_finite(void **state)
 {
     enum { N = 1100 };
     struct scene s = {
-        .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, N), bytes_new(8)}};
+        .n = 2, .pinned = 2, .t = {tensor_new(IZ_F32, 1, N, 4), bytes_new(8)}};
     for (int i = 0; i < N; i += 99) {
         double *d = &s.t[0].d[i], was = *d;
         for (int nan = 0; nan < 2; nan++) {
@@ -337,10 +332,10 @@ static struct scene update_new(const struct update *k)
         .n = TENSORS,
         .late = BIT(P) | BIT(G) | BIT(OUT),
         .late_by = k->odd,
-        .t = {[P] = flat_new(k->halves ? IZ_BF16 : IZ_F32, k->n),
+        .t = {[P] = tensor_new(k->halves ? IZ_BF16 : IZ_F32, 1, k->n, 4),
               [STATE] = bytes_new(2 * iz_moment_bytes(k->type, all)),
-              [G] = flat_new(k->g, k->n),
-              [OUT] = flat_new(k->out, k->n)},
+              [G] = tensor_new(k->g, 1, k->n, 4),
+              [OUT] = tensor_new(k->out, 1, k->n, 4)},
         .exact = true};
     fill_state(k, s.t[STATE].v.p);
     fill_gradient(k, &s.t[G]);
