@@ -4,7 +4,6 @@
  * answered by the stand-in.  Shows that operands, types, layouts and workspace
  * are right; says nothing of the library itself. */
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <cublasLt.h>
@@ -100,40 +99,13 @@ static void bias_without_the_library(void **state)
     assert_int_equal(fake_cublaslt.products, 3 * RUNS);
 }
 
-/* One row less of a and dy, which begin some elements late: at an address that
- * no wide load can use, or that is not as aligned. */
-static void late(struct iz_exec *x, const struct iz_view *v, const void *arg,
-                 scene_op *op, int tensor, int elements)
-{
-    struct iz_view w[PRODUCT_TENSORS];
-    int64_t bytes = elements * iz_dtype_bytes(v[tensor].dtype);
-    memcpy(w, v, LA * sizeof(*v));
-    w[tensor].odd = bytes % 16 != 0;
-    if (v[tensor].p)
-        w[tensor].p = (char *)v[tensor].p + bytes;
-    w[DY].rows--;
-    w[A].rows--;
-    op(x, w, arg);
-}
-
-static void odd_gradient(struct iz_exec *x, const struct iz_view *v,
-                         const void *arg)
-{
-    late(x, v, arg, product_gradient_w, DY, 1);
-}
-
-/* Of all rows, and of one less at an odd address. */
+/* Also where they begin at an address that no wide load can use. */
 static void check_sum(struct product *p)
 {
-    struct tensor *t = p->s.t;
-    double *want = tensor_want(&t[DB]);
     p->absent = BIT(DW);
-    product_check(p, GRADIENT_W);
-    scene_run(&p->s, &(struct pass){odd_gradient, BIT(DY) | BIT(A), BIT(DB)},
-              p);
-    for (int64_t i = 0; i < (p->m - 1) * p->out; i++)
-        want[i % p->out] += t[DY].d[i + 1];
-    fixture_close("db of an odd address", &t[DB], 1e-6);
+    p->s.late = BIT(DY);
+    for (p->s.late_by = 0; p->s.late_by < 2; p->s.late_by++)
+        product_check(p, GRADIENT_W);
 }
 
 static void sums_of_columns_agree(void **state)
@@ -170,14 +142,6 @@ static void every_call_has_its_own_bias(void **state)
     product_free(&p[1]);
 }
 
-static int elements_late;
-
-static void late_forward(struct iz_exec *x, const struct iz_view *v,
-                         const void *arg)
-{
-    late(x, v, arg, product_forward, A, elements_late);
-}
-
 /* A second step finds every algorithm; another alignment is another search, and
  * an odd one none: then there is a copy. */
 static void algorithms_are_kept(void **state)
@@ -189,18 +153,10 @@ static void algorithms_are_kept(void **state)
     assert_int_equal(first, 4);
     product_check_all(&p);
     assert_int_equal(fake_cublaslt.searches, first);
-    tensor_free(&p.s.t[A]);
-    p.s.t[A] = tensor_new(IZ_BF16, s[0] + 1, s[1], 1);
-    p.with_r = p.with_b = true;
-    for (elements_late = 3; elements_late <= 8; elements_late += 5) {
-        scene_run(&p.s,
-                  &(struct pass){late_forward,
-                                 BIT(R) | BIT(A) | BIT(W) | BIT(B), BIT(Y)},
-                  &p);
-        p.s.t[A].d += elements_late;
-        product_compare(&p, BIT(Y));
-        p.s.t[A].d -= elements_late;
-        assert_int_equal(fake_cublaslt.searches, first + elements_late / 8);
+    p.s.late = BIT(A);
+    for (p.s.late_by = 3; p.s.late_by <= 8; p.s.late_by += 5) {
+        product_check_forward(&p, true, true);
+        assert_int_equal(fake_cublaslt.searches, first + p.s.late_by / 8);
     }
     product_free(&p);
 }
@@ -293,21 +249,13 @@ static void ask_for_513_kinds(const void *arg)
     }
 }
 
-static void forward_over_a(struct iz_exec *x, const struct iz_view *v,
-                           const void *arg)
-{
-    struct iz_view w[PRODUCT_TENSORS];
-    memcpy(w, v, LA * sizeof(*v));
-    w[Y] = v[A];
-    product_forward(x, w, arg);
-}
-
 /* A library that writes its result while it still reads that operand. */
 static void ask_over_an_operand(const void *arg)
 {
     struct product p = product_new(IZ_BF16, IZ_BF16, (int64_t[]){8, 8, 8}, 0);
-    scene_run(&p.s, &(struct pass){forward_over_a, BIT(A) | BIT(W), BIT(A)},
-              &p);
+    scene_in_place(&p.s,
+                   &(struct pass){product_forward, BIT(A) | BIT(W), BIT(Y)}, &p,
+                   1, (const int[][2]){{Y, A}});
 }
 
 static void ends_the_job_with_call_and_shape(void **state)

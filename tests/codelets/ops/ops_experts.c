@@ -6,29 +6,14 @@
 #include <string.h>
 
 #include "tests/codelets/ops/mixture.h"
-#include "tests/codelets/ops/reference.h"
+#include "tests/codelets/ops/product.h"
 
-/* Rows and by expert, an expert's weights and its hidden channels; an adapter's
- * matrices and their gradients. */
-enum {
-    A = ROUTED,
-    BY,
-    W,
-    DW,
-    G,
-    DU,
-    DG,
-    DS,
-    LA,
-    LB,
-    DLA,
-    DLB,
-    B,
-    DB,
-    EXPERT_TENSORS
-};
+/* Rows and by expert, an expert's hidden channels, and then what its products
+ * have (product.h). */
+enum { ROWS = ROUTED, BY, G, DU, DG, DS, OWN, EXPERT_TENSORS = OWN + 8 };
+enum { E_W = OWN, E_DW, E_B, E_DB, E_LA, E_LB, E_DLA, E_DLB };
 /* What a product reads that has adapters, and then a bias. */
-enum { RANK = 2, LOW = BIT(LA) | BIT(LB) | BIT(B) };
+enum { RANK = 2, LOW = BIT(E_LA) | BIT(E_LB) | BIT(E_B) };
 #define SCALE 0.75F
 
 /* m rows choose k of e experts, of which `here` are here from `first` on, with
@@ -52,21 +37,21 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
     a.first = n->first;
     a.here = n->here;
     a.s.n = EXPERT_TENSORS;
-    a.s.act = A;
-    t[A] = tensor_new(act, n->m, n->in, 1);
+    a.s.act = ROWS;
+    t[ROWS] = tensor_new(act, n->m, n->in, 1);
     t[BY] = tensor_new(act, rows, n->in, 1);
-    t[W] = tensor_new(type, n->here * n->out, n->in, 1);
-    t[DW] = tensor_new(type, n->here * n->out, n->in, 1);
+    t[E_W] = tensor_new(type, n->here * n->out, n->in, 1);
+    t[E_DW] = tensor_new(type, n->here * n->out, n->in, 1);
     t[G] = tensor_new(act, rows, n->out, 1);
     t[DU] = tensor_new(act, rows, 2 * n->out, 1);
     t[DG] = tensor_new(act, rows, n->out, 1);
     t[DS] = tensor_new(IZ_F32, n->m, n->k, 1);
-    for (int i = LA; i <= DLB; i++)
-        t[i] = i == LA || i == DLA
-                   ? tensor_new(type, n->here * RANK, n->in, 1)
-                   : tensor_new(type, n->here * adapted(n->out), RANK, 1);
-    t[B] = tensor_new(type, 1, n->here * n->out, 1);
-    t[DB] = tensor_new(type, 1, n->here * n->out, 1);
+    for (int i = 0; i < 3; i += 2) {
+        t[E_LA + i] = tensor_new(type, n->here * RANK, n->in, 1);
+        t[E_LB + i] = tensor_new(type, n->here * adapted(n->out), RANK, 1);
+    }
+    t[E_B] = tensor_new(type, 1, n->here * n->out, 1);
+    t[E_DB] = tensor_new(type, 1, n->here * n->out, 1);
     return a;
 }
 
@@ -80,7 +65,7 @@ enum op {
     WEIGH,
     WEIGH_BIAS,
     GATE,
-    UNGATE
+    GATE_ALL
 };
 
 static void experts_op(struct iz_exec *x, const struct iz_view *v,
@@ -88,26 +73,28 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
 {
     const struct mixture *a = arg;
     struct iz_routes r = mixture_routes(a, v);
-    struct iz_linear l = {.w = v[W], .dw = v[DW], .out_in = true};
-    struct iz_adapter f = {.a = v[LA],
-                           .b = v[LB],
-                           .da = v[DLA],
-                           .db = v[DLB],
+    struct iz_linear l = {.w = v[E_W], .dw = v[E_DW], .out_in = true};
+    struct iz_adapter f = {.a = v[E_LA],
+                           .b = v[E_LB],
+                           .da = v[E_DLA],
+                           .db = v[E_DLB],
                            .scale = SCALE,
                            .first = v[G].cols / 3};
+    struct iz_view du = a->back ? v[DU] : IZ_NONE; /* of gates */
+    struct iz_view dy = a->back ? v[DG] : IZ_NONE;
     if (a->adapted) {
         l.w.adapter = &f;
-        l.b = v[B];
-        l.db = v[DB];
+        l.b = v[E_B];
+        l.db = v[E_DB];
     }
     switch ((enum op)a->op) {
     case DISPATCH:
-        iz_experts_dispatch(x, v[BY], v[A], &r);
+        iz_experts_dispatch(x, v[BY], v[ROWS], &r);
         break;
     case COMBINE:
     case SET:
-        iz_experts_combine(x, v[A], a->op == SET ? IZ_NONE : v[A], v[BY], &r,
-                           a->back);
+        iz_experts_combine(x, v[ROWS], a->op == SET ? IZ_NONE : v[ROWS], v[BY],
+                           &r, a->back);
         break;
     case FWD:
         iz_experts_fwd(x, v[G], v[BY], &l, &r);
@@ -122,13 +109,13 @@ static void experts_op(struct iz_exec *x, const struct iz_view *v,
         iz_experts_weigh_bwd(x, v[DS], v[G], v[DU], v[DG], &r);
         break;
     case WEIGH_BIAS:
-        iz_experts_bias_bwd(x, v[DS], v[G], v[B], &r);
+        iz_experts_bias_bwd(x, v[DS], v[G], v[E_B], &r);
         break;
     case GATE:
-        iz_experts_gated(x, IZ_NONE, v[G], IZ_NONE, v[DU], a->act, &r);
+        iz_experts_gated(x, du, v[G], dy, v[DU], a->act, &r);
         break;
-    case UNGATE:
-        iz_experts_gated(x, v[DU], v[G], v[DG], v[DU], a->act, &r);
+    case GATE_ALL:
+        iz_activation_apply(x, du, v[G], dy, v[DU], a->act);
     }
 }
 
@@ -160,30 +147,30 @@ static double *want_kept(struct tensor *t)
 static void check_sums(struct mixture *a, bool back, bool none)
 {
     struct tensor *t = a->s.t;
-    int64_t n = t[A].v.cols;
+    int64_t n = t[ROWS].v.cols;
     const int32_t *place = t[PLACE].v.p;
-    double *y = none ? tensor_want(&t[A]) : want_kept(&t[A]);
+    double *y = none ? tensor_want(&t[ROWS]) : want_kept(&t[ROWS]);
     for (int64_t i = 0; i < a->m * a->k * n; i++)
         if (expert_of(a, place[i / n]) >= 0)
             y[i / n / a->k * n + i % n] +=
                 t[BY].d[place[i / n] * n + i % n] *
                 (back ? 1 : (double)((float *)t[WEIGHT].v.p)[i / n]);
     a->back = back;
-    run(a, none ? SET : COMBINE, BIT(BY) | (none ? 0 : BIT(A)), BIT(A));
-    fixture_close("sums of rows", &t[A], 1e-6);
-    tensor_load(&t[A]);
+    run(a, none ? SET : COMBINE, BIT(BY) | (none ? 0 : BIT(ROWS)), BIT(ROWS));
+    fixture_close("sums of rows", &t[ROWS], 1e-6);
+    tensor_load(&t[ROWS]);
 }
 
 static void check_rows(struct mixture *a)
 {
     struct tensor *t = a->s.t;
-    int64_t n = t[A].v.cols;
+    int64_t n = t[ROWS].v.cols;
     const int32_t *place = t[PLACE].v.p;
     double *by = want_kept(&t[BY]);
     for (int64_t i = 0; i < a->m * a->k; i++)
         if (expert_of(a, place[i]) >= 0)
-            memcpy(by + place[i] * n, t[A].d + i / a->k * n, (size_t)n * 8);
-    run(a, DISPATCH, BIT(A) | BIT(BY), BIT(BY));
+            memcpy(by + place[i] * n, t[ROWS].d + i / a->k * n, (size_t)n * 8);
+    run(a, DISPATCH, BIT(ROWS) | BIT(BY), BIT(BY));
     fixture_close("rows by expert", &t[BY], 0);
     tensor_load(&t[BY]);
     for (int how = 0; how < 4; how++)
@@ -202,193 +189,147 @@ static void load_small(struct tensor *t)
     tensor_store(t);
 }
 
-/* The weights of the experts here with what their adapters add. */
-static double *weights_of(const struct mixture *a)
+/* Rows of c columns from row `at` on. */
+static struct tensor part_of(const struct tensor *t, int64_t at, int64_t rows,
+                             int64_t c)
+{
+    struct iz_view v = {.p = fixture_at(t->v.p, t->v.dtype, at * c),
+                        .dtype = t->v.dtype,
+                        .rows = rows,
+                        .cols = c};
+    return (struct tensor){.v = v, .d = t->d + at * c};
+}
+
+/* That of expert e, of those here, with its rows.  Where activations have 16
+ * bits, the adapter's first product has, too. */
+static struct product product_of(const struct mixture *a, int64_t e)
 {
     const struct tensor *t = a->s.t;
+    const int32_t *end = (int32_t *)t[END].v.p + a->first + e;
+    int64_t at = a->first + e ? end[-1] : 0, m = *end - at;
     int64_t in = t[BY].v.cols, out = t[G].v.cols, some = adapted(out);
-    int64_t n = a->here * out * in;
-    double *w = malloc((size_t)n * sizeof(*w));
-    memcpy(w, t[W].d, (size_t)n * sizeof(*w));
-    for (int64_t i = 0; a->adapted && i < a->here * some * in * RANK; i++) {
-        int64_t r = i % RANK, c = i / RANK % in, o = i / RANK / in % some;
-        int64_t e = i / RANK / in / some;
-        w[(e * out + out / 3 + o) * in + c] +=
-            (double)SCALE * t[LB].d[(e * some + o) * RANK + r] *
-            t[LA].d[(e * RANK + r) * in + c];
+    enum iz_dtype act = t[BY].v.dtype;
+    struct product p = {.m = m, .in = in, .out = out, .out_in = true};
+    p.slack = 0x1p-20;            /* of sums of hundreds of rows */
+    for (int i = 0; i < 2; i++) { /* numbers, gradients */
+        p.s.t[i ? DY : Y] = part_of(&t[G], at, m, out);
+        p.s.t[i ? DA : A] = part_of(&t[BY], at, m, in);
+        p.s.t[i ? DW : W] = part_of(&t[E_W + i], e * out, out, in);
+        p.s.t[i ? DB : B] = part_of(&t[E_B + i], e, 1, out);
+        p.s.t[i ? DLA : LA] = part_of(&t[E_LA + 2 * i], e * RANK, RANK, in);
+        p.s.t[i ? DLB : LB] = part_of(&t[E_LB + 2 * i], e * some, some, RANK);
     }
-    return w;
-}
-
-/* Adds what a row with gradient g [out] and input x [in] gives to those of
- * expert e's adapter. */
-static void add_adapter_gradients(const struct mixture *a, int64_t e,
-                                  const double *g, const double *x, double *da,
-                                  double *db)
-{
-    const struct tensor *t = a->s.t;
-    int64_t in = t[BY].v.cols, out = t[G].v.cols, some = adapted(out);
-    const double *la = t[LA].d + e * RANK * in;
-    const double *lb = t[LB].d + e * some * RANK;
-    g += out / 3;
-    for (int64_t r = 0; r < RANK; r++) {
-        double low = (double)SCALE * fixture_dot(x, la + r * in, in), sum = 0;
-        for (int64_t o = 0; o < some; o++) {
-            db[(e * some + o) * RANK + r] += low * g[o];
-            sum += (double)SCALE * g[o] * lb[o * RANK + r];
-        }
-        for (int64_t c = 0; c < in; c++)
-            da[(e * RANK + r) * in + c] += sum * x[c];
+    if (a->adapted) {
+        p.with_b = true;
+        p.rank = RANK;
+        p.first = out - some;
+        p.part = some;
+        p.scale = SCALE;
+        p.slack += act == IZ_F32 ? 0 : 2 * fixture_rounding(act, 1);
     }
+    return p;
 }
 
-static void check_forward(struct mixture *a, const double *w, double tol)
+/* These tensors of each expert's product, of which one may have `by` as rows by
+ * expert: those of others are as they were. */
+static void compare(const struct mixture *a, unsigned written, int by)
 {
-    struct tensor *t = a->s.t;
-    int64_t in = t[BY].v.cols, out = t[G].v.cols, rows = a->m * a->k;
-    double *g = want_kept(&t[G]);
-    double flops = 2. * (double)(rows * in * out) * (double)a->here;
-    for (int64_t i = 0; i < rows * out; i++)
-        if (expert_of(a, i / out) >= 0) {
-            int64_t o = expert_of(a, i / out) * out + i % out;
-            g[i] = fixture_dot(t[BY].d + i / out * in, w + o * in, in) +
-                   (a->adapted ? t[B].d[o] : 0);
-        }
-    run(a, FWD, BIT(BY) | BIT(W) | BIT(G) | (a->adapted ? LOW : 0), BIT(G));
-    assert_true(a->adapted ||
-                fabs(a->s.flops * (double)a->e - flops) <= 1e-9 * flops);
-    fixture_close("y", &t[G], tol);
-    load_small(&t[G]);
+    const struct tensor *t = &a->s.t[by];
+    for (int64_t e = 0; e < a->here; e++) {
+        struct product p = product_of(a, e);
+        product_compare(&p, written);
+    }
+    for (int64_t i = 0; i < iz_view_len(t->v); i++)
+        if (expert_of(a, i / t->v.cols) < 0)
+            assert_true(fixture_get(t->v.p, t->v.dtype, i) == t->d[i]);
 }
 
-/* Where activations have 16 bits, the adapter's first product has, too.  An
- * expert without rows has a gradient of zeros. */
+/* An expert without rows has gradients of zeros. */
 static void check_products(struct mixture *a, bool adapted)
 {
     struct tensor *t = a->s.t;
-    enum iz_dtype act = t[BY].v.dtype;
-    int64_t in = t[BY].v.cols, out = t[G].v.cols, rows = a->m * a->k;
-    double tol = adapted ? 8e-6 : 4e-6;
-    tol += adapted && act != IZ_F32 ? 4 * fixture_rounding(act, 1) : 0;
+    unsigned low = adapted ? LOW : 0;
+    double flops = 2. * (double)(iz_view_len(t[BY].v) * t[G].v.cols * a->here);
     a->adapted = adapted;
-    double *w = weights_of(a);
-    check_forward(a, w, tol);
-    double *da = want_kept(&t[BY]), *dw = tensor_want(&t[DW]);
-    double *dla = tensor_want(&t[DLA]), *dlb = tensor_want(&t[DLB]);
-    double *db = tensor_want(&t[DB]);
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t e = expert_of(a, i);
-        const double *dy = t[G].d + i * out, *x = t[BY].d + i * in;
-        if (e < 0)
-            continue;
-        add_adapter_gradients(a, e, dy, x, dla, dlb);
-        memset(da + i * in, 0, (size_t)in * sizeof(*da));
-        for (int64_t j = 0; j < out; j++)
-            db[e * out + j] += dy[j];
-        for (int64_t j = 0; j < out * in; j++) {
-            da[i * in + j % in] += dy[j / in] * w[e * out * in + j];
-            dw[e * out * in + j] += dy[j / in] * x[j % in];
-        }
-    }
-    run(a, BWD_W, BIT(BY) | BIT(G) | (adapted ? LOW : 0),
-        BIT(DW) | (adapted ? BIT(DLA) | BIT(DLB) | BIT(DB) : 0));
-    fixture_close("dw", &t[DW], 4e-6);
-    tensor_load(&t[DW]);
-    for (int64_t i = 0; i < a->here * out * in; i++)
-        assert_true(dw[i] != 0 || t[DW].d[i] == 0);
-    if (adapted) {
-        fixture_close("da of adapters", &t[DLA], tol);
-        fixture_close("db of adapters", &t[DLB], tol);
-        fixture_close("db", &t[DB], 4e-6);
-    }
-    run(a, BWD_A, BIT(G) | BIT(W) | BIT(BY) | (adapted ? LOW : 0), BIT(BY));
-    fixture_close("da", &t[BY], tol);
+    run(a, FWD, BIT(BY) | BIT(E_W) | BIT(G) | low, BIT(G));
+    assert_true(adapted ||
+                fabs(a->s.flops * (double)a->e - flops) <= 1e-9 * flops);
+    compare(a, BIT(Y), G);
+    load_small(&t[G]);
+    run(a, BWD_W, BIT(BY) | BIT(G) | low,
+        BIT(E_DW) | (adapted ? BIT(E_DLA) | BIT(E_DLB) | BIT(E_DB) : 0));
+    compare(a, BIT(DW) | (adapted ? BIT(DLA) | BIT(DLB) | BIT(DB) : 0), BY);
+    run(a, BWD_A, BIT(G) | BIT(E_W) | BIT(BY) | low, BIT(BY));
+    compare(a, BIT(DA), BY);
     load_small(&t[BY]);
     a->adapted = false;
-    free(w);
 }
 
-static void check_weights(struct mixture *a)
+/* Rows of the experts here, times their weights. */
+static void want_weighed(const struct mixture *a, struct tensor *t)
 {
-    struct tensor *t = a->s.t;
-    int64_t f = t[G].v.cols;
-    const int32_t *place = t[PLACE].v.p;
-    double *g = want_kept(&t[G]), *du = want_kept(&t[DU]);
-    double *ds = want_kept(&t[DS]);
-    for (int64_t i = 0; i < a->m * a->k; i++) {
-        double w = (double)((float *)t[WEIGHT].v.p)[i];
-        int64_t at = place[i] * f;
-        if (expert_of(a, place[i]) < 0)
-            continue;
-        ds[i] = fixture_dot(t[G].d + at, t[DG].d + at, f);
-        for (int64_t c = 0; c < 2 * f; c++)
-            du[2 * at + c] = w * t[DU].d[2 * at + c];
-        for (int64_t c = 0; c < f; c++)
-            g[at + c] = w * t[G].d[at + c];
-    }
-    unsigned written = BIT(DS) | BIT(G) | BIT(DU);
-    run(a, WEIGH, BIT(DG) | written, written);
-    fixture_close("dweight", &t[DS], 2e-6);
-    fixture_close("weighed", &t[G], 0x1p-24);
-    fixture_close("weighed gradient", &t[DU], 0x1p-24);
-    tensor_load(&t[G]);
-    tensor_load(&t[DU]);
+    double *want = want_kept(t);
+    int64_t n = t->v.cols;
+    const int32_t *place = a->s.t[PLACE].v.p;
+    for (int64_t i = 0; i < a->m * a->k * n; i++)
+        if (expert_of(a, place[i / n]) >= 0)
+            want[place[i / n] * n + i % n] *=
+                (double)((float *)a->s.t[WEIGHT].v.p)[i / n];
 }
 
-/* A bias is of an output, which has as many columns as G here. */
-static void check_bias(struct mixture *a)
+/* Weighs rows of G, and tells what the weights get: of an expert's hidden
+ * channels or, which is added, of a bias. */
+static void check_weighed(struct mixture *a, bool bias)
 {
     struct tensor *t = a->s.t;
     int64_t n = t[G].v.cols;
     const int32_t *place = t[PLACE].v.p;
-    tensor_load(&t[DS]);
-    double *dy = want_kept(&t[G]), *ds = want_kept(&t[DS]);
+    unsigned writes = BIT(DS) | BIT(G) | (bias ? 0 : BIT(DU));
+    double *ds = want_kept(&t[DS]);
+    want_weighed(a, &t[G]);
+    want_weighed(a, &t[DU]);
     for (int64_t i = 0; i < a->m * a->k; i++) {
-        int64_t e = expert_of(a, place[i]), at = place[i] * n;
-        if (e < 0)
-            continue;
-        ds[i] += fixture_dot(t[G].d + at, t[B].d + e * n, n);
-        for (int64_t c = 0; c < n; c++)
-            dy[at + c] = (double)((float *)t[WEIGHT].v.p)[i] * t[G].d[at + c];
+        int64_t e = expert_of(a, place[i]);
+        const double *g = t[G].d + place[i] * n;
+        if (e >= 0)
+            ds[i] = bias ? ds[i] + fixture_dot(g, t[E_B].d + e * n, n)
+                         : fixture_dot(g, t[DG].d + place[i] * n, n);
     }
-    unsigned both = BIT(DS) | BIT(G);
-    run(a, WEIGH_BIAS, BIT(B) | both, both);
-    fixture_close("dweight with bias", &t[DS], 2e-6);
-    fixture_close("weighed dy", &t[G], 0x1p-24);
-    tensor_load(&t[G]);
+    run(a, bias ? WEIGH_BIAS : WEIGH, BIT(bias ? E_B : DG) | writes, writes);
+    fixture_close("dweight", &t[DS], 2e-6);
+    fixture_close("weighed", &t[G], 0x1p-24);
+    if (!bias)
+        fixture_close("weighed gradient", &t[DU], 0x1p-24);
+    for (int i = G; i <= DS; i++)
+        tensor_load(&t[i]);
 }
 
-/* Gates of the rows of the experts here; the others stay. */
+/* As it is, in the rows of the experts here. */
+static void want_here(const struct mixture *a, struct tensor *t)
+{
+    double *want = want_kept(t);
+    for (int64_t i = 0; i < iz_view_len(t->v); i++)
+        if (expert_of(a, i / t->v.cols) >= 0)
+            want[i] = fixture_get(t->v.p, t->v.dtype, i);
+    tensor_store(t);
+}
+
+/* Of the rows of the experts here as those of all rows; the others stay. */
 static void check_gates(struct mixture *a)
 {
     struct tensor *t = a->s.t;
-    int64_t f = t[G].v.cols, rows = a->m * a->k;
-    bool turns = a->act == IZ_SWISH_7;
-    int64_t step = turns ? 2 : 1, up = turns ? 1 : f;
-    double *y = want_kept(&t[G]);
-    for (int64_t i = 0; i < rows * f; i++) {
-        const double *u = t[DU].d + i / f * 2 * f + i % f * step;
-        if (expert_of(a, i / f) >= 0)
-            y[i] = ref_activation(a->act, u[0]) * ref_up(a->act, u[up]);
+    unsigned reads = BIT(DU) | BIT(DG) | BIT(G);
+    double tol = 1e-6 + fixture_rounding(t[G].v.dtype, 1);
+    for (int back = 0; back < 2; back++) {
+        unsigned writes = BIT(G) | (back ? BIT(DU) : 0);
+        a->back = back;
+        run(a, GATE_ALL, reads, writes);
+        want_here(a, &t[G]);
+        want_here(a, &t[DU]);
+        run(a, GATE, reads, writes);
+        fixture_close("gates", &t[G], tol);
+        fixture_close("gradient of gates", &t[DU], tol);
     }
-    run(a, GATE, BIT(DU) | BIT(G), BIT(G));
-    fixture_close("gates", &t[G], 1e-6);
-    tensor_load(&t[G]);
-    double *again = want_kept(&t[G]), *du = want_kept(&t[DU]);
-    for (int64_t i = 0; i < rows * f; i++) {
-        int64_t at = i / f * 2 * f + i % f * step;
-        const double *u = t[DU].d + at;
-        double dy = t[DG].d[i];
-        if (expert_of(a, i / f) < 0)
-            continue;
-        again[i] = ref_activation(a->act, u[0]) * ref_up(a->act, u[up]);
-        du[at + up] = dy * ref_activation(a->act, u[0]);
-        du[at] =
-            dy * ref_activation_gradient(a->act, u[0]) * ref_up(a->act, u[up]);
-    }
-    run(a, UNGATE, BIT(DU) | BIT(DG) | BIT(G), BIT(DU) | BIT(G));
-    fixture_close("gates again", &t[G], 1e-6);
-    fixture_close("gradient of gates", &t[DU], 2e-6);
 }
 
 /* With rows spread by chance, or with all that can be in the first experts:
@@ -416,8 +357,8 @@ static void experts_agree_with_reference(void **state)
         check_rows(&a);
         check_products(&a, false);
         check_products(&a, true);
-        check_weights(&a);
-        check_bias(&a);
+        check_weighed(&a, false);
+        check_weighed(&a, true);
         a.act = i % 8 < 4 ? IZ_SILU : IZ_SWISH_7;
         check_gates(&a);
         scene_free(&a.s);
@@ -429,9 +370,9 @@ static void sums_do_not_depend_on_how_experts_are_cut(void **state)
 {
     static const struct size n = {37, 9, 4, 33, 3, 0, 9};
     struct mixture a = experts_new(IZ_F32, &n);
-    int64_t bytes = iz_view_bytes(a.s.t[A].v);
+    int64_t bytes = iz_view_bytes(a.s.t[ROWS].v);
     char *begin = malloc((size_t)bytes), *whole = malloc((size_t)bytes);
-    struct tensor *y = &a.s.t[A];
+    struct tensor *y = &a.s.t[ROWS];
     mixture_route(&a);
     memcpy(begin, y->v.p, (size_t)bytes);
     for (int back = 0; back < 2; back++)
@@ -441,7 +382,7 @@ static void sums_do_not_depend_on_how_experts_are_cut(void **state)
             for (int64_t at = 0; at < 9; at += cut) {
                 a.here = at + cut < 9 ? cut : 9 - at;
                 a.first = back ? 9 - at - a.here : at;
-                run(&a, COMBINE, BIT(BY) | BIT(A), BIT(A));
+                run(&a, COMBINE, BIT(BY) | BIT(ROWS), BIT(ROWS));
                 tensor_load(y);
             }
             if (cut == 9)
@@ -458,7 +399,7 @@ static void choose_again(struct iz_exec *x, const struct iz_view *v,
                          const void *arg)
 {
     struct iz_routes r = mixture_routes(arg, v);
-    struct iz_linear l = {.w = v[W], .out_in = true};
+    struct iz_linear l = {.w = v[E_W], .out_in = true};
     iz_route_fwd(x, &r);
     iz_experts_fwd(x, v[DG], v[BY], &l, &r);
     r.p = v[DS];
@@ -472,7 +413,7 @@ static void a_new_choice_is_seen(void **state)
     static const struct size n = {19, 5, 2, 7, 9, 0, 5};
     struct mixture a = experts_new(IZ_F32, &n);
     struct tensor *t = a.s.t;
-    unsigned reads = BIT(P) | BIT(DS) | BIT(BY) | BIT(W);
+    unsigned reads = BIT(P) | BIT(DS) | BIT(BY) | BIT(E_W);
     tensor_free(&t[DS]);
     t[DS] = tensor_new(IZ_F32, n.m, n.e, 2);
     memcpy(t[P].d, t[DS].d, (size_t)(n.m * n.e) * sizeof(double));
@@ -483,7 +424,7 @@ static void a_new_choice_is_seen(void **state)
     struct tensor got = tensor_copy(&t[G]);
     tensor_store(&t[P]);
     mixture_route(&a);
-    run(&a, FWD, BIT(BY) | BIT(W), BIT(G));
+    run(&a, FWD, BIT(BY) | BIT(E_W), BIT(G));
     fixture_same_bits("y of the second choice", got.v, t[G].v);
     tensor_free(&got);
     scene_free(&a.s);

@@ -15,17 +15,6 @@
 
 enum { IN_MOST = 4, MOST = 3000001 };
 
-/* The first `shift` elements of the memory are not part of a buffer. */
-static void *at(struct iz_view v, int shift)
-{
-    return v.p ? fixture_at(v.p, v.dtype, shift) : NULL;
-}
-
-static struct tensor flat_new(enum iz_dtype t, int64_t n, int shift)
-{
-    return tensor_new(t, 1, n + shift, 4);
-}
-
 /* Any number for choice i of case k: so many cases try all pairs of choices. */
 static int chosen(uint64_t k, int i)
 {
@@ -48,10 +37,10 @@ static void copies_move_every_byte(void **state)
 {
     static const int64_t n[] = {1, 7, 1024, 4099, 1048583, MOST};
     for (int i = 0; i < COUNT(n); i++) {
-        struct scene s = {
-            .n = 2,
-            .t = {flat_new(IZ_BF16, n[i], 0), flat_new(IZ_BF16, n[i], 0)},
-            .exact = true};
+        struct scene s = {.n = 2,
+                          .t = {tensor_new(IZ_BF16, 1, n[i], 4),
+                                tensor_new(IZ_BF16, 1, n[i], 4)},
+                          .exact = true};
         scene_run(&s, &(struct pass){copy_and_clear, 1, 2}, NULL);
         scene_free(&s);
     }
@@ -72,12 +61,12 @@ static void sum(struct iz_exec *x, const struct iz_view *v, const void *arg)
     const struct sum *s = arg;
     const void *in[IN_MOST];
     for (int i = 0; i < s->n_in; i++)
-        in[i] = at(v[1 + i], s->shift);
+        in[i] = v[1 + i].p;
     if (s->over)
         in[s->n_in - 1] = v[0].p;
     if (!x->dry)
-        iz_buffer_sum(x, at(v[0], s->shift % 2), s->out, s->accumulate, in,
-                      s->n_in, s->in, s->n);
+        iz_buffer_sum(x, v[0].p, s->out, s->accumulate, in, s->n_in, s->in,
+                      s->n);
     memset(in, 0xff, sizeof(in)); /* a call keeps nothing of its arguments */
 }
 
@@ -85,10 +74,13 @@ static const struct pass sums = {sum, ~0u, 1};
 
 static struct scene sum_new(const struct sum *k)
 {
-    struct scene s = {.n = 1 + k->n_in, .exact = true};
-    s.t[0] = flat_new(k->out, k->n, k->shift);
+    struct scene s = {.n = 1 + k->n_in,
+                      .late = ~(k->shift == 2 ? BIT(0) : 0),
+                      .late_by = k->shift,
+                      .exact = true};
+    s.t[0] = tensor_new(k->out, 1, k->n, 4);
     for (int i = 1; i <= k->n_in; i++)
-        s.t[i] = flat_new(k->in, k->n, k->shift);
+        s.t[i] = tensor_new(k->in, 1, k->n, 4);
     return s;
 }
 
@@ -146,39 +138,33 @@ static void sum_refuses_too_many_inputs(void **state)
 
 /* ---- norm --------------------------------------------------------------- */
 
-struct norm2 {
-    int64_t n;
-    int shift;
-};
-
 /* v[1]: the result, or the sums of squares. */
 static void norm2(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    const struct norm2 *s = arg;
-    int64_t mark = iz_exec_mark(x);
+    int64_t mark = iz_exec_mark(x), n = iz_view_len(v[0]);
     if (!x->dry)
-        iz_buffer_norm2(x, v[1].p, at(v[0], s->shift), v[0].dtype, s->n);
+        iz_buffer_norm2(x, v[1].p, v[0].p, v[0].dtype, n);
     else if (x->backend == IZ_CUDA)
-        iz_exec_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(s->n));
+        iz_exec_work(x, IZ_U8, 1, iz_flat_norm2_scratch_bytes(n));
     iz_exec_release(x, mark);
 }
 
 static void squares(struct iz_exec *x, const struct iz_view *v, const void *arg)
 {
-    const struct norm2 *s = arg;
     if (!x->dry)
-        iz_buffer_squares(x, v[1].p, at(v[0], s->shift), v[0].dtype, s->n);
+        iz_buffer_squares(x, v[1].p, v[0].p, v[0].dtype, iz_view_len(v[0]));
 }
 
 static void check_norm(scene_op *op, enum iz_dtype t, int64_t n, int shift,
                        int64_t sums_of)
 {
-    struct norm2 k = {n, shift};
     struct scene s = {.n = 2,
                       .pinned = 2,
-                      .t = {flat_new(t, n, shift), bytes_new(8 * sums_of)},
+                      .late = 1,
+                      .late_by = shift,
+                      .t = {tensor_new(t, 1, n, 4), bytes_new(8 * sums_of)},
                       .exact = true};
-    scene_run(&s, &(struct pass){op, 1, 2}, &k);
+    scene_run(&s, &(struct pass){op, 1, 2}, NULL);
     scene_free(&s);
 }
 
@@ -208,15 +194,15 @@ static void norm_scratch_is_exact(void **state)
 
 static void norm_shows_every_non_finite(void **state)
 {
-    struct norm2 k = {1100, 0};
+    enum { N = 1100 };
     struct scene s = {
-        .n = 2, .pinned = 2, .t = {flat_new(IZ_F32, k.n, 0), bytes_new(8)}};
-    for (int i = 0; i < k.n; i += 99) {
+        .n = 2, .pinned = 2, .t = {tensor_new(IZ_F32, 1, N, 4), bytes_new(8)}};
+    for (int i = 0; i < N; i += 99) {
         double *d = &s.t[0].d[i], was = *d;
         for (int nan = 0; nan < 2; nan++) {
             *d = nan ? (double)NAN : (double)-INFINITY;
             tensor_store(&s.t[0]);
-            scene_run(&s, &(struct pass){norm2, 1, 2}, &k);
+            scene_run(&s, &(struct pass){norm2, 1, 2}, NULL);
             assert_true(nan ? isnan(*(double *)s.t[1].v.p)
                             : isinf(*(double *)s.t[1].v.p));
         }
@@ -295,12 +281,12 @@ static void update(struct iz_exec *x, const struct iz_view *v, const void *arg)
                                    .n = k->n,
                                    .at = k->before,
                                    .room = k->before + k->n + k->after,
-                                   .p = k->halves ? NULL : at(v[P], k->odd),
-                                   .lower = k->halves ? at(v[P], k->odd) : NULL,
+                                   .p = k->halves ? NULL : v[P].p,
+                                   .lower = k->halves ? v[P].p : NULL,
                                    .state = {moment_of(k, v[STATE].p, 0).p,
                                              moment_of(k, v[STATE].p, 1).p},
-                                   .g = at(v[G], k->odd),
-                                   .out = k->copies ? at(v[OUT], k->odd) : NULL,
+                                   .g = v[G].p,
+                                   .out = k->copies ? v[OUT].p : NULL,
                                    .g_type = k->g,
                                    .out_type = k->out,
                                    .key = 77 + (uint64_t)k->t,
@@ -334,7 +320,7 @@ static void fill_gradient(const struct update *k, struct tensor *g)
         bool fifth = (i + k->before) % BLOCK % 5 == 0;
         bool none = i / BLOCK % 4 == 1 || (k->type == IZ_MOMENT_F32 && fifth);
         float f = none ? 0 : number(k->wild);
-        g->d[i + k->odd] = (double)(i % 7 == 3 ? f * 0x1p-12f : f);
+        g->d[i] = (double)(i % 7 == 3 ? f * 0x1p-12f : f);
     }
     tensor_store(g);
 }
@@ -344,10 +330,12 @@ static struct scene update_new(const struct update *k)
     int64_t all = k->before + k->n + k->after;
     struct scene s = {
         .n = TENSORS,
-        .t = {[P] = flat_new(k->halves ? IZ_BF16 : IZ_F32, k->n, k->odd),
+        .late = BIT(P) | BIT(G) | BIT(OUT),
+        .late_by = k->odd,
+        .t = {[P] = tensor_new(k->halves ? IZ_BF16 : IZ_F32, 1, k->n, 4),
               [STATE] = bytes_new(2 * iz_moment_bytes(k->type, all)),
-              [G] = flat_new(k->g, k->n, k->odd),
-              [OUT] = flat_new(k->out, k->n, k->odd)},
+              [G] = tensor_new(k->g, 1, k->n, 4),
+              [OUT] = tensor_new(k->out, 1, k->n, 4)},
         .exact = true};
     fill_state(k, s.t[STATE].v.p);
     fill_gradient(k, &s.t[G]);

@@ -44,24 +44,13 @@ static void preference(struct iz_exec *x, const struct iz_view *v,
 static double logp_of(const struct pairs *k, int rows, int matrix, int sample,
                       double *count)
 {
-    const int32_t *target = k->s.t[TARGET].v.p;
-    const double *a = k->s.t[rows].d, *w = k->s.t[matrix].d;
-    double sum = 0;
+    const int32_t *target = (int32_t *)k->s.t[TARGET].v.p + sample * ROWS;
     *count = 0;
-    for (int r = sample * ROWS; r < (sample + 1) * ROWS; r++) {
-        double z[VOCAB], all = 0;
-        for (int j = 0; j < VOCAB; j++) {
-            z[j] = 0;
-            for (int i = 0; i < COLS; i++)
-                z[j] += a[r * COLS + i] * w[j * COLS + i];
-            all += exp(z[j]);
-        }
-        if (target[r] < 0)
-            continue;
-        sum += z[target[r]] - log(all);
-        ++*count;
-    }
-    return sum;
+    for (int r = 0; r < ROWS; r++)
+        *count += target[r] >= 0;
+    return -*count * ref_classifier(k->s.t[rows].d + sample * ROWS * COLS,
+                                    k->s.t[matrix].d, target, ROWS, COLS,
+                                    VOCAB);
 }
 
 /* The loss; the sums of the figures of all pairs. */

@@ -19,8 +19,7 @@ static void quant_load(struct iz_exec *x, const struct iz_view *v,
 {
     const struct quant *k = arg;
     if (!x->dry)
-        iz_buffer_quant(x, k->format, fixture_at(v[0].p, v[0].dtype, k->shift),
-                        k->type, v[1].p, k->n);
+        iz_buffer_quant(x, k->format, v[0].p, k->type, v[1].p, k->n);
 }
 
 /* Any bytes are codes; a block of the first group has each code of a scale. */
@@ -50,7 +49,9 @@ static void check_quant(struct quant k)
 {
     int64_t groups = iz_quant_groups(k.n);
     struct scene s = {.n = 2,
-                      .t = {tensor_new(k.type, 1, k.n + k.shift, 4),
+                      .late = BIT(0),
+                      .late_by = k.shift,
+                      .t = {tensor_new(k.type, 1, k.n, 4),
                             bytes_new(groups * iz_quant_bytes(k.format))},
                       .exact = true};
     if (k.format == IZ_QUANT_NF4)

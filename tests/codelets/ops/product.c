@@ -224,7 +224,7 @@ static struct want want_dw(const void *arg, int64_t i, int64_t j)
         want_add(&w, of(p, A, k, in) * of(p, DY, k, out));
     if (p->add)
         want_add(&w, of(p, DW, i, j));
-    return w;
+    return loosened(p, w);
 }
 
 static struct want want_db(const void *arg, int64_t i, int64_t j)

@@ -28,8 +28,8 @@ void ref_norm_gradient(double *dx, double *dw, double *db, const double *a,
                        const double *dy, const double *w, int64_t c);
 
 double ref_gelu(double a);
-double ref_gelu_gradient(double a);
 double ref_activation(enum iz_activation act, double a);
+/* By differences, to nine digits. */
 double ref_activation_gradient(enum iz_activation act, double a);
 /* What the gate of a gated row is multiplied with. */
 double ref_up(enum iz_activation act, double u);

@@ -108,21 +108,22 @@ static void copy_down(char *dst, char *src, int64_t bytes)
     }
 }
 
-/* Memory between two strips.  Without a device it is aligned to 64, 128 or 256
- * bytes, by turns. */
+/* Memory between two strips, `late` bytes behind an aligned address.  Without a
+ * device that is aligned to 64, 128 or 256 bytes, by turns. */
 struct strips {
     char *all, *p;
     int64_t bytes;
     bool pinned;
 };
 
-static struct strips strips_take(int64_t bytes, int turn, bool pinned)
+static struct strips strips_take(int64_t bytes, int64_t late, int turn,
+                                 bool pinned)
 {
-    char *all =
-        memory_take(bytes + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
-    struct strips s = {all, all + STRIP, bytes, pinned};
+    char *all = memory_take(
+        bytes + late + 2 * STRIP + (backend.device ? 0 : STRIP), pinned);
+    struct strips s = {all, all + STRIP + late, bytes, pinned};
     if (!backend.device)
-        s.p += -(uintptr_t)s.p % ALIGN + (size_t)turn % 4 * 64;
+        s.p += -(uintptr_t)(s.p - late) % ALIGN + (size_t)turn % 4 * 64;
     copy_up(s.p - STRIP, NULL, STRIP_BYTE, STRIP);
     copy_up(s.p + bytes, NULL, STRIP_BYTE, STRIP);
     return s;
@@ -165,6 +166,11 @@ static int home_of(const struct scene *s, int i)
     return i;
 }
 
+static int64_t late_bytes(const struct scene *s, int i)
+{
+    return has(s->late, i) ? s->late_by * iz_dtype_bytes(s->t[i].v.dtype) : 0;
+}
+
 static void views_up(struct strips *at, const struct scene *s, unsigned reads)
 {
     for (int i = 0; i < s->n; i++) {
@@ -172,7 +178,7 @@ static void views_up(struct strips *at, const struct scene *s, unsigned reads)
         at[i] = (struct strips){0};
         if (has(s->unwanted, i) || home_of(s, i) != i)
             continue;
-        at[i] = strips_take(bytes, 0, has(s->pinned, i));
+        at[i] = strips_take(bytes, late_bytes(s, i), 0, has(s->pinned, i));
         copy_up(at[i].p, has(reads, i) ? s->t[i].v.p : NULL, 0xff, bytes);
     }
 }
@@ -201,6 +207,7 @@ static void call(const struct pass *p, struct iz_exec *x, const struct scene *s,
     for (int i = 0; i < s->n; i++) {
         v[i] = s->t[i].v;
         v[i].p = at ? at[home_of(s, i)].p : NULL;
+        v[i].odd = late_bytes(s, home_of(s, i)) % 16 != 0;
     }
     p->op(x, v, arg);
     memset(v, 0xff, sizeof(v));
@@ -228,7 +235,7 @@ static void run_once(struct scene *s, const struct pass *p, const void *arg,
     dry.numerics = x.numerics;
     call(p, &dry, s, NULL, arg);
     views_up(at, s, p->reads);
-    work = strips_take(dry.work.peak + s->spare, turns++, false);
+    work = strips_take(dry.work.peak + s->spare, 0, turns++, false);
     arena_fill(&work, turn ? 0x11 : 0xff);
     x.work = (struct iz_arena){.base = work.p, .size = work.bytes};
     call(p, &x, s, at, arg);

@@ -41,8 +41,11 @@ struct scene {
     int n;
     unsigned pinned;   /* bit i: tensor i is read or written by the host too */
     unsigned unwanted; /* bit i: v[i].p is NULL in the real run too */
-    bool exact;        /* the bits of the CPU's op */
-    double flops;      /* of the last run, and the scratch that it took */
+    unsigned late;     /* bit i: tensor i begins `late_by` elements behind an
+                        * address that all loads can use */
+    int late_by;
+    bool exact;   /* the bits of the CPU's op */
+    double flops; /* of the last run, and the scratch that it took */
     int64_t scratch;
     int64_t spare; /* bytes of the arena beside those that the dry run counts */
     const int (*into)[2]; /* see scene_in_place */
