@@ -12,7 +12,6 @@ and labels are given, as a data collator gives them."""
 import array
 import copy
 import json
-import math
 import pathlib
 import sys
 import tempfile

@@ -4,7 +4,6 @@ A norm task, which reads the accumulator once more, is there only where the host
 forms no such sum."""
 import pytest
 
-import run
 from run import UNITS
 
 ACCUMULATED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}

@@ -3,7 +3,6 @@
  * what memory has to leave free. */
 #include "tests/runtime/plan/plans.h"
 
-#include "models/gpt2.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/unit_sizes.h"
 
@@ -218,81 +217,6 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
     }
 }
 
-/* The GPU's bytes with these kernels, where units repeat all. */
-static int64_t attended(struct iz_config c, enum iz_attention_by forward,
-                        enum iz_attention_by backward)
-{
-    c.run.gpu_attention = forward;
-    c.run.gpu_attention_backward = backward;
-    make(&p, &c, 1, &gpu_bf16);
-    return iz_plan_device_bytes(&p);
-}
-
-static const char ours[] = "a window";
-static void (*block_backward)(struct iz_exec *x, const struct iz_layer *a);
-
-/* As if a block had what cuDNN's attention has not. */
-static void backward_of_ours(struct iz_exec *x, const struct iz_layer *a)
-{
-    x->why_own = ours;
-    block_backward(x, a);
-}
-
-static void attention_is_cudnns_where_the_plan_has_room(void **state)
-{
-    const enum iz_attention_by AUTO = IZ_ATTENTION_AUTO, OWN = IZ_ATTENTION_OWN,
-                               ITS = IZ_ATTENTION_CUDNN;
-    struct iz_gpt2_config small = {2, 8, 256, 2048, 512};
-    struct iz_config c = plain(3, IZ_BF16);
-    struct iz_model *was = model;
-    assert_int_equal(iz_gpt2_open(&model, &small), 0);
-    c.run.recompute = IZ_RECOMPUTE_FULL;
-    c.run.sequence_chunk = IZ_CHUNK_OFF;
-    int64_t own = attended(c, OWN, OWN), all = attended(c, ITS, ITS);
-    assert_true(all - own > INT64_C(16) << 20);
-    assert_true(attended(c, AUTO, AUTO) == own);
-    const struct {
-        int64_t device;
-        int capability, end;
-        enum iz_attention_by asked, forward, backward;
-        const char *why; /* not forward, or else not backward */
-    } cases[] = {
-        {all, 90, -1, AUTO, ITS, ITS, NULL},
-        {all, 120, -1, AUTO, ITS, ITS, NULL},
-        {all - 1, 90, -1, AUTO, ITS, OWN, "no room"},
-        {own - 1, 90, -1, AUTO, OWN, OWN, NULL}, /* nor does ours fit */
-        {all, 89, -1, AUTO, OWN, OWN, "capability 9.0"},
-        {all, 90, 5, AUTO, OWN, OWN, "documents"},
-        {all, 90, -1, OWN, OWN, ITS, NULL},
-        {all, 90, -1, AUTO, OWN, OWN, ours},
-        {all, 80, -1, ITS, ITS, OWN, "capability 9.0"}};
-    block_backward = model->unit[1].backward;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
-        struct iz_target t = gpu_bf16;
-        struct iz_config d = c;
-        t.numerics.capability = cases[i].capability;
-        d.data.apart = cases[i].end >= 0;
-        d.run.gpu_attention = cases[i].asked;
-        for (int u = 1; u < model->n_units - 1; u++)
-            model->unit[u].backward =
-                cases[i].why == ours ? backward_of_ours : block_backward;
-        choose(&d, 1, &t, l, 1e11);
-        assert_int_equal(d.run.gpu_attention, cases[i].forward);
-        assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
-        const char *why = t.why_own[0] ? t.why_own[0] : t.why_own[1];
-        assert_int_equal(!why, !cases[i].why);
-        assert_true(!why || strstr(why, cases[i].why));
-    }
-    model->unit[1].backward = backward_of_ours;
-    c.run.gpu_attention_backward = ITS;
-    make(&p, &c, 1, &gpu_bf16);
-    assert_int_equal(fit(&p, &c, (struct iz_limits){0}), -EINVAL);
-    assert_said("run.gpu_attention_backward: cudnn: a window; use own");
-    iz_model_close(&model);
-    model = was;
-}
-
 /* Of a plan whose units keep everything. */
 static int64_t keeps_all(struct iz_config c, int64_t logits)
 {
@@ -392,7 +316,6 @@ int main(void)
         cmocka_unit_test(units_keep_what_memory_allows),
         cmocka_unit_test(what_is_asked_for_is_recomputed),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),
-        cmocka_unit_test(attention_is_cudnns_where_the_plan_has_room),
         cmocka_unit_test(logits_take_what_activations_leave),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
         cmocka_unit_test(a_host_has_room_for_what_ranks_have_beside_plans),
