@@ -15,8 +15,8 @@ import random
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "hf"))
-from families import hf  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "runtime/hf"))
+import folder as hf  # noqa: E402
 
 FILE = pathlib.Path(__file__).with_name("preferences.json")
 STEPS, SEQ, END, PAIRS = 6, 16, 0, 6
@@ -85,7 +85,6 @@ def text(tokens):
 
 def train(folder, loss, adapter=None):
     import datasets
-    import theirs
     import torch
     import transformers
     import trl
@@ -93,7 +92,9 @@ def train(folder, loss, adapter=None):
     in_double(torch)
 
     def model():
-        return theirs.load(folder, dtype=torch.double, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.double, attn_pdrop=0,
+            resid_pdrop=0, embd_pdrop=0)
     rows = [{"prompt": text(p), "chosen": text(a), "rejected": text(b)}
             for p, a, b in pairs()]
     sft = loss.get("sft", 0)
