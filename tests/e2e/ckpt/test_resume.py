@@ -31,16 +31,6 @@ def config(ranks, dtype="fp32", home=NONE, nvme=None):
             **run.offload(*home, nvme), **run.typed(dtype)}
 
 
-@pytest.mark.sanitized
-def test_resumed_run_goes_on_from_the_newest_of_several(place, known):
-    out = place.folder / "several"
-    c = {**config(1), "run.save_interval": 2, "run.keep_last": 2}
-    place.good(1, {**c, "run.steps": 5}, output=out)
-    assert run.saved(out) == [4, 5]
-    r = place.good(1, c, ["--resume"], output=out)
-    assert r.numbers == known(1, config(1)).numbers
-
-
 # ---- other ranks ----
 
 PLACES = [NONE, NVME, (1, "cpu", "none"), (3, "none", "none"), (2, "nvme", "none"),

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import rows
 import run
 
 pytestmark = pytest.mark.skipif(run.GPU != "standin",
@@ -47,12 +48,13 @@ def test_a_run_says_whose_kernel_it_takes(recompute, go):
     r = {kind: go(kind, kind, **more) for kind in ("auto", "own", "cudnn")}
     assert chosen(r["auto"]) == chosen(r["cudnn"]) == "cudnn" and chosen(r["own"]) == "own"
     assert BY_CUDNN in r["auto"].out and BY_CUDNN in r["cudnn"].out
-    assert BY_CUDNN not in r["own"].out
+    assert BY_CUDNN not in r["own"].out and chosen(r["own"], "gpu_attention_backward") == "cudnn"
     assert r["auto"].bits == r["own"].bits == r["cudnn"].bits
 
 
 @pytest.mark.parametrize("cudnn, more, line", (
     ("", {}, "forward by cuDNN, backward by cuDNN"),
+    ("", {"capability": 120}, "forward by cuDNN, backward by cuDNN"),
     ("no backward", {}, "forward by cuDNN, backward by izar: no plan for"),
     ("none", {}, "forward by izar, backward by izar: no plan for 16 tokens\n"),
     ("gone", {}, "forward by izar, backward by izar: libcudnn.so.9: not found\n"),
@@ -64,6 +66,13 @@ def test_auto_goes_by_a_rule_and_tells_why_not(cudnn, more, line, go):
     assert f"      attention: {line}" in r.out, str(r)
     for key, word in ((KEY, "forward"), (KEY + "_backward", "backward")):
         assert chosen(r, key[4:]) == ("cudnn" if f"{word} by cuDNN" in line else "own")
+
+
+def test_attention_that_cudnn_has_not_is_ours(go, place):
+    rows.use(place, "parallel")
+    why = "cuDNN's attention has no window"
+    assert f"forward by izar, backward by izar: {why}\n" in go("auto", "out").out
+    run.refused(go("own", "new", good=False, **{BOTH: "cudnn"}), f"{BOTH}: cudnn: {why}; use own")
 
 
 @pytest.mark.parametrize("cudnn", ("gone", "none"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each family of models/families.c: the losses of a small model are those that
-transformers computes (families.py), and a folder goes in and out bit for bit."""
+transformers computes (theirs.py), and a folder goes in and out bit for bit."""
 import array
 import json
 import os
@@ -8,11 +8,10 @@ import os
 import pytest
 
 import families
-import muon
 import run
 
 GOLDEN = json.loads(families.GOLDEN.read_text())
-PYTHON = os.environ.get("IZ_TEST_PYTHON")
+PYTHON, THEIRS = os.environ.get("IZ_TEST_PYTHON"), run.ROOT / "tests/e2e/hf/theirs.py"
 
 
 def is_mixture(family):
@@ -111,21 +110,21 @@ def test_an_adapter_of_a_family_has_its_loss(family, train, place):
 
 @pytest.mark.parametrize("family, ranks, home", [
     (k, *[(1, (0, "none", "none")), (2, (3, "cpu", "cpu"))][i % 2])
-    for i, k in enumerate(muon.SCALES)])
+    for i, k in enumerate(families.SCALES)])
 def test_losses_are_those_of_pytorchs_muon(family, ranks, home, train):
     """Each matrix of a stacked weight by itself."""
     r = train(family, {
-        "run.steps": muon.STEPS, "train_batch_size": 2, "scheduler": None,
+        "run.steps": families.MUON_STEPS, "train_batch_size": 2, "scheduler": None,
         **run.offload(*home, None), "optimizer": {"type": "Muon", "params": {
-            **muon.PARAMS, "adjust_lr_fn": muon.SCALES[family]}}}, ranks=ranks)
-    want = json.loads(muon.FILE.read_text())[family]
+            **families.MUON, "adjust_lr_fn": families.SCALES[family]}}}, ranks=ranks)
+    want = GOLDEN[family]["muon"]
     assert want[-1] < 0.95 * want[0]
     assert r.losses == pytest.approx(want, rel=2e-5)
 
 
-@pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers")
+@pytest.mark.skipif(not PYTHON, reason="IZ_TEST_PYTHON: a Python with transformers and peft")
 def test_pytorchs_muon_has_these_losses():
-    r = run.call(PYTHON, muon.__file__, timeout_s=600)
+    r = run.call(PYTHON, THEIRS, *families.SCALES, timeout_s=600)
     assert r.rc == 0, str(r)
 
 
@@ -200,7 +199,7 @@ def test_metadata_of_weights_may_be_nothing(data, train, place):
 def test_transformers_has_these_losses_of_what_is_written(train, place):
     for family in GOLDEN:
         train(family, {"run.steps": 0, "run.export": str(place.folder / "out" / family)})
-    r = run.call(PYTHON, families.__file__, f"--in={place.folder / 'out'}",
+    r = run.call(PYTHON, THEIRS, f"--in={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
 
@@ -222,7 +221,7 @@ def test_peft_has_the_loss_of_our_adapters(train, place):
                        "run.export": str(out)})
         r = train(family, {**c, "run.steps": 4})
         (out / "loss").write_text(str(r.losses[3]))
-    r = run.call(PYTHON, families.__file__, f"--adapters={place.folder / 'out'}",
+    r = run.call(PYTHON, THEIRS, f"--adapters={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
 

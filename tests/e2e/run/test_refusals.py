@@ -78,6 +78,8 @@ REFUSED = {
         ({"run.scheduler": "fastest"}, "run.scheduler", "fastest", "lws"),
         ({"run.slices": 3}, "run.slices", "3", "4"),
         ({"ranks": 3}, "train_batch_size", "4", "3 ranks"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}, "stage": 1}},
+         "offload_optimizer.ratio: 0.5 leaves chunks to a GPU"),
         ({"ranks": 4, "run.sum_group": 3}, f"run.sum_group: 3: {GROUPS}"),
         ({"ranks": 4, "zero_optimization.stage": 3,
           "zero_optimization.zero_hpz_partition_size": 3},
@@ -156,6 +158,7 @@ REFUSED = {
         ({"run.sample_tokens": 3, "run.sample_prompt": "a"}, "generates nothing"),
         (rule("embed.*", sparse=True), "sparse: true for embed.", "no table of rows"),
         ({CHUNK: 8}, CHUNK, "set off"),
+        ({"data.bytes": True}, "data.bytes", "vit reads records"),
         ({"data.document_end": 0}, "data.document_end: 0, but the layers of vit"),
         ({"loss.type": "dpo"}, "loss.type", "vit has no loss of such")],
     "dlrm": [
@@ -185,7 +188,7 @@ REFUSED = {
         else pytest.mark.sanitized))
     for model, some in REFUSED.items() for change, *words in some])
 def test_what_cannot_be_is_refused(model, change, words, place):
-    """Here is what needs a program and no folder; of files, what test_record.c has not."""
+    """Here is what needs a program and no folder."""
     rows.use(place, model)
     config = {**rows.BESIDE.get(model, (None, {}))[1], **change}
     r = place.launch(config.pop("ranks", 1), config)

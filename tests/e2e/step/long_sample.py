@@ -5,6 +5,7 @@ A sample of 65,536 tokens, a Llama of one block with seeded weights, and what
 transformers computes with them: prints the losses before a step of AdamW and after it,
 in some minutes.  LOSSES are those of transformers 5.24 and torch 2.15 on a CPU, whose
 attention does not form the scores of all tokens.  What tests read needs neither."""
+import math
 import pathlib
 import random
 import sys
@@ -42,23 +43,9 @@ def write(path):
     return path, sample
 
 
-def main():
-    import torch
-    import transformers
+if __name__ == "__main__":
+    import theirs
     with tempfile.TemporaryDirectory() as temporary:
         path, sample = write(pathlib.Path(temporary) / "in")
-        x = torch.tensor([list(sample.read_bytes())])
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa")
-    adam = torch.optim.AdamW(model.parameters(), **ADAM)
-    for step in range(2):
-        with torch.set_grad_enabled(step == 0):
-            loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).logits[0], x[0, 1:])
-        print(loss.item(), flush=True)
-        if step == 0:
-            loss.backward()
-            adam.step()
-
-
-if __name__ == "__main__":
-    main()
+        print(theirs.trained(path, sample.read_bytes(), ADAM, 1, math.inf, lambda t: ADAM["lr"],
+                             attn_implementation="sdpa")["losses"])

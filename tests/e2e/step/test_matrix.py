@@ -200,3 +200,13 @@ def test_other_records_give_other_bits(model, start, place):
     row = {**ONE, "model": model, "batch": 12}
     a, b = start(row), start(row, {"data.path": str(other)})
     assert a.bits != b.bits and a.hash != b.hash
+
+
+@pytest.mark.parametrize("model", ("vit", "dlrm"))
+def test_several_files_of_records_are_one(model, start, place):
+    paths, data = [place.folder / x for x in ("a.bin", "b.bin")], rows.records(model, MODELS[model])
+    for path, some in zip(paths, (data[:37], data[37:])):
+        path.write_bytes(b"".join(some))
+    row = {**ONE, "model": model, "batch": 12, "eval_batches": 1}
+    one, two = (start(row, more) for more in ({}, {"data.path": [str(x) for x in paths]}))
+    assert one.numbers == two.numbers and one.validation == two.validation

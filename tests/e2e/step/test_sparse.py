@@ -70,22 +70,6 @@ def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
     assert 0 < touched <= 7 * BATCH and moved > 20
 
 
-def test_the_first_step_is_dense_adams_without_decay(start):
-    """m and v are zero: Adam leaves rows without a gradient where they are."""
-    more = {**STEP, "run.steps": 1, "optimizer.params.weight_decay": 0}
-    a = start("sparse", 1, more)
-    b = start("dlrm", 1, more)
-    assert a.hash == b.hash and a.losses == b.losses
-    decayed = start("sparse", 1, {**STEP, "run.steps": 1})
-    assert decayed.hash != start("dlrm", 1, {**STEP, "run.steps": 1}).hash
-
-
-def test_where_a_step_reads_every_row_it_is_dense_adam(start):
-    more = {**STEP, "model.rows": 2, "train_batch_size": 24, "run.steps": 5}
-    a, b = (start(m, 2, more, CPU) for m in ("sparse", "dlrm"))
-    assert a.hash == b.hash and a.losses == b.losses
-
-
 def epoch(place, n):
     """n records, which are the batch of every step; the rows they read."""
     model, rng = DLRM, random.Random(3)

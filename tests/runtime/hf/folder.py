@@ -178,7 +178,7 @@ def llama_config(kind, **changes):
     architecture, own = {**LLAMA, **MOE}[kind]
     return {"architectures": [architecture], "model_type": kind,
             "attention_dropout": 0.0, "initializer_range": 0.02,
-            "use_cache": True, "transformers_version": "4.57.0",
+            "use_cache": True, "torch_dtype": "float64", "transformers_version": "4.57.0",
             **LLAMA_SHAPE, **own, **changes}
 
 

@@ -7,7 +7,6 @@
 #include "codelets/base/mix.h"
 #include "runtime/base/durable.h"
 #include "runtime/formats/imported.h"
-#include "runtime/formats/published.h"
 #include "runtime/hf/tensors.h"
 #include "tests/runtime/disk.h"
 
@@ -15,18 +14,6 @@ enum { C = 6, KV = 2, QKV = C + 2 * KV, V = 7, LAYERS = 2, UNITS = LAYERS + 2 };
 enum { BIG = 150, WIDE = 40, ROOM = 8192 };
 
 /* ---- the toy ---- */
-
-static struct toy {
-    int layers;
-    double base;
-    bool gated, two;
-    int window;
-} toy = {LAYERS, 1e4, true, false, 0};
-
-static bool never(const void *self)
-{
-    return false;
-}
 
 /* Queries have C columns, keys and values KV each. */
 static int64_t cut_qkv(const void *self, int i)
@@ -55,52 +42,10 @@ static const struct iz_hf_name names[] = {
     {0},
 };
 
-static const struct iz_hf_key hf_keys[] = {
-    {.name = "num_layers", .key = "layers"},
-    {.name = "n_layer", .key = "layers", .write = never},
-    {.name = "rope_theta", .key = "base", .values = "10000.0"},
-    {.name = "window",
-     .key = "window",
-     .values = "7",
-     .types = "toy2|toy",
-     .null_is_zero = true},
-    {.name = "kind", .values = "2", .types = "toy2"},
-    {.name = "mlp.gated", .key = "gated", .values = "true"},
-    {.name = "mlp.kind", .values = "\"dense\""},
-    {.name = "act", .values = "\"silu\"|\"swish\""},
-    {0},
-};
-
-static const struct iz_hf_type hf_types[] = {
-    {"toy", "ToyForCausalLM", NULL, NULL},
-    {"toy2", "Toy2ForCausalLM", "\"two\": true", NULL},
-    {"toy3", "Toy3ForCausalLM", NULL, NULL},
-    {0},
-};
-
-static const char *hf_type(const void *self)
-{
-    const struct toy *t = self;
-    return t->layers > 9 ? NULL : t->two ? "toy2" : "toy";
-}
-
-static const struct iz_hf hf = {.types = hf_types,
-                                .type = hf_type,
-                                .prefix = "model.",
-                                .names = names,
-                                .keys = hf_keys};
-
-#define AT(field) .name = #field, .offset = offsetof(struct toy, field)
-static const struct iz_key keys[] = {
-    {AT(layers), .type = IZ_KEY_INT},
-    {AT(base), .type = IZ_KEY_DOUBLE},
-    {AT(gated), .type = IZ_KEY_BOOL},
-    {AT(window), .type = IZ_KEY_INT},
-    {.name = NULL},
-};
-
-static const struct iz_section section = {
-    .keys = keys, .target = &toy, .hf = &hf};
+static const struct iz_hf_key keys[] = {{0}};
+static const struct iz_hf_type types[] = {{.name = "toy"}, {0}};
+static const struct iz_hf hf = {
+    .types = types, .prefix = "model.", .names = names, .keys = keys};
 
 static struct iz_model *model_open(void)
 {
@@ -118,7 +63,7 @@ static struct iz_model *model_open(void)
                               {.name = "norm", .rows = 1, .cols = C},
                               {.name = "big", .rows = BIG, .cols = WIDE},
                           };
-    struct iz_model *m = iz_model_open("toy", UNITS, &toy, sizeof(toy));
+    struct iz_model *m = iz_model_open("toy", UNITS, &(int){0}, sizeof(int));
     iz_unit_params(&m->unit[0], wte, 1, "");
     iz_unit_params(&m->unit[1], block, 5, "h.0.");
     iz_unit_params(&m->unit[2], block, 5, "h.1.");
@@ -154,15 +99,14 @@ static int write_shards(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
     struct iz_model *m = model_open();
-    char *config = iz_published_text(&section, m->self, j->type, NULL);
     struct iz_hf_map map;
     struct iz_hf_order o = {.folder = in_folder("%s", j->name),
                             .map = &map,
                             .type = j->type,
                             .file_bytes = j->file_bytes,
                             .file = IZ_HF_SINGLE,
-                            .config_file = IZ_PUBLISHED_CONFIG,
-                            .config = config};
+                            .config_file = "config.json",
+                            .config = "{}"};
     struct iz_hf_writer *w;
     float in[ROOM];
     assert_int_equal(iz_hf_map_open(&map, &hf, m), 0);
@@ -181,7 +125,6 @@ static int write_shards(struct iz_coll *c, void *arg)
         err = iz_hf_write_close(&w, 0) ? 2 : 0;
     iz_hf_map_close(&map);
     iz_model_close(&m);
-    free(config);
     return err;
 }
 
@@ -362,107 +305,6 @@ static void what_a_run_keeps_of_an_import_is_on_the_disk(void **state)
     assert_durable_or_refused(keep, "kept%d/imported");
 }
 
-/* ---- config.json ---- */
-
-/* The config's shapes, or NULL.  Of a text with ' in place of ". */
-static char *config_of(const char *text)
-{
-    write_text(in_folder("config.json"), json(text));
-    listen_begin();
-    char *out = iz_published_read(&hf, folder, stderr, stderr);
-    listen_end();
-    return out;
-}
-
-static void shapes_are_read(const char *text, const char *want)
-{
-    char *got = config_of(text);
-    if (!got)
-        fail_msg("%s", said);
-    assert_string_equal(got, json(want));
-    free(got);
-}
-
-/* The config of a model says this and that, up to NULL; not what begins with
- * '!'; and gives these shapes. */
-static void model_says(struct toy t, const char *like, const char *const *words,
-                       const char *shapes)
-{
-    char *text = iz_published_text(&section, &t, IZ_BF16, like);
-    assert_non_null(text);
-    for (; *words; words++)
-        if (!strstr(text, json(*words + (**words == '!'))) != (**words == '!'))
-            fail_msg("%s: %s", *words, text);
-    shapes_are_read(text, shapes);
-    free(text);
-}
-
-static void keys_of_the_model_come_from_the_config(void **state)
-{
-    static const char *const words[] = {
-        "'window': null", "!n_layer'",
-        "'mlp': {\n    'gated': true,\n    'kind': 'dense'\n  },", NULL};
-    model_says(toy, NULL, words,
-               "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
-    shapes_are_read(
-        "{'model_type': 'toy', 'num_layers': 3, 'rope_theta': 5e5, 'act': "
-        "'swish', 'mlp': {'gated': "
-        "false}, 'n_layer': 3, 'x': [], 'window': 9}",
-        "{'layers': 3, 'base': 500000.0, 'window': 9, 'gated': false}");
-    shapes_are_read(
-        "{'model_type': 'toy', 'n_layer': 3, 'mlp': null}",
-        "{'layers': 3, 'base': 10000.0, 'window': 7, 'gated': true}");
-}
-
-static void types_have_rows_of_their_own(void **state)
-{
-    static const char *const words[] = {
-        "['Toy2ForCausalLM'],\n  'model_type': 'toy2'", "'kind': 2,", NULL};
-    struct toy two = toy;
-    two.two = true;
-    model_says(two, NULL, words,
-               "{'two': true, 'layers': 2, 'base': 10000.0, 'window': 0, "
-               "'gated': true}");
-    shapes_are_read(
-        "{'model_type': 'toy3', 'num_layers': 3, 'window': 'x', 'kind': 1}",
-        "{'layers': 3, 'base': 10000.0, 'gated': true}");
-    two.layers = 10;
-    assert_null(iz_published_type(&hf, &two));
-}
-
-/* A tokenizer's ids go with the weights; what the table says wins. */
-static void keys_that_mean_nothing_are_kept(void **state)
-{
-    static const char *const words[] = {"'eos_token_id': [5,6]",
-                                        "'kind': 3,",
-                                        "'num_layers': 2",
-                                        "!float64",
-                                        "!'mlp': 4",
-                                        NULL};
-    free(config_of("{'model_type': 'toy', 'num_layers': 9, 'eos_token_id': [5, "
-                   "6], 'kind': 3, "
-                   "'torch_dtype': 'float64', 'mlp': 4}"));
-    model_says(toy, folder, words,
-               "{'layers': 2, 'base': 10000.0, 'window': 0, 'gated': true}");
-}
-
-static void every_fault_of_a_config_is_told(void **state)
-{
-    assert_null(config_of("{'act': 'relu', 'model_type': 'llama'}"));
-    assert_said("num_layers is missing");
-    assert_said("act is \"relu\"; this model only has \"silu\"|\"swish\"");
-    assert_said("model_type is \"llama\"; this model only has "
-                "\"toy\"|\"toy2\"|\"toy3\"");
-    assert_null(config_of("{'num_layers': 3, 'n_layer': 4, 'window': 0, 'mlp': "
-                          "{'wide': 1}}"));
-    assert_said("model_type is missing: one of");
-    assert_said("n_layer is 4, which is not num_layers");
-    assert_said("window is 0; without it stands null");
-    assert_said("mlp.wide is 1; here such is not known");
-    assert_null(config_of("[]"));
-    assert_said("not a JSON object");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -472,10 +314,6 @@ int main(void)
         CASE(a_full_disk_leaves_nothing),
         CASE(an_export_has_its_name_when_all_of_it_is_on_the_disk),
         CASE(what_a_run_keeps_of_an_import_is_on_the_disk),
-        CASE(keys_of_the_model_come_from_the_config),
-        CASE(types_have_rows_of_their_own),
-        CASE(keys_that_mean_nothing_are_kept),
-        CASE(every_fault_of_a_config_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner's arithmetic for a GPT of 2.6B parameters: the ZeRO paper's
- * table, shards, refusals, and what memory has to leave free. */
+/* The planner's arithmetic for a GPT of 2.6B parameters: shards, refusals, and
+ * what memory has to leave free. */
 #include "tests/runtime/plan/plans.h"
 
-#include "models/gpt2.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/unit_sizes.h"
 
@@ -19,35 +18,6 @@ static void assert_recomputes(int none, int widened, int full)
     assert_int_equal(iz_plan_recomputing(&p, model, IZ_RECOMPUTE_WIDENED),
                      widened);
     assert_int_equal(iz_plan_recomputing(&p, model, IZ_RECOMPUTE_FULL), full);
-}
-
-static double bytes_per_param(void)
-{
-    double sum = 0, params = 0;
-    for (int t = 0; t < IZ_TIERS; t++)
-        sum += (double)(p.bytes.b[t][IZ_MEM_PARAM] + p.bytes.b[t][IZ_MEM_GRAD] +
-                        p.bytes.b[t][IZ_MEM_STATE]);
-    for (int u = 0; u < model->n_units; u++)
-        for (int i = 0; i < model->unit[u].n_params; i++)
-            params += (double)(model->unit[u].param[i].rows *
-                               model->unit[u].param[i].cols);
-    return sum / params;
-}
-
-static void the_zero_papers_table_holds(void **state)
-{
-    struct iz_config c = plain(0, IZ_F32);
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int stage = 0; stage <= 3; stage++) {
-            const double want[] = {16, 4 + 12.0 / ranks, 2 + 14.0 / ranks,
-                                   16.0 / ranks};
-            struct iz_config half = plain(stage, IZ_BF16);
-            make(&p, &half, ranks, &target1);
-            /* Padding: at most a cache line per rank and unit. */
-            assert_true(fabs(bytes_per_param() - want[stage]) < 0.001);
-        }
-    make(&p, &c, 1, &target1); /* fp32 needs no master of its own */
-    assert_true(fabs(bytes_per_param() - 16) < 0.001);
 }
 
 static void shards_cover_every_unit(void **state)
@@ -142,31 +112,6 @@ static void all_that_was_taken_is_locked_together(void **state)
     assert_int_equal(locked_kib(), before);
 }
 
-/* In groups of one length. */
-static void copies_live_where_parameters_do(void **state)
-{
-    struct iz_config c = plain(3, IZ_BF16);
-    c.zero.hpz_partition = 3;
-    assert_fails(iz_plan_check(&c, model, &target1, 8, stderr), -EINVAL,
-                 "zero_hpz_partition_size: 3: groups of so many do not divide "
-                 "8 ranks");
-    iz_plan_clear(&q);
-    assert_int_equal(iz_plan_make(&q, &c, model, 8, 0, &target1), -EINVAL);
-    assert_int_equal(iz_plan_check(&c, model, &target1, 9, stderr), 0);
-    for (int h = 1; h <= 8; h *= 2)
-        for (int k = 0; k < 2; k++) {
-            enum iz_tier tier = k ? IZ_TIER_CPU : IZ_TIER_DEVICE;
-            c = offloaded(1, k ? IZ_HOME_CPU : IZ_HOME_NONE);
-            c.zero.hpz_partition = h;
-            make(&p, &c, 8, &gpu_bf16);
-            int64_t shards = p.bytes.b[tier][IZ_MEM_PARAM];
-            assert_true(shards > 0);
-            assert_true(p.bytes.b[tier][IZ_MEM_COPY] ==
-                        (h == 1 || h == 8 ? 0 : shards * 8 / h));
-            assert_true(p.bytes.b[!tier][IZ_MEM_COPY] == 0);
-        }
-}
-
 /* Of staging buffers, no more are taken away than must. */
 static void what_does_not_fit_is_refused_with_a_way_out(void **state)
 {
@@ -243,37 +188,6 @@ static void what_is_asked_for_is_recomputed(void **state)
     assert_said("it fits with run.recompute=auto (");
 }
 
-/* 32 blocks and an embedding pass on 33 boundaries. */
-static void boundaries_on_the_host_leave_slots(void **state)
-{
-    struct iz_config c = plain(3, IZ_BF16);
-    const int64_t one = 2 * INT64_C(1024) * 2560;
-    c.grad_accum = 4;
-    c.cpu_checkpointing = true;
-    for (int order = IZ_DEPTH_FIRST; order <= IZ_BREADTH_FIRST; order++) {
-        int64_t tracks = order == IZ_BREADTH_FIRST ? 4 : 1;
-        c.run.schedule = (enum iz_order)order;
-        make(&p, &c, 1, &gpu_bf16);
-        assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_BOUNDARY],
-                         (2 * tracks + 2) * one);
-        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY],
-                         32 * tracks * one);
-        strcpy(c.boundary_path, "disk");
-        make(&p, &c, 1, &gpu_bf16);
-        assert_int_equal(p.bytes.b[IZ_TIER_NVME][IZ_MEM_BOUNDARY],
-                         32 * tracks * one);
-        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY], 0);
-        c.boundary_path[0] = 0;
-    }
-    /* A CPU has one memory: the same bytes, on its other tier. */
-    make(&q, &c, 1, &target2);
-    c.cpu_checkpointing = false;
-    make(&p, &c, 1, &target2);
-    assert_int_equal(q.act.boundary_slots, 0);
-    assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] > 0);
-    assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
-}
-
 /* Local sums if they fit; if nothing fits, what is said is about them. */
 static void an_automatic_order_of_sums_is_one_that_fits(void **state)
 {
@@ -301,81 +215,6 @@ static void an_automatic_order_of_sums_is_one_that_fits(void **state)
         choose(&c, 2, &t, l, 1e11);
         assert_int_equal(c.run.sum_order, cases[i].order);
     }
-}
-
-/* The GPU's bytes with these kernels, where units repeat all. */
-static int64_t attended(struct iz_config c, enum iz_attention_by forward,
-                        enum iz_attention_by backward)
-{
-    c.run.gpu_attention = forward;
-    c.run.gpu_attention_backward = backward;
-    make(&p, &c, 1, &gpu_bf16);
-    return iz_plan_device_bytes(&p);
-}
-
-static const char ours[] = "a window";
-static void (*block_backward)(struct iz_exec *x, const struct iz_layer *a);
-
-/* As if a block had what cuDNN's attention has not. */
-static void backward_of_ours(struct iz_exec *x, const struct iz_layer *a)
-{
-    x->why_own = ours;
-    block_backward(x, a);
-}
-
-static void attention_is_cudnns_where_the_plan_has_room(void **state)
-{
-    const enum iz_attention_by AUTO = IZ_ATTENTION_AUTO, OWN = IZ_ATTENTION_OWN,
-                               ITS = IZ_ATTENTION_CUDNN;
-    struct iz_gpt2_config small = {2, 8, 256, 2048, 512};
-    struct iz_config c = plain(3, IZ_BF16);
-    struct iz_model *was = model;
-    assert_int_equal(iz_gpt2_open(&model, &small), 0);
-    c.run.recompute = IZ_RECOMPUTE_FULL;
-    c.run.sequence_chunk = IZ_CHUNK_OFF;
-    int64_t own = attended(c, OWN, OWN), all = attended(c, ITS, ITS);
-    assert_true(all - own > INT64_C(16) << 20);
-    assert_true(attended(c, AUTO, AUTO) == own);
-    const struct {
-        int64_t device;
-        int capability, end;
-        enum iz_attention_by asked, forward, backward;
-        const char *why; /* not forward, or else not backward */
-    } cases[] = {
-        {all, 90, -1, AUTO, ITS, ITS, NULL},
-        {all, 120, -1, AUTO, ITS, ITS, NULL},
-        {all - 1, 90, -1, AUTO, ITS, OWN, "no room"},
-        {own - 1, 90, -1, AUTO, OWN, OWN, NULL}, /* nor does ours fit */
-        {all, 89, -1, AUTO, OWN, OWN, "capability 9.0"},
-        {all, 90, 5, AUTO, OWN, OWN, "documents"},
-        {all, 90, -1, OWN, OWN, ITS, NULL},
-        {all, 90, -1, AUTO, OWN, OWN, ours},
-        {all, 80, -1, ITS, ITS, OWN, "capability 9.0"}};
-    block_backward = model->unit[1].backward;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
-        struct iz_target t = gpu_bf16;
-        struct iz_config d = c;
-        t.numerics.capability = cases[i].capability;
-        d.data.apart = cases[i].end >= 0;
-        d.run.gpu_attention = cases[i].asked;
-        for (int u = 1; u < model->n_units - 1; u++)
-            model->unit[u].backward =
-                cases[i].why == ours ? backward_of_ours : block_backward;
-        choose(&d, 1, &t, l, 1e11);
-        assert_int_equal(d.run.gpu_attention, cases[i].forward);
-        assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
-        const char *why = t.why_own[0] ? t.why_own[0] : t.why_own[1];
-        assert_int_equal(!why, !cases[i].why);
-        assert_true(!why || strstr(why, cases[i].why));
-    }
-    model->unit[1].backward = backward_of_ours;
-    c.run.gpu_attention_backward = ITS;
-    make(&p, &c, 1, &gpu_bf16);
-    assert_int_equal(fit(&p, &c, (struct iz_limits){0}), -EINVAL);
-    assert_said("run.gpu_attention_backward: cudnn: a window; use own");
-    iz_model_close(&model);
-    model = was;
 }
 
 /* Of a plan whose units keep everything. */
@@ -427,19 +266,6 @@ static void logits_take_what_activations_leave(void **state)
     assert_said("it fits with run.gpu_logits_bytes=268435456 (");
 }
 
-/* Clipping needs the norm of all gradients, fp16 to know that all are finite.
- */
-static void updates_are_early_that_wait_for_no_norm(void **state)
-{
-    for (int clipped = 0; clipped < 2; clipped++)
-        for (int t = IZ_F32; t <= IZ_F16; t++) {
-            struct iz_config c = plain(2, (enum iz_dtype)t);
-            c.gradient_clipping = clipped;
-            make(&p, &c, 2, &target2);
-            assert_int_equal(p.zero.early, !clipped && t != IZ_F16);
-        }
-}
-
 /* A worker that waited for a buffer would be one less. */
 static void every_worker_has_a_buffer_for_what_goes_up(void **state)
 {
@@ -482,19 +308,14 @@ static void a_gpu_has_room_for_the_tables_of_pinned_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_zero_papers_table_holds),
         cmocka_unit_test(shards_cover_every_unit),
         cmocka_unit_test(a_slot_has_room_for_every_unit_of_its_ring),
         cmocka_unit_test(memory_is_zeroed_and_begins_with_a_huge_page),
         cmocka_unit_test(all_that_was_taken_is_locked_together),
-        cmocka_unit_test(copies_live_where_parameters_do),
         cmocka_unit_test(what_does_not_fit_is_refused_with_a_way_out),
         cmocka_unit_test(units_keep_what_memory_allows),
         cmocka_unit_test(what_is_asked_for_is_recomputed),
-        cmocka_unit_test(boundaries_on_the_host_leave_slots),
-        cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
         cmocka_unit_test(an_automatic_order_of_sums_is_one_that_fits),
-        cmocka_unit_test(attention_is_cudnns_where_the_plan_has_room),
         cmocka_unit_test(logits_take_what_activations_leave),
         cmocka_unit_test(every_worker_has_a_buffer_for_what_goes_up),
         cmocka_unit_test(a_host_has_room_for_what_ranks_have_beside_plans),

@@ -104,34 +104,6 @@ static void the_ratio_moves_states_and_gradients(void **state)
     }
 }
 
-/* In fp32 a master of its own is needed where the parameters are not. */
-static void fp32_has_a_master_on_the_other_side_only(void **state)
-{
-    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
-        struct iz_config c = offloaded(0.5, (enum iz_home)home);
-        bool near = home == IZ_HOME_NONE;
-        c.dtype = IZ_F32;
-        c.grad_accum_fp32 = true;
-        make(&p, &c, 2, &gpu_bf16);
-        struct counts n = count(&p);
-        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_STATE],
-                         n.host * (near ? 12 : 8));
-        assert_int_equal(p.bytes.b[IZ_TIER_DEVICE][IZ_MEM_STATE],
-                         (n.owned - n.host) * (near ? 8 : 12));
-    }
-}
-
-static void a_cpu_cannot_share_with_a_gpu(void **state)
-{
-    struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
-    assert_int_equal(iz_plan_check(&c, model, &gpu_bf16, 1, NULL), 0);
-    assert_fails(iz_plan_check(&c, model, &target2, 1, stderr), -EINVAL,
-                 "zero_optimization.offload_optimizer.ratio: 0.5 leaves chunks "
-                 "to a GPU");
-    c.zero.optimizer.ratio = 1;
-    assert_int_equal(iz_plan_check(&c, model, &target2, 1, NULL), 0);
-}
-
 /* The plan does not fit, and that is said. */
 static void assert_way(const struct iz_config *c, struct iz_limits l,
                        const char *words)
@@ -175,29 +147,6 @@ static void what_is_left_of_the_gpu_becomes_buffers(void **state)
         assert_int_equal(iz_plan_device_bytes(&p),
                          bytes + (n - LEAST) * s->bytes);
     }
-}
-
-/* As much of the optimizer on the host as there is room for, and no more on the
- * GPU than it takes. */
-static void a_host_that_is_short_leaves_chunks_to_the_gpu(void **state)
-{
-    static const int part[] = {0, 7, 19};
-    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++)
-        for (int k = 0; k < 3; k++) {
-            struct iz_config c = offloaded(1, (enum iz_home)home);
-            struct iz_limits l = needs_near(c, part[k] / 20.0);
-            int64_t more = needs_near(c, (part[k] + 1) / 20.0).host;
-            char want[100];
-            assert_true(more > l.host);
-            snprintf(want, sizeof(want), WAY "ratio=%.15g (", part[k] / 20.0);
-            assert_way(&c, l, want);
-            l.host = more - 1;
-            assert_way(&c, l, want);
-            /* From a smaller part that the GPU has no room for, as well. */
-            c.zero.optimizer.ratio = 0;
-            if (k > 0)
-                assert_way(&c, l, want);
-        }
 }
 
 #define SLOW 1e10 /* bytes that the host moves a second */
@@ -430,10 +379,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_ratio_is_met_to_half_a_chunk),
         cmocka_unit_test(the_ratio_moves_states_and_gradients),
-        cmocka_unit_test(fp32_has_a_master_on_the_other_side_only),
-        cmocka_unit_test(a_cpu_cannot_share_with_a_gpu),
         cmocka_unit_test(what_is_left_of_the_gpu_becomes_buffers),
-        cmocka_unit_test(a_host_that_is_short_leaves_chunks_to_the_gpu),
         cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
         cmocka_unit_test(activations_and_states_are_weighed),
         cmocka_unit_test(a_step_is_cut_where_memory_is_short),
