@@ -34,8 +34,8 @@ template <enum iz_dtype T> static inline float half_of(uint32_t r, int i)
     return T == IZ_BF16 ? iz_bf16_load(h) : iz_f16_load(h);
 }
 
-/* The registers of lane 4g + t have of a the rows g and g + 8 and of b the column g,
- * at k = 2t, 2t + 1, 2t + 8 and 2t + 9. */
+/* The registers of lane 4g + t have of a the rows g and g + 8 and of b the
+ * column g, at k = 2t, 2t + 1, 2t + 8 and 2t + 9. */
 template <enum iz_dtype T>
 static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
                           const uint32_t *b)
@@ -55,7 +55,8 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
         int from = k % 8 / 2, i = k / 8 * 2 + k % 2;
         const numbers &rows = all.at(4 * g + from);
         for (int j = 0; j < 4; j++)
-            c[j] += rows.row[j / 2][i] * all.at(4 * (2 * t + j % 2) + from).col[i];
+            c[j] +=
+                rows.row[j / 2][i] * all.at(4 * (2 * t + j % 2) + from).col[i];
     }
 }
 
