@@ -38,11 +38,11 @@ void emu_grid(const char *what, dim3 grid, dim3 block, size_t shared_bytes,
 /* A barrier of the block; file and line tell divergent ones apart. */
 void emu_block_barrier(const char *file, int line);
 
-/* All lanes of the warp give a value of at most 16 bytes and get a table of all
+/* All lanes of the warp give a value of at most 48 bytes and get a table of all
  * 32, valid until the lane's next call but one; NaN where there is no lane.
  * `what` must be the same for all. */
 typedef struct {
-    unsigned char byte[16];
+    unsigned char byte[48];
 } emu_value;
 const emu_value *emu_warp_exchange(const char *what, unsigned mask,
                                    const void *value, size_t bytes);

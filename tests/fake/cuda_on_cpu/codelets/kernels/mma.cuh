@@ -28,46 +28,36 @@ static struct {
     int n, groups;
 } on_way[1024];
 
-/* Two registers of two numbers to k = 2t, 2t + 1, 2t + 8, 2t + 9. */
-template <enum iz_dtype T>
-static inline void unpack(float (&to)[16], int t, uint32_t low, uint32_t high)
+template <enum iz_dtype T> static inline float half_of(uint32_t r, int i)
 {
-    for (int i = 0; i < 4; i++) {
-        uint16_t h = (uint16_t)((i < 2 ? low : high) >> 16 * (i % 2));
-        to[2 * t + i % 2 + i / 2 * 8] =
-            T == IZ_BF16 ? iz_bf16_load(h) : iz_f16_load(h);
-    }
+    uint16_t h = (uint16_t)(r >> 16 * i);
+    return T == IZ_BF16 ? iz_bf16_load(h) : iz_f16_load(h);
 }
 
+/* The registers of lane 4g + t have of a the rows g and g + 8 and of b the
+ * column g, at k = 2t, 2t + 1, 2t + 8 and 2t + 9. */
 template <enum iz_dtype T>
 static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
                           const uint32_t *b)
 {
-    struct pair {
-        uint32_t r[2];
-    };
-    struct quad {
-        uint32_t r[4];
-    };
+    struct numbers {
+        float row[2][4], col[4];
+    } mine;
     int g = emu_lane() / 4, t = emu_lane() % 4;
-    float row[2][16], col[2][16];
     emu_needs(80, "mma");
-    emu_lanes<quad> as =
-        emu_exchange("mma a", IZ_ALL_LANES, quad{{a[0], a[1], a[2], a[3]}});
     for (int i = 0; i < 4; i++) {
-        quad q = as.at(4 * g + i);
-        unpack<T>(row[0], i, q.r[0], q.r[2]);
-        unpack<T>(row[1], i, q.r[1], q.r[3]);
+        mine.row[0][i] = half_of<T>(a[i / 2 * 2], i % 2);
+        mine.row[1][i] = half_of<T>(a[i / 2 * 2 + 1], i % 2);
+        mine.col[i] = half_of<T>(b[i / 2], i % 2);
     }
-    emu_lanes<pair> bs =
-        emu_exchange("mma b", IZ_ALL_LANES, pair{{b[0], b[1]}});
-    for (int i = 0; i < 8; i++) {
-        pair p = bs.at(4 * (2 * t + i / 4) + i % 4);
-        unpack<T>(col[i / 4], i % 4, p.r[0], p.r[1]);
+    emu_lanes<numbers> all = emu_exchange("mma", IZ_ALL_LANES, mine);
+    for (int k = 0; k < 16; k++) {
+        int from = k % 8 / 2, i = k / 8 * 2 + k % 2;
+        const numbers &rows = all.at(4 * g + from);
+        for (int j = 0; j < 4; j++)
+            c[j] +=
+                rows.row[j / 2][i] * all.at(4 * (2 * t + j % 2) + from).col[i];
     }
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 16; k++)
-            c[i] += row[i / 2][k] * col[i % 2][k];
 }
 
 template <enum iz_dtype T> static inline uint32_t iz_pack(float lo, float hi)
