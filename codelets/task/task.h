@@ -36,6 +36,8 @@ enum iz_kind {
     IZ_SAMPLE,   /* forward of generation and the choice of the next token */
     IZ_KINDS
 };
+#define IZ_KINDS_OPTIMIZER (1u << IZ_ADAM | 1u << IZ_MUON)
+#define IZ_KINDS_LINKS (1u << IZ_FETCH | 1u << IZ_REDUCE | 1u << IZ_OFFLOAD)
 
 /* Kinds are what izar counts; traces call a task by its codelet, of which there
  * are few enough for a legend. */

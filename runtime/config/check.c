@@ -310,7 +310,7 @@ static void resolve_loss(struct iz_config_file *file, struct iz_faults *f)
                       "of 2"},
     };
     iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
-    file->c.data.pairs = pairs;
+    file->c.data.group = pairs ? 2 : 1;
 }
 
 void iz_config_resolve(struct iz_config_file *file, struct iz_faults *f,

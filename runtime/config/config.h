@@ -124,7 +124,7 @@ struct iz_data_config {
     int document_end; /* the token that ends a document; -1: none */
     bool packed;      /* its shards say where documents begin: iz_data_look */
     bool apart;       /* documents of a sample do not see each other */
-    bool pairs;       /* samples are pairs of texts: loss.type asks for them */
+    int group;        /* samples that stay together: 2 of pairs, else 1 */
 };
 
 /* Whether training waits while a checkpoint of run.save_interval is written;

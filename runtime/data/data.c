@@ -333,7 +333,7 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
         err = stream_open(&d->val, c->val_path, c->bytes, vocab, d->model);
     if (err)
         return err;
-    int text = c->pairs ? d->seq : 0;
+    int text = c->group > 1 ? d->seq : 0;
     err = documents_check(d, c->path, vocab);
     const struct stream *both[] = {&d->train, own_val ? &d->val : NULL};
     for (int i = 0; i < 2 && both[i] && !err && !d->model; i++) {
@@ -367,11 +367,11 @@ static int data_open(struct iz_data **out, const struct iz_data_config *c,
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                  int vocab, uint64_t seed, bool need_val)
 {
-    bool whole = c->pairs || c->packed; /* nothing follows a sample */
+    bool whole = c->group > 1 || c->packed; /* nothing follows a sample */
     assert(seq > 0 && vocab > 0);
     return data_open(out, c,
                      (struct iz_data){.seq = seq,
-                                      .group = c->pairs ? 2 : 1,
+                                      .group = c->group,
                                       .ahead = !whole,
                                       .targets = seq - whole,
                                       .document_end = c->document_end,

@@ -57,7 +57,7 @@ int64_t iz_data_loss_tokens(const struct iz_data *d, enum iz_split s,
  * permutation of the training windows by a counter-based generator; validation
  * in file order) as int32: input[seq] and target[seq] = the following tokens,
  * or -1 where the loss mask beside a shard excludes one, and behind
- * data.document_end.  With data.pairs, samples 2i and 2i + 1 are the chosen and
+ * data.document_end.  With pairs, samples 2i and 2i + 1 are the chosen and
  * the rejected text of a pair.  The last token of such a text, and of a packed
  * sample, has no target.
  * Thread-safe, allocates nothing. */

@@ -45,8 +45,8 @@ struct iz_unit_memory {
      * buffer of their own. */
     starpu_data_handle_t param_handle, frozen_handle;
     starpu_data_handle_t secondary_handle; /* of a group's copy; NULL: none */
-    int64_t secondary_version; /* version that it is of; -1: of none, frozen or
-                                  not */
+    int64_t secondary_version; /* 1 + the one that it is of; 0: of none, frozen
+                                  or not */
     /* Accumulators, of its own unit and of the tied use: the pieces, which
      * follow one another in memory; and what the GPU has apart, behind them. */
     starpu_data_handle_t grad_handle[2][IZ_PIECES_MAX], grad_apart_handle[2];

@@ -142,7 +142,6 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     }
     for (int i = 0; i < p->frozen.chunks; i++)
         g->frozen[i].param_home = z->frozen.home;
-    g->secondary_version = -1;
     int64_t from[IZ_PARTS] = {0, p->padded, p->padded + p->frozen.padded};
     iz_unit_offsets(unit, from, g->offset);
     g->layout = (struct iz_unit_layout){

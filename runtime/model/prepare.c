@@ -13,7 +13,7 @@ static int tell_data(struct iz_model *m, const struct iz_config *whole,
                      FILE *err)
 {
     const struct iz_data_config *c = &whole->data;
-    if (c->pairs && !m->knows_pairs) {
+    if (c->group > 1 && !m->knows_pairs) {
         iz_text_refuse(
             err,
             "loss.type: samples would be pairs of texts, and %s has no "

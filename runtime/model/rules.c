@@ -255,7 +255,7 @@ int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err)
         status = apply_base(m, c, err);
     if (!status)
         status = check_trained(m, err);
-    m->preference = c->data.pairs ? &c->loss : NULL;
+    m->preference = c->data.group > 1 ? &c->loss : NULL;
     if (!status && m->preference)
         status = iz_rules_add_reference(m, err);
     return status ? status : check_frozen(m, c, err);

@@ -66,7 +66,7 @@ static double choose_order(struct iz_config *c, const struct iz_plan_for *f)
 static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
 {
     struct iz_config open = *c, best = *c;
-    int n = c->micro_batch * c->grad_accum, least = c->data.pairs ? 2 : 1;
+    int n = c->micro_batch * c->grad_accum, least = c->data.group;
     double s = INFINITY;
     if (c->run.slices)
         least *= c->run.slices;

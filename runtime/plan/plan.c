@@ -156,9 +156,9 @@ void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
 
 int iz_plan_slices(const struct iz_config *c, int workers)
 {
-    int most = 1, together = c->data.pairs ? 2 : 1; /* samples */
+    int most = 1;
     for (int n = 1; n <= c->micro_batch && n <= IZ_SLICES_MAX; n++) {
-        if (c->micro_batch % (n * together))
+        if (c->micro_batch % (n * c->data.group))
             continue;
         most = n;
         if (n * c->grad_accum >= workers)

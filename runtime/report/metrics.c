@@ -301,7 +301,7 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
         snprintf(scale, sizeof(scale), "  skipped");
     if (v->targets)
         snprintf(loss, sizeof(loss), "loss %.4f", v->loss);
-    if (v->targets && v->targets < all && !m->e->model->preference)
+    if (v->targets && v->targets < all && m->e->config->data.group == 1)
         snprintf(some, sizeof(some), "  %lld of %lld targets",
                  (long long)v->targets, (long long)all);
     if (m->e->plan.target.workers > 1 ||
@@ -362,7 +362,7 @@ static void print_eval(struct iz_metrics *m, const struct iz_event *v)
 {
     const struct iz_model *model = m->e->model;
     int64_t all = iz_data_windows(m->e->data, IZ_VAL);
-    int group = model->preference ? 2 : 1;
+    int group = m->e->config->data.group;
     char text[80];
     finish_line(m);
     printf("step %lld  validation ", (long long)v->step);

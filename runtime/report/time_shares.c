@@ -95,7 +95,7 @@ static enum iz_use use_of(const struct iz_time_shares *t,
         [IZ_ON_IO] = IZ_USE_DISK};
     if (links[t->where[s->worker]])
         return links[t->where[s->worker]];
-    if (s->kind == IZ_ADAM || s->kind == IZ_MUON)
+    if (IZ_KINDS_OPTIMIZER >> s->kind & 1)
         return IZ_USE_OPTIMIZER;
     return computes(s->kind) || s->kind == IZ_SAMPLE ? IZ_USE_UNITS
                                                      : IZ_USE_SUMS;

@@ -65,8 +65,6 @@ struct iz_kind_time iz_time_shares_kind(const struct iz_time_shares *t,
 /* Seconds and hidden seconds of several kinds, 1 << kind for each. */
 struct iz_kind_time iz_time_shares_kinds(const struct iz_time_shares *t,
                                          unsigned kinds);
-#define IZ_KINDS_OPTIMIZER (1u << IZ_ADAM | 1u << IZ_MUON)
-#define IZ_KINDS_LINKS (1u << IZ_FETCH | 1u << IZ_REDUCE | 1u << IZ_OFFLOAD)
 /* To be asked after a stop. */
 struct iz_time_total iz_time_shares_total(const struct iz_time_shares *t);
 /* Seconds of all tasks added, in the window or not. */

@@ -173,7 +173,7 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     printf("      train %lld %s, output %s\n",
            (long long)iz_data_windows(r->data, IZ_TRAIN),
            r->model->record.bytes ? "records"
-           : r->model->preference ? "texts of pairs"
+           : r->c.data.group > 1  ? "texts of pairs"
                                   : "windows",
            r->c.run.output);
     if (r->arithmetic.note[0])

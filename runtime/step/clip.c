@@ -204,7 +204,7 @@ static void run_eval(struct iz_exec *x, void **buf, const void *arg)
     const double *all = step_clip_gather(e, own, per);
     struct iz_event v = {.eval = true, .step = a->step, .samples = a->samples};
     double targets = *(double *)buf[2];
-    double n = e->model->preference ? (double)(a->samples / 2) : targets;
+    double n = e->config->data.group > 1 ? (double)(a->samples / 2) : targets;
     v.targets = (int64_t)targets;
     v.loss = n > 0 ? sum_ranks(e, all, per, 0) / n : NAN;
     if (tells)

@@ -190,8 +190,8 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     const struct iz_plan *p = &e->plan;
     struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan_unit *u = g->plan;
-    bool all = g->secondary_version < 0;
-    if (!g->secondary_handle || g->secondary_version == g->version)
+    bool all = !g->secondary_version;
+    if (!g->secondary_handle || g->secondary_version == g->version + 1)
         return;
     struct iz_stretch s[2] = {
         {.bytes = iz_step_param_bytes(e, u->shard)},
@@ -208,7 +208,7 @@ static void refresh_secondary(struct iz_engine *e, int unit)
     m.to = iz_task_add(&t, g->secondary_handle, all ? STARPU_W : STARPU_RW);
     m.from = iz_task_add(&t, g->param_handle, STARPU_R);
     iz_move(e, &t, m);
-    g->secondary_version = g->version;
+    g->secondary_version = g->version + 1;
 }
 
 struct dequantize_arg {
@@ -459,6 +459,8 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
     const struct iz_plan_zero *z = &e->plan.zero;
     struct iz_unit_memory *g = &e->unit[unit];
     struct iz_stretch s[2];
+    if (frozen)
+        g->secondary_version = 0;
     if (!z->param.whole || e->plan.ranks == 1)
         return;
     if (frozen && g->quant) /* each rank has made those of its shard alone */

@@ -292,7 +292,6 @@ int iz_train_publish(struct iz_engine *e, int err)
     for (int u = 0; u < e->plan.n_units; u++) {
         iz_fetch_publish(e, u, true);
         e->unit[u].version++;
-        e->unit[u].secondary_version = -1;
     }
     e->counts.fetched_bytes = 0;
     /* The comm worker must be idle before this thread calls a collective

@@ -35,8 +35,10 @@ const char *positions(const char *name, int n)
 
 void use(const char *path, const char *val, double fraction)
 {
-    used = (struct iz_data_config){
-        .val_fraction = fraction, .bytes = !val, .document_end = -1};
+    used = (struct iz_data_config){.val_fraction = fraction,
+                                   .bytes = !val,
+                                   .document_end = -1,
+                                   .group = 1};
     snprintf(used.path, sizeof(used.path), "%s", path);
     snprintf(used.val_path, sizeof(used.val_path), "%s", val ? val : "");
 }

@@ -45,6 +45,7 @@ struct iz_config plain(int stage, enum iz_dtype t)
                  .max_reuse_distance = 1000000000,
                  .optimizer = {.buffer_count = 4, .ratio = 1},
                  .param = {.buffer_count = 5}},
+        .data = {.group = 1},
         .run = {.slices = 1, .recompute = IZ_RECOMPUTE_AUTO}};
 }
 
