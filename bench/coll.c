@@ -132,7 +132,7 @@ static double time_once(struct iz_coll *c, const struct way *w,
         memset(b->own, 0, (size_t)b->bytes);
     else
         memset(b->full, 0, (size_t)b->bytes);
-    iz_coll_near(c, w->near);
+    iz_coll_read_local(c, w->near);
     iz_coll_barrier(c, "start");
     start = common_start(c);
     cpu = bench_cpu_s();
@@ -198,7 +198,7 @@ int main(int argc, char **argv)
     c->timeout_s = 60;
     c->scratch_bytes = iz_coll_scratch_bytes(c->size, INT64_C(64) << 20);
     c->scratch = pages(c->scratch_bytes);
-    const char *why = iz_coll_near(c, true);
+    const char *why = iz_coll_read_local(c, true);
     if (why && c->rank == 0)
         fprintf(stderr, "messages only: %s\n", why);
     for (int64_t mib = 1; mib <= 64; mib *= 4)

@@ -161,16 +161,16 @@ IZ_SIMD static void limit_codes(const struct buffers *b, const struct kernel *k)
 
 /* ---- kernels ---- */
 
-static const struct iz_step options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                 .lr = 1e-3,
-                                                 .beta1 = 0.9,
-                                                 .beta2 = 0.999,
-                                                 .eps = 1e-8,
-                                                 .weight_decay = 0.1,
-                                                 .adamw = true,
-                                                 .bias_correction = true},
-                                       .t = 1,
-                                       .grad_scale = 1.0f};
+static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                                     .lr = 1e-3,
+                                                     .beta1 = 0.9,
+                                                     .beta2 = 0.999,
+                                                     .eps = 1e-8,
+                                                     .weight_decay = 0.1,
+                                                     .adamw = true,
+                                                     .bias_correction = true},
+                                           .t = 1,
+                                           .grad_scale = 1.0f};
 
 static const void *gradient(const struct buffers *b, const struct kernel *k)
 {

@@ -232,16 +232,16 @@ struct flat {
     double *norm2; /* pinned */
 };
 
-static const struct iz_step options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                 .lr = 1e-3,
-                                                 .beta1 = 0.9,
-                                                 .beta2 = 0.95,
-                                                 .eps = 1e-8,
-                                                 .weight_decay = 0.1,
-                                                 .adamw = true,
-                                                 .bias_correction = true},
-                                       .t = 1,
-                                       .grad_scale = 1.0f};
+static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                                     .lr = 1e-3,
+                                                     .beta1 = 0.9,
+                                                     .beta2 = 0.95,
+                                                     .eps = 1e-8,
+                                                     .weight_decay = 0.1,
+                                                     .adamw = true,
+                                                     .bias_correction = true},
+                                           .t = 1,
+                                           .grad_scale = 1.0f};
 
 /* Gradient and copy in bf16. */
 static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,

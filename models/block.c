@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layers of a transformer; see block.h.  M = samples * T rows, C = width,
  * H = heads, K = kv_heads, D = head_dim, F = hidden. */
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 
 #include "models/parts.h"
 #include "models/passed.h"
@@ -85,7 +85,7 @@ static void head_norm_saves(struct iz_exec *x, const struct iz_layer *a,
 static struct iz_attention attention_of(const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    const struct iz_chunk *k = c->chunk;
+    const struct iz_sequence_chunk *k = c->chunk;
     return (struct iz_attention){
         .seq = k ? k->seq : c->seq,
         .first = k ? k->first : 0,
@@ -250,14 +250,15 @@ static struct iz_view added_backward(struct iz_exec *x,
 
 /* Keys and values of a chunk's rows, which are behind the queries in these
  * rows, go to those of the sample; the gradients of the sample's come back. */
-static void put_keys(struct iz_exec *x, const struct iz_chunk *k,
+static void put_keys(struct iz_exec *x, const struct iz_sequence_chunk *k,
                      struct iz_view qkv)
 {
     struct iz_view to = iz_view_rows(k->kv, k->first, qkv.rows);
     iz_op_columns(x, to, 0, qkv, qkv.cols - to.cols, to.cols);
 }
 
-static void get_key_gradients(struct iz_exec *x, const struct iz_chunk *k,
+static void get_key_gradients(struct iz_exec *x,
+                              const struct iz_sequence_chunk *k,
                               struct iz_view dqkv)
 {
     struct iz_view from = iz_view_rows(k->dkv, k->first, dqkv.rows);

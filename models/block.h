@@ -56,7 +56,7 @@ enum { IZ_SORT_WINDOW = 1, IZ_SORT_UNTURNED = 2, IZ_SORTS = 4 };
 enum { IZ_LAYERS_MOST = 512 }; /* of which each may be of another sort */
 
 /* Some rows of one sample, where a block handles these at a time. */
-struct iz_chunk {
+struct iz_sequence_chunk {
     int64_t seq, first;     /* rows of the sample; the first of these */
     struct iz_view kv, dkv; /* [seq, 2KD] as in struct iz_attention */
     bool adds;              /* to the gradients of matrices */
@@ -77,7 +77,7 @@ struct iz_block {
     float residual, embedding;    /* factors, 0: 1; of what is added */
     float logit_scale, logit_cap; /* 0: 1; 0: none */
     struct iz_experts experts;    /* in place of some blocks' MLP */
-    const struct iz_chunk *chunk; /* NULL: all rows of all samples */
+    const struct iz_sequence_chunk *chunk; /* NULL: all rows of all samples */
 };
 
 #define IZ_BLOCK_STD 0.02f /* of initial weights */

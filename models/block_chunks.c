@@ -9,7 +9,7 @@
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 
 enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };
 
@@ -115,10 +115,10 @@ static void sums_close(struct sums *s, struct iz_exec *x,
 /* ---- a chunk ---- */
 
 /* What its layer is called with; it borrows what is in here. */
-struct part {
+struct chunk_call {
     struct iz_layer layer;
     struct iz_block block;
-    struct iz_chunk chunk;
+    struct iz_sequence_chunk chunk;
     /* What the unit before gave, this one gives, and the gradients of these,
      * which a block has in one place. */
     struct iz_staged x, y, d;
@@ -148,7 +148,7 @@ static int64_t last_of(const struct cut *c)
  * all of these: what ops count grows evenly with the rows before. */
 struct walk {
     const struct cut *cut;
-    int64_t next, step;
+    int64_t next, stride;
     int64_t at, n, times; /* the chunk that it has come to, and its rows */
     struct iz_cost before;
 };
@@ -159,7 +159,7 @@ static struct walk walk_of(const struct cut *c, bool back)
 {
     return (struct walk){.cut = c,
                          .next = back ? last_of(c) : c->first,
-                         .step = back ? -c->each : c->each,
+                         .stride = back ? -c->each : c->each,
                          .times = 1};
 }
 
@@ -174,11 +174,11 @@ static bool walk_on(struct iz_exec *x, struct walk *w)
         iz_cost_add(&x->cost, &one, (double)(w->times - 1));
     }
     if (rows_at(w->cut, w->next) < each ||
-        rows_at(w->cut, w->next + (many - 1) * w->step) < each)
+        rows_at(w->cut, w->next + (many - 1) * w->stride) < each)
         many = 1;
-    w->at = w->next + many / 2 * w->step;
+    w->at = w->next + many / 2 * w->stride;
     w->n = rows_at(w->cut, w->at);
-    w->next += many * w->step;
+    w->next += many * w->stride;
     w->times = many;
     w->before = x->cost;
     return w->n > 0;
@@ -192,8 +192,8 @@ static struct iz_view load(struct iz_exec *x, struct iz_staged *s,
     return iz_staged_load(x, s, w->at, w->n, w->next, next);
 }
 
-static void part_open(struct part *p, struct iz_exec *x,
-                      const struct iz_layer *a)
+static void chunk_open(struct chunk_call *p, struct iz_exec *x,
+                       const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
     p->layer = *a;
@@ -201,13 +201,13 @@ static void part_open(struct part *p, struct iz_exec *x,
     p->layer.samples = 1;
     p->block = *c;
     p->block.chunk = &p->chunk;
-    p->chunk = (struct iz_chunk){.seq = c->seq};
+    p->chunk = (struct iz_sequence_chunk){.seq = c->seq};
     p->x = iz_staged_open(x, tokens(a->x, c->width), x->numerics.chunk_rows);
 }
 
 /* The rows from `at` on of all, which are of this sample. */
-static void set_rows(struct part *p, const struct iz_layer *a, int64_t sample,
-                     const struct walk *w)
+static void set_rows(struct chunk_call *p, const struct iz_layer *a,
+                     int64_t sample, const struct walk *w)
 {
     const struct iz_block *c = a->self;
     double share = (double)w->n / ((double)a->samples * c->seq);
@@ -230,7 +230,8 @@ static struct cut sample_of(const struct iz_exec *x, const struct iz_block *c,
 /* ---- a block ---- */
 
 /* What a chunk of n rows keeps. */
-static int64_t saved_of(const struct iz_exec *x, struct part *p, int64_t n)
+static int64_t saved_of(const struct iz_exec *x, struct chunk_call *p,
+                        int64_t n)
 {
     struct iz_exec dry = iz_exec_dry(x->backend, x->act);
     dry.numerics = x->numerics;
@@ -240,7 +241,7 @@ static int64_t saved_of(const struct iz_exec *x, struct part *p, int64_t n)
     return dry.save.used;
 }
 
-static void saves_open(struct part *p, const struct iz_exec *x,
+static void saves_open(struct chunk_call *p, const struct iz_exec *x,
                        const struct iz_block *c)
 {
     const struct cut cut = sample_of(x, c, 0);
@@ -250,7 +251,8 @@ static void saves_open(struct part *p, const struct iz_exec *x,
 }
 
 /* What is kept next is of the chunk that begins there. */
-static void seek(struct iz_exec *x, const struct part *p, const struct walk *w)
+static void seek(struct iz_exec *x, const struct chunk_call *p,
+                 const struct walk *w)
 {
     const struct cut *c = w->cut;
     if (!x->keeps_nothing)
@@ -259,7 +261,7 @@ static void seek(struct iz_exec *x, const struct part *p, const struct walk *w)
 }
 
 /* All of it has been counted. */
-static void saves_close(struct iz_exec *x, const struct part *p,
+static void saves_close(struct iz_exec *x, const struct chunk_call *p,
                         const struct iz_layer *a)
 {
     int64_t all = a->samples * p->saved_sample;
@@ -267,7 +269,7 @@ static void saves_close(struct iz_exec *x, const struct part *p,
         x->save.peak = all;
 }
 
-static void keys_open(struct part *p, struct iz_exec *x,
+static void keys_open(struct chunk_call *p, struct iz_exec *x,
                       const struct iz_block *c, bool back)
 {
     int64_t cols = 2 * (int64_t)c->kv_heads * c->head_dim;
@@ -279,7 +281,7 @@ static void keys_open(struct part *p, struct iz_exec *x,
 /* All chunks of a sample, `again` with what a backward needs of each alone: its
  * keys and values. */
 static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
-                           struct part *p, int64_t sample, bool again)
+                           struct chunk_call *p, int64_t sample, bool again)
 {
     const struct cut cut = sample_of(x, a->self, sample);
     struct walk w = walk_of(&cut, false);
@@ -304,13 +306,13 @@ static void forward_sample(struct iz_exec *x, const struct iz_layer *a,
 void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    struct part p;
+    struct chunk_call p;
     if (!x->numerics.chunk_rows) {
         iz_block_forward(x, a);
         return;
     }
     int64_t mark = iz_exec_mark(x);
-    part_open(&p, x, a);
+    chunk_open(&p, x, a);
     saves_open(&p, x, c);
     p.y = iz_staged_open(x, tokens(a->y, c->width), x->numerics.chunk_rows);
     keys_open(&p, x, c, false);
@@ -322,7 +324,7 @@ void iz_block_forward_all(struct iz_exec *x, const struct iz_layer *a)
     iz_exec_release(x, mark);
 }
 
-static void recompute_chunk(struct iz_exec *x, struct part *p)
+static void recompute_chunk(struct iz_exec *x, struct chunk_call *p)
 {
     p->layer.y = iz_exec_work(x, x->act, p->block.seq, p->block.width);
     int64_t mark = iz_exec_mark(x);
@@ -333,7 +335,7 @@ static void recompute_chunk(struct iz_exec *x, struct part *p)
 }
 
 static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
-                            struct part *p, const struct sums *s,
+                            struct chunk_call *p, const struct sums *s,
                             int64_t sample)
 {
     const struct iz_block *c = a->self;
@@ -364,7 +366,7 @@ static void backward_sample(struct iz_exec *x, const struct iz_layer *a,
 void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *c = a->self;
-    struct part p;
+    struct chunk_call p;
     struct sums s;
     if (!x->numerics.chunk_rows) {
         iz_block_backward(x, a);
@@ -372,7 +374,7 @@ void iz_block_backward_all(struct iz_exec *x, const struct iz_layer *a)
     }
     int64_t mark = iz_exec_mark(x);
     sums_open(&s, x, a);
-    part_open(&p, x, a);
+    chunk_open(&p, x, a);
     saves_open(&p, x, c);
     p.d = iz_staged_open(x, tokens(a->dy, c->width), x->numerics.chunk_rows);
     keys_open(&p, x, c, true);
@@ -420,7 +422,7 @@ static struct iz_view matrix_sum(struct iz_exec *x, struct iz_view w,
 
 /* back: with gradients, which go to d. */
 static void head_chunks(struct iz_exec *x, const struct iz_layer *a,
-                        struct part *p, const struct sums *s, bool back)
+                        struct chunk_call *p, const struct sums *s, bool back)
 {
     const struct iz_block *c = a->self;
     const struct cut cut = {0, a->samples * (int64_t)c->seq,
@@ -452,7 +454,7 @@ void iz_block_head_backward_all(struct iz_exec *x, const struct iz_layer *a)
     const struct iz_block *c = a->self;
     int matrix = iz_block_head_matrix(c);
     int64_t mark = iz_exec_mark(x);
-    struct part p;
+    struct chunk_call p;
     struct sums s;
     if (!head_in_chunks(x, a)) {
         iz_block_head_backward(x, a);
@@ -461,7 +463,7 @@ void iz_block_head_backward_all(struct iz_exec *x, const struct iz_layer *a)
     sums_open(&s, x, a);
     s.w[matrix] = a->w[matrix];
     s.own[matrix] = matrix_sum(x, a->w[matrix], a->dw[matrix]);
-    part_open(&p, x, a);
+    chunk_open(&p, x, a);
     p.d = iz_staged_open(x, tokens(a->dx, c->width), x->numerics.chunk_rows);
     p.layer.w = s.w;
     p.layer.dw = s.own;
@@ -476,12 +478,12 @@ void iz_block_head_backward_all(struct iz_exec *x, const struct iz_layer *a)
 void iz_block_head_evaluate_all(struct iz_exec *x, const struct iz_layer *a)
 {
     int64_t mark = iz_exec_mark(x);
-    struct part p;
+    struct chunk_call p;
     if (!head_in_chunks(x, a)) {
         iz_block_head_evaluate(x, a);
         return;
     }
-    part_open(&p, x, a);
+    chunk_open(&p, x, a);
     head_chunks(x, a, &p, NULL, false);
     iz_staged_close(x, &p.x);
     iz_exec_release(x, mark);

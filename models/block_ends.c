@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The first and the last unit of a transformer; see block.h.  M = samples * T
  * rows, C = width. */
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 
 /* Of tokens and of their positions, if these are learned. */
 static struct iz_table embedding(const struct iz_layer *a)

@@ -2,7 +2,7 @@
 /* What a block with experts has beside their products: its router, and an
  * expert that all rows go to.  M = rows, C = width, F = hidden channels of the
  * shared expert. */
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 
 struct iz_block_routed
 iz_block_routed_saves(struct iz_exec *x, const struct iz_layer *a, int64_t m)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which parameters a unit has, in which order. */
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 
-/* What the weight of a part, or its bias, needs. */
+/* What the weight of a module, or its bias, needs. */
 static bool has_place(const struct iz_block *b, int kind,
                       struct iz_block_place p)
 {
     enum { NEVER = 1 << 30 };
-    static const unsigned needs[PARTS][2] = {
+    static const unsigned needs[MODULES][2] = {
         [NORM_1] = {IZ_HAS_BEFORE, IZ_HAS_BEFORE | IZ_HAS_NORM_BIAS},
         [QKV] = {0, IZ_HAS_QKV_BIAS},
         [ATTN_PROJ] = {0, IZ_HAS_PROJ_BIAS},
@@ -24,23 +24,24 @@ static bool has_place(const struct iz_block *b, int kind,
         [SHARED_FC] = {0, NEVER},
         [SHARED_PROJ] = {0, NEVER},
         [SHARED_GATE] = {IZ_HAS_SHARED_GATE, NEVER}};
-    bool norm = p.part == NORM_1 || p.part == NORM_2 || p.part == BEHIND_1 ||
-                p.part == BEHIND_2;
-    bool shared = p.part >= SHARED_FC;
-    unsigned need = needs[p.part][p.bias];
-    if (kind == KIND_HEAD && p.part == FC)
+    bool norm = p.module == NORM_1 || p.module == NORM_2 ||
+                p.module == BEHIND_1 || p.module == BEHIND_2;
+    bool shared = p.module >= SHARED_FC;
+    unsigned need = needs[p.module][p.bias];
+    if (kind == KIND_HEAD && p.module == FC)
         return p.bias && b->has & IZ_HAS_HEAD_BIAS;
     if (kind == KIND_HEAD)
-        return p.part == NORM_1 && !(b->has & IZ_HAS_BARE) &&
+        return p.module == NORM_1 && !(b->has & IZ_HAS_BARE) &&
                (!p.bias || b->has & IZ_HAS_NORM_BIAS);
-    if (kind == KIND_BLOCK && (shared || p.part == ROUTER || p.part == CHOICE))
+    if (kind == KIND_BLOCK &&
+        (shared || p.module == ROUTER || p.module == CHOICE))
         return false;
     if (shared && !b->experts.shared)
         return false;
-    if (kind == KIND_ROUTER && (p.part == FC || p.part == MLP_PROJ))
+    if (kind == KIND_ROUTER && (p.module == FC || p.module == MLP_PROJ))
         return false;
     if ((norm && b->has & IZ_HAS_BARE) ||
-        (p.part == NORM_2 && b->has & IZ_HAS_ONE_NORM))
+        (p.module == NORM_2 && b->has & IZ_HAS_ONE_NORM))
         return false;
     return (b->has & need) == need;
 }

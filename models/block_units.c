@@ -2,7 +2,7 @@
 /* The units of a transformer and their parameters; see block.h. */
 #include <stdio.h>
 
-#include "models/block_parts.h"
+#include "models/block_modules.h"
 #include "models/experts_units.h"
 #include "models/parts.h"
 #include "models/passed.h"
@@ -34,9 +34,9 @@ static void head_open(struct iz_model *m, const struct iz_block *b,
     iz_unit_params(u, ends->head, ends->n_head, "");
 }
 
-/* A part of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
+/* A module of a block; in = 0: a norm.  stacked: outputs of its matrices, if it
  * has several; {-1}: it is none.  times: of experts, how many. */
-struct part {
+struct module {
     const char *name;
     int64_t in, out;
     float std;
@@ -44,9 +44,9 @@ struct part {
     int64_t times;
 };
 
-/* The weight of a part, or its bias. */
-static struct iz_param param_of(const struct iz_block *b, const struct part *p,
-                                bool bias)
+/* The weight of a module, or its bias. */
+static struct iz_param param_of(const struct iz_block *b,
+                                const struct module *p, bool bias)
 {
     bool in_out = b->has & IZ_HAS_IN_OUT;
     char full[64];
@@ -83,21 +83,21 @@ static void add_block(struct iz_unit *u, const struct iz_block *b,
     char fc[64], proj[64];
     snprintf(fc, sizeof(fc), "%s.%s", name->experts, name->expert_fc);
     snprintf(proj, sizeof(proj), "%s.%s", name->experts, name->expert_proj);
-    const struct part mlp = {name->fc,          w,
-                             gate ? 2 * f : f,  IZ_BLOCK_STD,
-                             {f, gate ? f : 0}, 0},
-                      mlp_proj = {name->mlp_proj, f, w, residual, {0}, 0},
-                      experts = {fc,
-                                 w,
-                                 2 * (int64_t)e->n * e->hidden,
-                                 IZ_BLOCK_STD,
-                                 {turns ? 2 * (int64_t)e->hidden : e->hidden,
-                                  turns ? 0 : e->hidden},
-                                 e->n},
-                      experts_proj = {proj,     e->hidden, e->n * w,
-                                      residual, {w},       e->n};
+    const struct module mlp = {name->fc,          w,
+                               gate ? 2 * f : f,  IZ_BLOCK_STD,
+                               {f, gate ? f : 0}, 0},
+                        mlp_proj = {name->mlp_proj, f, w, residual, {0}, 0},
+                        experts = {fc,
+                                   w,
+                                   2 * (int64_t)e->n * e->hidden,
+                                   IZ_BLOCK_STD,
+                                   {turns ? 2 * (int64_t)e->hidden : e->hidden,
+                                    turns ? 0 : e->hidden},
+                                   e->n},
+                        experts_proj = {proj,     e->hidden, e->n * w,
+                                        residual, {w},       e->n};
     int64_t shared = e->shared;
-    const struct part part[PARTS] = {
+    const struct module module[MODULES] = {
         [NORM_1] = {name->norm_1, 0, w, 0, {0}, 0},
         [QKV] = {name->qkv, w, qkv, IZ_BLOCK_STD, {o, kv, kv}, 0},
         [ATTN_PROJ] = {name->attn_proj, o, w, residual, {0}, 0},
@@ -121,9 +121,9 @@ static void add_block(struct iz_unit *u, const struct iz_block *b,
     int kind = !has ? KIND_BLOCK : whole ? KIND_EXPERTS : KIND_ROUTER;
     int n = iz_block_list(list, b, kind);
     for (int k = 0; k < n; k++) {
-        param[k] = param_of(b, &part[list[k].part], list[k].bias);
-        param[k].always_frozen = list[k].part == CHOICE;
-        if (list[k].part == SINKS)
+        param[k] = param_of(b, &module[list[k].module], list[k].bias);
+        param[k].always_frozen = list[k].module == CHOICE;
+        if (list[k].module == SINKS)
             param[k].init = IZ_INIT_ZERO;
     }
     snprintf(u->name, sizeof(u->name), "%s.%d", name->block, i);
@@ -155,9 +155,9 @@ void iz_block_open(struct iz_model *m, const struct iz_block *b,
     m->knows_chunks = !b->full && !b->experts.per_unit;
     for (int i = 0; i < b->layers; i++) {
         bool has = iz_experts_at(&b->experts, i);
-        int parts = has ? iz_experts_units(&b->experts) : 0;
+        int units = has ? iz_experts_units(&b->experts) : 0;
         add_block(u++, b, names, i);
-        for (int k = 0; k < parts; k++)
+        for (int k = 0; k < units; k++)
             iz_experts_unit_open(u++, b, names, i, k, KIND_PART);
     }
     head_open(m, b, ends);

@@ -8,7 +8,7 @@
 bool iz_experts_at(const struct iz_experts *c, int block)
 {
     const char *list = c->dense;
-    if (!c->n || (block + 1) % c->step || block < c->first ||
+    if (!c->n || (block + 1) % c->every || block < c->first ||
         (c->last && block > c->last))
         return false;
     while (*list) {

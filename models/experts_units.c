@@ -16,15 +16,15 @@ static struct iz_linear linear(const struct iz_layer *a, int i)
         .w = a->w[i], .dw = gradient(a, i), .out_in = true};
 }
 
-static int experts_of(const struct iz_experts *c, int part)
+static int experts_of(const struct iz_experts *c, int index)
 {
-    int left = c->n - part * c->per_unit;
+    int left = c->n - index * c->per_unit;
     return left < c->per_unit ? left : c->per_unit;
 }
 
-static bool is_last(const struct iz_experts *c, int part)
+static bool is_last(const struct iz_experts *c, int index)
 {
-    return part + 1 == iz_experts_units(c);
+    return index + 1 == iz_experts_units(c);
 }
 
 /* The boundary before the unit, whose experts are here. */
@@ -32,8 +32,8 @@ static struct iz_passed read_passed(const struct iz_layer *a)
 {
     const struct iz_block *b = a->self;
     struct iz_passed p = iz_passed_of(b, a->x, true);
-    p.r.first = a->part * b->experts.per_unit;
-    p.r.here = experts_of(&b->experts, a->part);
+    p.r.first = a->index * b->experts.per_unit;
+    p.r.here = experts_of(&b->experts, a->index);
     return p;
 }
 
@@ -48,7 +48,7 @@ static struct iz_view widened(struct iz_exec *x, const struct iz_layer *a,
 static void part_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *b = a->self;
-    bool last = is_last(&b->experts, a->part);
+    bool last = is_last(&b->experts, a->index);
     struct iz_passed from = read_passed(a), to = iz_passed_of(b, a->y, !last);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
     struct iz_view u = widened(x, a, &from);
@@ -67,7 +67,7 @@ static void part_forward(struct iz_exec *x, const struct iz_layer *a)
 static void part_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_block *b = a->self;
-    bool last = is_last(&b->experts, a->part);
+    bool last = is_last(&b->experts, a->index);
     struct iz_passed p = read_passed(a), d = iz_passed_of(b, a->dx, true);
     struct iz_passed dy = iz_passed_of(b, a->dy, !last);
     struct iz_linear fc = linear(a, FC), proj = linear(a, PROJ);
@@ -90,11 +90,11 @@ int iz_experts_units(const struct iz_experts *c)
 
 void iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
                           const struct iz_block_names *name, int block,
-                          int part, int kind)
+                          int index, int kind)
 {
     const struct iz_experts *c = &b->experts;
-    int first = part * c->per_unit;
-    int64_t n = experts_of(c, part), w = b->width, f = c->hidden;
+    int first = index * c->per_unit;
+    int64_t n = experts_of(c, index), w = b->width, f = c->hidden;
     struct iz_param list[] = {[FC] = weight("", 2 * n * f, w, IZ_BLOCK_STD),
                               [PROJ] =
                                   weight("", n * w, f, iz_block_residual(b))};
@@ -109,10 +109,10 @@ void iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
     snprintf(u->name, sizeof(u->name), "%s.%d.%d", name->block, block, first);
     snprintf(prefix, sizeof(prefix), "%s.%d.%s.%d.", name->block, block,
              name->experts, first);
-    u->kind = kind + is_last(c, part);
-    u->part = part;
+    u->kind = kind + is_last(c, index);
+    u->index = index;
     u->self = b;
-    u->out_elems = is_last(c, part) ? b->seq * w : iz_passed_len(b);
+    u->out_elems = is_last(c, index) ? b->seq * w : iz_passed_len(b);
     u->forward = part_forward;
     u->backward = part_backward;
     iz_unit_params(u, list, 2, prefix);

@@ -9,8 +9,8 @@
 
 /* Units of a block with experts beside its first one. */
 int iz_experts_units(const struct iz_experts *c);
-/* Makes unit number `part` of them for a block, counted from 0.  kind: that of
+/* Makes unit number `index` of them for a block, counted from 0.  kind: that of
  * units but for the last one, which has the next. */
 void iz_experts_unit_open(struct iz_unit *u, const struct iz_block *b,
                           const struct iz_block_names *name, int block,
-                          int part, int kind);
+                          int index, int kind);

@@ -91,7 +91,7 @@ static struct iz_experts experts_of(const struct iz_moe_config *c)
         .groups = c->n_group,
         .kept = c->topk_group,
         .shared = c->shared_expert_intermediate_size,
-        .step = c->decoder_sparse_step,
+        .every = c->decoder_sparse_step,
         .first = c->first_k_dense_replace,
         .last = c->moe_layer_end_index > 0 ? c->moe_layer_end_index : 0,
         .balance = c->router_aux_loss_coef,

@@ -112,15 +112,15 @@ static void squares(struct work *w)
 /* Far beyond the caches: what the cores get of the memory. */
 static void calibrate_adam(struct work *w)
 {
-    static const struct iz_step o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                               .lr = 1e-3,
-                                               .beta1 = 0.9,
-                                               .beta2 = 0.999,
-                                               .eps = 1e-8,
-                                               .adamw = true,
-                                               .bias_correction = true},
-                                     .t = 1,
-                                     .grad_scale = 1};
+    static const struct iz_hyper_at o = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                                   .lr = 1e-3,
+                                                   .beta1 = 0.9,
+                                                   .beta2 = 0.999,
+                                                   .eps = 1e-8,
+                                                   .adamw = true,
+                                                   .bias_correction = true},
+                                         .t = 1,
+                                         .grad_scale = 1};
     struct iz_update_range all = iz_update_range_of(&o);
     iz_update(&(struct iz_update){.optimizer = o.hyper.type,
                                   .n = w->v[0].cols,

@@ -25,7 +25,7 @@ struct command {
 
 void checkpoint_close(struct checkpoint *c)
 {
-    free(c->k.part);
+    free(c->k.array);
     free(c->k.sink);
     free((void *)(uintptr_t)c->k.names);
     free(c->k.scalar);
@@ -44,15 +44,15 @@ static void copy_text(char *to, size_t room, const json_t *object,
 }
 
 /* The index's arrays, parameters and scalars. */
-static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
+static void describe_arrays(struct checkpoint *c, struct iz_ckpt_name *n)
 {
     const json_t *arrays = json_object_get(c->index->root, "arrays");
     const json_t *names = json_object_get(c->index->root, "parameters");
     const json_t *scalars = json_object_get(c->index->root, "scalars");
     const char *scalar = NULL;
-    for (int i = 0; i < c->k.n_parts; i++) {
+    for (int i = 0; i < c->k.n_arrays; i++) {
         const json_t *v = json_array_get(arrays, (size_t)i);
-        struct iz_rank_range *p = &c->k.part[i];
+        struct iz_rank_range *p = &c->k.array[i];
         copy_text(p->name, sizeof(p->name), v, "name");
         p->total = p->count = iz_json_count_of(v, "total");
         c->k.sink[i].put = ckpt_forget;
@@ -75,7 +75,7 @@ static void describe_parts(struct checkpoint *c, struct iz_ckpt_name *n)
 
 static void ckpt_describe(struct checkpoint *c, const char *dir)
 {
-    int parts = (int)iz_json_count(json_object_get(c->index->root, "arrays"));
+    int arrays = (int)iz_json_count(json_object_get(c->index->root, "arrays"));
     int names =
         (int)iz_json_count(json_object_get(c->index->root, "parameters"));
     int scalars =
@@ -83,9 +83,9 @@ static void ckpt_describe(struct checkpoint *c, const char *dir)
     struct iz_ckpt_name *name = iz_take(names, sizeof(*name), "names");
     c->k = (struct iz_ckpt){
         .dir = dir,
-        .part = iz_take(parts, sizeof(*c->k.part), "arrays"),
-        .sink = iz_take(parts, sizeof(*c->k.sink), "arrays"),
-        .n_parts = parts,
+        .array = iz_take(arrays, sizeof(*c->k.array), "arrays"),
+        .sink = iz_take(arrays, sizeof(*c->k.sink), "arrays"),
+        .n_arrays = arrays,
         .names = name,
         .n_names = names,
         .scalar = iz_take(scalars, sizeof(*c->k.scalar), "scalars"),
@@ -94,7 +94,7 @@ static void ckpt_describe(struct checkpoint *c, const char *dir)
     c->k.of.model = c->model_text;
     c->k.optimizer = iz_json_text_of(c->index->root, "optimizer");
     c->k.rounding = iz_json_text_of(c->index->root, "rounding");
-    describe_parts(c, name);
+    describe_arrays(c, name);
 }
 
 int checkpoint_open(struct checkpoint *c, const char *dir, int64_t step)
@@ -141,11 +141,11 @@ static int for_each(const struct ckpt_options *o, struct iz_coll *coll)
 static void print_states(const struct checkpoint *c)
 {
     printf("%s:", *c->k.optimizer ? c->k.optimizer : "states");
-    for (int i = 0; i < c->k.n_parts; i++) {
-        const char *name = strrchr(c->k.part[i].name, '/');
+    for (int i = 0; i < c->k.n_arrays; i++) {
+        const char *name = strrchr(c->k.array[i].name, '/');
         bool seen = !name;
         for (int j = 0; j < i && !seen; j++) {
-            const char *before = strrchr(c->k.part[j].name, '/');
+            const char *before = strrchr(c->k.array[j].name, '/');
             seen = before && strcmp(before, name) == 0;
         }
         if (!seen)

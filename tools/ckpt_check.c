@@ -115,7 +115,7 @@ static int print_entries(const struct iz_hf *hf, const struct iz_model *m,
 /* All values, once: whether they are finite, and second names equal. */
 static int read_values(struct iz_hf_reader *r, const struct iz_model *m)
 {
-    float *buf = iz_take(IZ_HF_PIECE, sizeof(*buf), "values");
+    float *buf = iz_take(IZ_HF_BUFFER, sizeof(*buf), "values");
     int64_t read = 0;
     int err = 0;
     for (int u = 0; u < m->n_units && !err; u++) {
@@ -123,7 +123,7 @@ static int read_values(struct iz_hf_reader *r, const struct iz_model *m)
         for (int part = 0; part < IZ_PARTS; part++)
             all += iz_unit_elems(&m->unit[u], (enum iz_unit_part)part);
         for (int64_t i = 0, n; i < all && !err; i += n) {
-            n = min64(all - i, IZ_HF_PIECE);
+            n = min64(all - i, IZ_HF_BUFFER);
             err = iz_hf_read(r, u, i, n, buf);
         }
         read += all;

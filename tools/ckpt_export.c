@@ -12,7 +12,7 @@
 #include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/engine_arrays.h"
 #include "runtime/formats/imported.h"
 #include "runtime/formats/peft.h"
 #include "runtime/formats/published.h"
@@ -133,15 +133,15 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
                         void (*put)(void *, int64_t, const float *, int64_t),
                         bool all, struct stream *s)
 {
-    for (int i = 0; i < c->k.n_parts; i++)
-        c->k.part[i].count = 0;
+    for (int i = 0; i < c->k.n_arrays; i++)
+        c->k.array[i].count = 0;
     for (int n = 0; n < IZ_PARTS * m->n_units; n += all ? 1 : IZ_PARTS) {
         char name[64];
         enum iz_unit_part part = (enum iz_unit_part)(n % IZ_PARTS);
         array_name(name, sizeof(name), &m->unit[n / IZ_PARTS], part);
-        for (int i = 0; i < c->k.n_parts; i++)
-            if (strcmp(c->k.part[i].name, name) == 0) {
-                c->k.part[i].count = c->k.part[i].total;
+        for (int i = 0; i < c->k.n_arrays; i++)
+            if (strcmp(c->k.array[i].name, name) == 0) {
+                c->k.array[i].count = c->k.array[i].total;
                 c->k.sink[i] = (struct iz_ckpt_sink){
                     part == IZ_PART_QUANT ? pass_words : put, &s[n]};
             }
@@ -235,7 +235,7 @@ static int set_names(struct checkpoint *c, struct iz_model *m)
     if (err)
         return err;
     free((void *)(uintptr_t)c->k.names);
-    c->k.names = iz_parts_names(m, &c->k.n_names);
+    c->k.names = iz_arrays_names(m, &c->k.n_names);
     return 0;
 }
 

@@ -29,7 +29,7 @@ enum {
 
 /* A file that has its name only once it is complete. */
 struct output {
-    char part[4096];
+    char tmp[4096];
     const char *path;
     FILE *f;
     int64_t count;
@@ -38,11 +38,10 @@ struct output {
 static bool output_open(struct output *o, const char *path)
 {
     *o = (struct output){.path = path};
-    if (snprintf(o->part, sizeof(o->part), "%s.tmp", path) >=
-        (int)sizeof(o->part))
+    if (snprintf(o->tmp, sizeof(o->tmp), "%s.tmp", path) >= (int)sizeof(o->tmp))
         errno = ENAMETOOLONG;
     else
-        o->f = fopen(o->part, "wb");
+        o->f = fopen(o->tmp, "wb");
     if (!o->f)
         fprintf(stderr, "records: %s: %s\n", path, strerror(errno));
     return o->f != NULL;
@@ -62,11 +61,11 @@ static int output_close(struct output *o, bool good)
     if (good && err)
         iz_durable_refuse("records", o->path, "write", err);
     fclose(o->f);
-    err = iz_durable_close("records", o->part, fd, good ? -err : -ECANCELED);
+    err = iz_durable_close("records", o->tmp, fd, good ? -err : -ECANCELED);
     if (!err)
-        err = iz_durable_rename("records", o->part, o->path);
+        err = iz_durable_rename("records", o->tmp, o->path);
     if (err) {
-        remove(o->part);
+        remove(o->tmp);
         return 1;
     }
     printf("%s: %lld records\n", o->path, (long long)o->count);

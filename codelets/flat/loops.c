@@ -172,9 +172,9 @@ static inline void moments(const struct iz_adam_consts *c, bool l2, int64_t n,
     }
 }
 
-static inline void step(const struct iz_adam_consts *c, int64_t n,
-                        float *restrict p, const float *restrict m,
-                        const float *restrict v)
+static inline void adam_step(const struct iz_adam_consts *c, int64_t n,
+                             float *restrict p, const float *restrict m,
+                             const float *restrict v)
 {
     const struct iz_adam_consts k = *c;
     for (int64_t i = 0; i < n; i++)
@@ -253,7 +253,7 @@ static inline void adam_in_tiles(const struct iz_adam_consts *c, bool l2,
             step_and_moments(c, l2, p + i, m + i, v + i,
                              gradients(s, buf, j, TILE));
         } else {
-            step(c, len, p + i, m + i, v + i);
+            adam_step(c, len, p + i, m + i, v + i);
             moments(c, l2, next, p + j, m + j, v + j,
                     gradients(s, buf, j, next));
         }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 
-static struct iz_adam_consts adam_of(const struct iz_step *s, double lr)
+static struct iz_adam_consts adam_of(const struct iz_hyper_at *s, double lr)
 {
     const struct iz_hyper *a = &s->hyper;
     double t = (double)s->t, wd = a->weight_decay;
@@ -27,12 +27,12 @@ static struct iz_adam_consts adam_of(const struct iz_step *s, double lr)
     };
 }
 
-static void adam_consts(union iz_consts *k, const struct iz_step *s)
+static void adam_consts(union iz_consts *k, const struct iz_hyper_at *s)
 {
     k->adam = adam_of(s, s->hyper.lr);
 }
 
-static void lion_consts(union iz_consts *k, const struct iz_step *s)
+static void lion_consts(union iz_consts *k, const struct iz_hyper_at *s)
 {
     const struct iz_hyper *a = &s->hyper;
     k->lion = (struct iz_lion_consts){
@@ -46,7 +46,7 @@ static void lion_consts(union iz_consts *k, const struct iz_step *s)
     };
 }
 
-static void muon_consts(union iz_consts *k, const struct iz_step *s)
+static void muon_consts(union iz_consts *k, const struct iz_hyper_at *s)
 {
     const struct iz_hyper *a = &s->hyper;
     float momentum = (float)a->momentum, rest = (float)(1.0 - a->momentum);
@@ -60,7 +60,7 @@ static void muon_consts(union iz_consts *k, const struct iz_step *s)
     };
 }
 
-static void along_consts(union iz_consts *k, const struct iz_step *s)
+static void along_consts(union iz_consts *k, const struct iz_hyper_at *s)
 {
     const struct iz_hyper *a = &s->hyper;
     k->along = (struct iz_along_consts){
@@ -148,7 +148,7 @@ iz_optimizer_param(const struct iz_optimizer *o, const char *key)
     return NULL;
 }
 
-union iz_consts iz_step_consts(const struct iz_step *s)
+union iz_consts iz_hyper_consts(const struct iz_hyper_at *s)
 {
     union iz_consts k;
     assert(s->t >= 1);

@@ -60,8 +60,9 @@ struct iz_hyper {
     enum iz_shape_scale shape_scale;
 };
 
-/* The numbers of one update, with its lr and the decay of the updated range. */
-struct iz_step {
+/* The hyperparameters of one update, with its lr and the decay of the updated
+ * range. */
+struct iz_hyper_at {
     struct iz_hyper hyper;
     int64_t t;        /* 1-based number of this update */
     float grad_scale; /* multiplies g: clip / (loss scale * N * G) */
@@ -97,7 +98,7 @@ struct iz_optimizer {
     const struct iz_optimizer_param *param; /* ends with key = NULL */
     int states;
     struct iz_optimizer_state state[IZ_STATES_MAX];
-    void (*consts)(union iz_consts *k, const struct iz_step *s);
+    void (*consts)(union iz_consts *k, const struct iz_hyper_at *s);
 };
 
 const struct iz_optimizer *iz_optimizer(enum iz_optimizer_type t);
@@ -109,6 +110,6 @@ double iz_hyper_shape_scale(const struct iz_hyper *a, int64_t out, int64_t in);
 const struct iz_optimizer_param *
 iz_optimizer_param(const struct iz_optimizer *o, const char *key);
 
-union iz_consts iz_step_consts(const struct iz_step *s);
+union iz_consts iz_hyper_consts(const struct iz_hyper_at *s);
 
 IZ_C_END

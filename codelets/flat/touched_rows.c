@@ -39,9 +39,9 @@ int64_t iz_touched_packed(const struct iz_touched *r, int64_t flat)
     return k * r->cols + (here ? flat - row * r->cols : 0);
 }
 
-/* Neighbours are one piece. */
+/* Neighbours are one range. */
 bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
-                     struct iz_touched_piece *p)
+                     struct iz_touched_range *p)
 {
     int64_t k = p->n ? p->next : iz_touched_find(r->row, r->n, from / r->cols);
     if (k >= r->n || r->row[k] * r->cols >= to)
@@ -64,7 +64,7 @@ bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
 void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,
                      int64_t size, void *packed, const void *flat)
 {
-    struct iz_touched_piece p = {0};
+    struct iz_touched_range p = {0};
     while (iz_touched_next(r, from, to, &p))
         memcpy((char *)packed + p.packed * size,
                (const char *)flat + (p.flat - from) * size,
@@ -74,7 +74,7 @@ void iz_touched_pack(const struct iz_touched *r, int64_t from, int64_t to,
 void iz_touched_unpack(const struct iz_touched *r, int64_t from, int64_t to,
                        int64_t size, void *flat, const void *packed)
 {
-    struct iz_touched_piece p = {0};
+    struct iz_touched_range p = {0};
     while (iz_touched_next(r, from, to, &p))
         memcpy((char *)flat + (p.flat - from) * size,
                (const char *)packed + p.packed * size, (size_t)(p.n * size));

@@ -32,15 +32,15 @@ static inline int64_t iz_touched_elems(const struct iz_touched *r)
 }
 
 /* Touched elements that follow each other. */
-struct iz_touched_piece {
+struct iz_touched_range {
     int64_t flat, packed, n;
     int64_t next; /* the row behind it in the list */
 };
 
-/* The next piece within the flat positions [from, to); a piece of zeros begins.
+/* The next range within the flat positions [from, to); a range of zeros begins.
  * False: there is none. */
 bool iz_touched_next(const struct iz_touched *r, int64_t from, int64_t to,
-                     struct iz_touched_piece *p);
+                     struct iz_touched_range *p);
 
 /* Copies the touched rows within flat positions [from, to), elements of
  * `size` bytes.  `flat` begins with position `from`, `packed` with the first

@@ -8,9 +8,9 @@
 
 #include "codelets/flat/simd.h"
 
-struct iz_update_range iz_update_range_of(const struct iz_step *s)
+struct iz_update_range iz_update_range_of(const struct iz_hyper_at *s)
 {
-    return (struct iz_update_range){iz_step_consts(s), INT64_MAX};
+    return (struct iz_update_range){iz_hyper_consts(s), INT64_MAX};
 }
 
 struct iz_moments iz_update_state(const struct iz_update *u, int i)

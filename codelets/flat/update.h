@@ -15,7 +15,7 @@ struct iz_update_range {
 };
 
 /* The constants of one step for all elements from some position on. */
-struct iz_update_range iz_update_range_of(const struct iz_step *s);
+struct iz_update_range iz_update_range_of(const struct iz_hyper_at *s);
 
 /* One per element of a block: a call can then always treat a whole block. */
 enum { IZ_UPDATE_RANGES_MAX = IZ_MOMENT_BLOCK };

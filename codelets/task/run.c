@@ -91,7 +91,7 @@ static void call(void *buffers[], struct head *h, struct worker *w)
         buf = iz_take(n, sizeof(*buf), "a task's buffers");
     for (int i = 0; i < n; i++)
         buf[i] = pointer(h->g, STARPU_TASK_GET_HANDLE(task, i), buffers[i]);
-    iz_graph_stir(h->g); /* what this worker ended before made others ready */
+    iz_graph_wake(h->g); /* what this worker ended before made others ready */
     atomic_fetch_add(&h->g->begun, 1);
     delay(h->g, w);
     w->idle = 0;
@@ -134,7 +134,7 @@ void iz_task_end_cuda(void *arg)
     int64_t begin = h->begin_ns > w->last_end_ns ? h->begin_ns : w->last_end_ns;
     w->last_end_ns = now;
     log_task(h, id, begin, now);
-    iz_graph_stir(
+    iz_graph_wake(
         h->g); /* StarPU calls this when what waited for it is ready */
 }
 
@@ -155,12 +155,12 @@ void iz_task_end_simulated(void *arg)
  * becomes ready when another one is submitted or has ended; StarPU does the
  * latter after the codelet's function, so it is over when that worker begins
  * its next task or has an idle turn, or when the callback of a task on the GPU
- * is called: its driver has no idle turns.  StarPU's own tasks do not stir
+ * is called: its driver has no idle turns.  StarPU's own tasks do not wake
  * anybody: no sleep is long. */
 #define SPINS 64
 #define NAP_NS 5000000
 
-void iz_graph_stir(struct iz_graph *g)
+void iz_graph_wake(struct iz_graph *g)
 {
     iz_futex_wake(&g->ready);
 }
@@ -206,7 +206,7 @@ unsigned iz_task_nap(void *arg)
         return 1;
     struct worker *w = &g->worker[id];
     if (w->idle == 0)
-        iz_graph_stir(g);
+        iz_graph_wake(g);
     if (w->idle < SPINS)
         w->idle++;
     uint32_t seen = w->seen;

@@ -107,6 +107,6 @@ void iz_graph_set_rates(struct iz_graph *g);
 void iz_task_end_cuda(void *arg);
 void iz_task_end_simulated(void *arg);
 /* Something may have made tasks ready. */
-void iz_graph_stir(struct iz_graph *g);
+void iz_graph_wake(struct iz_graph *g);
 /* StarPU's idle hook; arg: the graph. */
 unsigned iz_task_nap(void *arg);

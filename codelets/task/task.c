@@ -143,7 +143,7 @@ static int submit_numbered(struct iz_graph *g, struct starpu_task *task,
     int r = starpu_task_submit(task);
     starpu_iteration_pop();
     starpu_iteration_pop();
-    iz_graph_stir(g);
+    iz_graph_wake(g);
     return r;
 }
 

@@ -57,7 +57,7 @@ struct iz_param {
 struct iz_layer {
     const void *self; /* the unit's */
     int unit, kind;   /* its number and kind */
-    int part;         /* the unit's */
+    int index;        /* the unit's */
     int samples;      /* in this micro-batch */
     /* Parameters of the unit in the order of its list, then the tied one if
      * any. dw has the same order: backward overwrites every entry whose p is
@@ -124,7 +124,7 @@ struct iz_unit {
     int n_adapters;
     /* Behind them, for the reference of pairs: frozen copies of what is
      * trained.  The runtime adds them, too (runtime/model/rules.c). */
-    int n_copies;
+    int n_references;
     /* A parameter of an earlier unit that this unit uses too (one parameter,
      * one gradient); tied_unit is -1 if there is none. */
     int tied_unit, tied_param;
@@ -138,7 +138,7 @@ struct iz_unit {
     int64_t table_reads;
     /* Same kind = same shapes and functions, so one dry run serves all. */
     int kind;
-    int part;         /* a number for its layer: which of several alike it is */
+    int index;        /* a number for its layer: which of several alike it is */
     const void *self; /* constants of its layer; set to the model's by open */
     /* Training forward; it takes memory for whatever backward needs with
      * iz_exec_save or iz_exec_save_widened.  NULL in the last unit, whose
@@ -339,7 +339,7 @@ static inline bool iz_model_has_aux(const struct iz_model *m)
 /* The number of a unit's parameters without its copies. */
 static inline int iz_unit_own(const struct iz_unit *u)
 {
-    return u->n_params - u->n_copies;
+    return u->n_params - u->n_references;
 }
 
 /* The same without its adapters, too. */

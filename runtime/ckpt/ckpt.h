@@ -46,9 +46,9 @@ struct iz_ckpt {
     /* Of each flat fp32 array what this rank writes, or loads into the sinks:
      * "h.3/m", the master or a state of one unit's parameters, laid end to end
      * without padding.  What the ranks write lies end to end. */
-    struct iz_rank_range *part;
-    struct iz_ckpt_sink *sink; /* [n_parts] */
-    int n_parts;
+    struct iz_rank_range *array;
+    struct iz_ckpt_sink *sink; /* [n_arrays] */
+    int n_arrays;
     const struct iz_ckpt_name *names;
     int n_names;
     struct iz_ckpt_scalar *scalar;
@@ -98,10 +98,10 @@ struct iz_ckpt_writer {
 };
 
 /* Creates the file, and its directory if no other rank has; the first four
- * members are set.  From here to the end of close the parts have offsets and
+ * members are set.  From here to the end of close the arrays have offsets and
  * hashes.  Negative errno with the reason printed, here and below. */
 int iz_ckpt_writer_open(struct iz_ckpt_writer *w);
-/* Block b of part i; in any order, different ones at the same time. */
+/* Block b of array i; in any order, different ones at the same time. */
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in);
 /* Header and sync; also after an error, which it returns. */
@@ -160,7 +160,7 @@ void iz_ckpt_index_scalars(const struct iz_ckpt_index *x, struct iz_ckpt *k);
 
 /* ---- load.c: loading ---- */
 
-/* Fills parts and scalars from the checkpoint of `step`, which any number of
+/* Fills arrays and scalars from the checkpoint of `step`, which any number of
  * ranks may have written.  Checks every file before it puts anything.  A
  * missing, truncated or foreign file is named, and every rank returns a
  * negative errno. */

@@ -232,7 +232,7 @@ static int writer_put(const struct iz_ckpt_writer *w, const void *p,
 
 static char *header_make(const struct iz_ckpt_writer *w, int64_t *bytes)
 {
-    return iz_rank_file_header(w->k->part, w->k->n_parts, w->step, w->rank,
+    return iz_rank_file_header(w->k->array, w->k->n_arrays, w->step, w->rank,
                                w->ranks, bytes);
 }
 
@@ -243,8 +243,8 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
     struct paths dir;
     int64_t data = 0;
     w->fd = -1;
-    for (int i = 0; i < w->k->n_parts; i++) {
-        struct iz_rank_range *p = &w->k->part[i];
+    for (int i = 0; i < w->k->n_arrays; i++) {
+        struct iz_rank_range *p = &w->k->array[i];
         p->offset = data;
         p->hash = iz_take(iz_rank_range_blocks(p), sizeof(*p->hash), "hashes");
         data += 4 * p->count;
@@ -267,7 +267,7 @@ int iz_ckpt_writer_open(struct iz_ckpt_writer *w)
 int iz_ckpt_writer_block(const struct iz_ckpt_writer *w, int i, int64_t b,
                          const float *in)
 {
-    const struct iz_rank_range *p = &w->k->part[i];
+    const struct iz_rank_range *p = &w->k->array[i];
     int64_t n = iz_rank_range_block_elems(p, b);
     p->hash[b] = iz_hash(in, 4 * n);
     return writer_put(w, in, 4 * n,
@@ -289,9 +289,9 @@ int iz_ckpt_writer_close(struct iz_ckpt_writer *w, int err)
         err = header_write(w);
     err = iz_durable_close("checkpoint", w->path, w->fd, err);
     w->fd = -1;
-    for (int i = 0; i < w->k->n_parts; i++) {
-        free(w->k->part[i].hash);
-        w->k->part[i].hash = NULL;
+    for (int i = 0; i < w->k->n_arrays; i++) {
+        free(w->k->array[i].hash);
+        w->k->array[i].hash = NULL;
     }
     return err;
 }
@@ -326,22 +326,22 @@ static void prune(const struct iz_ckpt *k, int64_t step)
     }
 }
 
-/* Whether a file's ranges begin at end[n_parts], which they move, and fill the
+/* Whether a file's ranges begin at end[n_arrays], which they move, and fill the
  * arrays with the last one's. */
 static int file_joins(const struct iz_ckpt *k, const struct iz_rank_file *f,
                       int64_t *end)
 {
-    for (int i = 0; i < k->n_parts; i++) {
-        const struct iz_rank_range *part = &k->part[i];
-        const struct iz_rank_range *p = iz_rank_file_find(f, part->name);
-        bool fits = p && p->total == part->total &&
+    for (int i = 0; i < k->n_arrays; i++) {
+        const struct iz_rank_range *array = &k->array[i];
+        const struct iz_rank_range *p = iz_rank_file_find(f, array->name);
+        bool fits = p && p->total == array->total &&
                     (p->count == 0 || p->first == end[i]);
         end[i] += p ? p->count : 0;
-        if (!fits || (f->rank + 1 == f->ranks && end[i] != part->total))
+        if (!fits || (f->rank + 1 == f->ranks && end[i] != array->total))
             return iz_st_fault(&f->st,
                                "the ranks' ranges of %s do not lie end to end "
                                "over %" PRId64 " elements",
-                               part->name, part->total);
+                               array->name, array->total);
     }
     return 0;
 }
@@ -350,7 +350,7 @@ static int file_joins(const struct iz_ckpt *k, const struct iz_rank_file *f,
 static int files_see(const struct iz_ckpt *k, const char *dir, int64_t step,
                      int ranks, struct iz_ckpt_file *file)
 {
-    int64_t *end = iz_take(k->n_parts, sizeof(*end), "arrays");
+    int64_t *end = iz_take(k->n_arrays, sizeof(*end), "arrays");
     int err = 0;
     for (int q = 0; q < ranks && !err; q++) {
         struct iz_rank_file *f = NULL;

@@ -55,10 +55,10 @@ static void put_lines(FILE *f, const char *text)
 static void put_arrays(FILE *f, const struct iz_ckpt *k)
 {
     fputs(",\n\"arrays\": [", f);
-    for (int i = 0; i < k->n_parts; i++) {
-        put_string(f,
-                   i ? ",\n  {\"name\": " : "\n  {\"name\": ", k->part[i].name);
-        fprintf(f, ", \"total\": %" PRId64 "}", k->part[i].total);
+    for (int i = 0; i < k->n_arrays; i++) {
+        put_string(
+            f, i ? ",\n  {\"name\": " : "\n  {\"name\": ", k->array[i].name);
+        fprintf(f, ", \"total\": %" PRId64 "}", k->array[i].total);
     }
     fputs("],\n\"parameters\": [", f);
     for (int i = 0; i < k->n_names; i++) {

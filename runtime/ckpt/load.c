@@ -20,19 +20,19 @@ struct load {
     char dir[IZ_CKPT_PATH];
     struct iz_ckpt_index *index;
     float *block;
-    int64_t *done; /* per part: elements found so far */
+    int64_t *done; /* per array: elements found so far */
     bool put;      /* false: everything is read and checked, nothing is put */
     struct iz_progress progress;
 };
 
-/* Takes from a file what part i still lacks.  Files come in order of ranks, and
- * so do the elements in them. */
-static int part_take(struct load *l, int i, const struct iz_rank_file *f,
-                     const struct iz_rank_range *p)
+/* Takes from a file what array i still lacks.  Files come in order of ranks,
+ * and so do the elements in them. */
+static int array_take(struct load *l, int i, const struct iz_rank_file *f,
+                      const struct iz_rank_range *p)
 {
-    const struct iz_rank_range *part = &l->k->part[i];
+    const struct iz_rank_range *array = &l->k->array[i];
     const struct iz_ckpt_sink *sink = &l->k->sink[i];
-    int64_t at = part->first + l->done[i], end = part->first + part->count;
+    int64_t at = array->first + l->done[i], end = array->first + array->count;
     int err = 0;
     if (p->first > at)
         return 0; /* a gap: reported when all files have been seen */
@@ -44,9 +44,9 @@ static int part_take(struct load *l, int i, const struct iz_rank_file *f,
         int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
         err = iz_rank_file_read(f, p, b, l->block);
         if (!err && l->put)
-            sink->put(sink->arg, at - part->first, l->block + (at - from), n);
+            sink->put(sink->arg, at - array->first, l->block + (at - from), n);
         at += n;
-        l->done[i] = at - part->first;
+        l->done[i] = at - array->first;
         iz_progress_add(&l->progress, 4 * n);
     }
     return err;
@@ -55,14 +55,14 @@ static int part_take(struct load *l, int i, const struct iz_rank_file *f,
 static int file_take(struct load *l, const struct iz_rank_file *f)
 {
     int err = 0;
-    for (int i = 0; i < l->k->n_parts && !err; i++) {
+    for (int i = 0; i < l->k->n_arrays && !err; i++) {
         const struct iz_rank_range *p =
-            iz_rank_file_find(f, l->k->part[i].name);
-        if (!p || p->total != l->k->part[i].total)
+            iz_rank_file_find(f, l->k->array[i].name);
+        if (!p || p->total != l->k->array[i].total)
             err =
                 iz_st_fault(&f->st, "has not the arrays that index.json gives");
         else
-            err = part_take(l, i, f, p);
+            err = array_take(l, i, f, p);
     }
     return err;
 }
@@ -83,17 +83,17 @@ static int file_open(const struct load *l, int rank, struct iz_rank_file **f)
     return 0;
 }
 
-/* All elements of this rank's parts were in the files. */
-static int parts_complete(const struct load *l)
+/* All elements of this rank's arrays were in the files. */
+static int arrays_complete(const struct load *l)
 {
-    for (int i = 0; i < l->k->n_parts; i++) {
-        const struct iz_rank_range *part = &l->k->part[i];
-        if (l->done[i] == part->count)
+    for (int i = 0; i < l->k->n_arrays; i++) {
+        const struct iz_rank_range *array = &l->k->array[i];
+        if (l->done[i] == array->count)
             continue;
         return iz_text_refuse(
             stderr,
             "checkpoint: %s: the files lack elements of %s from %" PRId64,
-            l->dir, part->name, part->first + l->done[i]);
+            l->dir, array->name, array->first + l->done[i]);
     }
     return 0;
 }
@@ -104,12 +104,12 @@ static int files_take(struct load *l, bool put)
     int err = 0;
     assert(l->done);
     l->put = put;
-    for (int i = 0; i < l->k->n_parts; i++)
-        bytes += 4 * l->k->part[i].count;
+    for (int i = 0; i < l->k->n_arrays; i++)
+        bytes += 4 * l->k->array[i].count;
     iz_progress_begin(
         &l->progress,
         put ? "loading the checkpoint" : "checking the checkpoint", bytes);
-    memset(l->done, 0, (size_t)l->k->n_parts * sizeof(*l->done));
+    memset(l->done, 0, (size_t)l->k->n_arrays * sizeof(*l->done));
     for (int q = 0; q < l->index->ranks && !err; q++) {
         struct iz_rank_file *f = NULL;
         err = file_open(l, q, &f);
@@ -118,7 +118,7 @@ static int files_take(struct load *l, bool put)
         iz_rank_file_close(&f);
     }
     iz_progress_end(&l->progress);
-    return err ? err : parts_complete(l);
+    return err ? err : arrays_complete(l);
 }
 
 static int load_open(struct load *l)
@@ -138,7 +138,7 @@ static int load_open(struct load *l)
     if (!err)
         err = iz_ckpt_index_check(l->index, l->k);
     l->block = iz_take(IZ_CKPT_BLOCK, sizeof(*l->block), "a checkpoint");
-    l->done = iz_take(l->k->n_parts, sizeof(*l->done), "a checkpoint");
+    l->done = iz_take(l->k->n_arrays, sizeof(*l->done), "a checkpoint");
     return err;
 }
 

@@ -18,7 +18,7 @@
 #include "codelets/base/take.h"
 #include "codelets/buffer/flat_buffer.h"
 #include "runtime/base/progress.h"
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/engine_arrays.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/alloc.h"
 #include "runtime/step/disk.h"
@@ -29,7 +29,7 @@
 
 struct iz_ckpt_saver {
     struct iz_engine *e;
-    struct iz_parts parts; /* its scalars: of the step that is saved */
+    struct iz_arrays arrays; /* its scalars: of the step that is saved */
     struct iz_ckpt_writer writer;
     starpu_data_handle_t file, scalars;
     int64_t pending; /* step being saved, 0: none */
@@ -41,7 +41,7 @@ struct iz_ckpt_saver {
 /* What became of a block between an array and its file. */
 struct block_arg {
     struct iz_ckpt_saver *s;
-    int part;
+    int array;
     int64_t block;
 };
 
@@ -104,13 +104,13 @@ struct range {
 };
 
 /* Those from element `done` of the range on that lie together. */
-static struct iz_piece piece_at(const struct range *r, int64_t done)
+static struct iz_extent extent_at(const struct range *r, int64_t done)
 {
-    return iz_engine_piece(r->e, r->unit, r->array, r->from + done,
-                           r->n - done);
+    return iz_engine_extent(r->e, r->unit, r->array, r->from + done,
+                            r->n - done);
 }
 
-static starpu_data_handle_t handle_of(const struct iz_piece *p)
+static starpu_data_handle_t handle_of(const struct iz_extent *p)
 {
     return p->state ? p->chunk->state_handle : p->chunk->param_handle;
 }
@@ -141,7 +141,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                              int64_t done)
 {
     int64_t begin = done;
-    enum iz_home home = piece_at(r, done).home;
+    enum iz_home home = extent_at(r, done).home;
     struct iz_task t = snapshot_task(r, home, run_snapshot, buffer, done == 0);
     struct snapshot_arg a = {.at = done,
                              .type = r->array == IZ_MASTER
@@ -152,7 +152,7 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
                       ->state[r->array - IZ_STATE]
                       .which;
     for (; done < r->n; a.n++) {
-        struct iz_piece p = piece_at(r, done);
+        struct iz_extent p = extent_at(r, done);
         if (p.home != home)
             break;
         if (a.n == PIECES_MAX)
@@ -216,7 +216,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
             .from = g->quant + iz_param_quant_own(r->e, r->unit) + words_at(r),
             .bytes = 4 * r->n};
     else {
-        struct iz_piece p = piece_at(r, 0);
+        struct iz_extent p = extent_at(r, 0);
         a = (struct raw_arg){.from = p.chunk->param + p.at * size,
                              .at = raw_at(r->e, r->n),
                              .bytes = r->n * size};
@@ -237,9 +237,9 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     bool frozen = r->array == IZ_FROZEN;
     int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
     int64_t to = frozen ? raw_at(r->e, r->n) : 0;
-    struct iz_piece p;
+    struct iz_extent p;
     for (int64_t done = 0; done < r->n; done += p.n) {
-        p = piece_at(r, done);
+        p = extent_at(r, done);
         struct iz_io io = {
             .file = p.state ? r->e->file.state : r->e->file.param,
             .offset = (p.state ? p.chunk->state_at : p.chunk->param_at) +
@@ -267,7 +267,7 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array < IZ_MASTER;
     enum iz_home home =
-        frozen ? r->e->plan.zero.frozen.home : piece_at(r, 0).home;
+        frozen ? r->e->plan.zero.frozen.home : extent_at(r, 0).home;
     if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
         quant_disk(r, buffer);
     else if (home == IZ_HOME_NVME)
@@ -285,24 +285,25 @@ static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 static void run_write(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct block_arg *a = arg;
-    if (a->s->parts.arg[a->part].array == IZ_FROZEN)
-        widen_frozen(
-            a->s->e, buf[0],
-            iz_rank_range_block_elems(&a->s->parts.k.part[a->part], a->block));
+    if (a->s->arrays.arg[a->array].array == IZ_FROZEN)
+        widen_frozen(a->s->e, buf[0],
+                     iz_rank_range_block_elems(&a->s->arrays.k.array[a->array],
+                                               a->block));
     if (good(a->s))
         fail(a->s,
-             iz_ckpt_writer_block(&a->s->writer, a->part, a->block, buf[0]));
+             iz_ckpt_writer_block(&a->s->writer, a->array, a->block, buf[0]));
 }
 
-static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
+static void submit_block(struct iz_ckpt_saver *s, int array, int64_t block)
 {
-    const struct iz_parts_range *p = &s->parts.arg[part];
+    const struct iz_arrays_range *p = &s->arrays.arg[array];
     struct iz_engine *e = s->e;
-    struct iz_staging *staging = iz_engine_next_staging(e, IZ_STAGING_SAVE);
-    struct block_arg a = {s, part, block};
+    struct iz_staging *staging = iz_engine_next_staging(e, IZ_STAGING_CKPT);
+    struct block_arg a = {s, array, block};
     bool frozen = p->array == IZ_FROZEN;
-    struct range r = {e, p->unit, p->array, p->first + block * IZ_CKPT_BLOCK,
-                      iz_rank_range_block_elems(&s->parts.k.part[part], block)};
+    struct range r = {
+        e, p->unit, p->array, p->first + block * IZ_CKPT_BLOCK,
+        iz_rank_range_block_elems(&s->arrays.k.array[array], block)};
     submit_snapshot(&r, staging->handle);
     struct iz_task t = iz_task_of(e, IZ_SAVE, IZ_ON_IO, run_write, p->unit);
     iz_task_add(&t, staging->handle, frozen ? STARPU_RW : STARPU_R);
@@ -319,8 +320,8 @@ static void submit_block(struct iz_ckpt_saver *s, int part, int64_t block)
 static void begin_file(struct iz_ckpt_saver *s, const struct iz_control *c,
                        int64_t step)
 {
-    iz_parts_scalars(s->e, c, step, s->parts.k.scalar);
-    s->writer = (struct iz_ckpt_writer){.k = &s->parts.k,
+    iz_arrays_scalars(s->e, c, step, s->arrays.k.scalar);
+    s->writer = (struct iz_ckpt_writer){.k = &s->arrays.k,
                                         .step = step,
                                         .rank = s->e->plan.rank,
                                         .ranks = s->e->plan.ranks,
@@ -348,7 +349,7 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct step_arg *a = arg;
     struct iz_ckpt_saver *s = a->s;
-    int err = iz_ckpt_commit(&s->parts.k, a->step, s->e->plan.ranks);
+    int err = iz_ckpt_commit(&s->arrays.k, a->step, s->e->plan.ranks);
     fail(s, err);
     if (err)
         atomic_store(&s->e->events.sealed, -1);
@@ -380,9 +381,9 @@ int iz_ckpt_save_open(struct iz_ckpt_saver **out, struct iz_engine *e,
     struct iz_ckpt_saver *s = *out = iz_take(1, sizeof(*s), "a checkpoint");
     s->e = e;
     iz_graph_wait(e->graph); /* whose tasks move bytes between ranks too */
-    iz_parts_open(&s->parts, e, of, false);
+    iz_arrays_open(&s->arrays, e, of, false);
     int err = iz_agree(
-        e->coll, e->plan.rank == 0 ? iz_ckpt_dir_sweep(s->parts.k.dir) : 0);
+        e->coll, e->plan.rank == 0 ? iz_ckpt_dir_sweep(s->arrays.k.dir) : 0);
     if (err)
         return err;
     starpu_void_data_register(&s->file);
@@ -397,12 +398,12 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **out)
         return;
     iz_graph_wait(s->e->graph);
     if (s->pending && s->e->plan.rank == 0)
-        iz_ckpt_dir_abort(s->parts.k.dir, s->pending);
+        iz_ckpt_dir_abort(s->arrays.k.dir, s->pending);
     if (s->file)
         starpu_data_unregister(s->file);
     if (s->scalars)
         starpu_data_unregister(s->scalars);
-    iz_parts_close(&s->parts);
+    iz_arrays_close(&s->arrays);
     free(s);
     *out = NULL;
 }
@@ -414,8 +415,9 @@ void iz_ckpt_save_begin(struct iz_ckpt_saver *s)
     atomic_store(&e->events.sealed, 0);
     submit_step(s, e->step, run_begin, e->scalar.control_handle, STARPU_W,
                 STARPU_W);
-    for (int i = 0; i < s->parts.k.n_parts; i++)
-        for (int64_t b = 0; b < iz_rank_range_blocks(&s->parts.k.part[i]); b++)
+    for (int i = 0; i < s->arrays.k.n_arrays; i++)
+        for (int64_t b = 0; b < iz_rank_range_blocks(&s->arrays.k.array[i]);
+             b++)
             submit_block(s, i, b);
     submit_step(s, e->step, run_seal, NULL, STARPU_RW, STARPU_R);
 }
@@ -450,7 +452,7 @@ int iz_ckpt_save_finish(struct iz_ckpt_saver *s)
     if (err || !s->pending || (s->failed && s->failed <= s->pending))
         return err;
     if (e->plan.rank == 0)
-        err = iz_ckpt_commit(&s->parts.k, s->pending, e->plan.ranks);
+        err = iz_ckpt_commit(&s->arrays.k, s->pending, e->plan.ranks);
     err = iz_agree(e->coll, err);
     if (!err) {
         atomic_store(&s->done, s->pending);
@@ -464,14 +466,14 @@ static void copy_blocks(struct iz_ckpt_saver *s, float *block)
 {
     struct iz_progress progress;
     int64_t bytes = 0;
-    for (int i = 0; i < s->parts.k.n_parts; i++)
-        bytes += 4 * s->parts.k.part[i].count;
+    for (int i = 0; i < s->arrays.k.n_arrays; i++)
+        bytes += 4 * s->arrays.k.array[i].count;
     iz_progress_begin(&progress, "saving", bytes);
-    for (int i = 0; i < s->parts.k.n_parts; i++)
+    for (int i = 0; i < s->arrays.k.n_arrays; i++)
         for (int64_t b = 0;
-             b < iz_rank_range_blocks(&s->parts.k.part[i]) && good(s); b++) {
-            const struct iz_parts_range *p = &s->parts.arg[i];
-            int64_t n = iz_rank_range_block_elems(&s->parts.k.part[i], b);
+             b < iz_rank_range_blocks(&s->arrays.k.array[i]) && good(s); b++) {
+            const struct iz_arrays_range *p = &s->arrays.arg[i];
+            int64_t n = iz_rank_range_block_elems(&s->arrays.k.array[i], b);
             iz_access_get(s->e, p->unit, p->array, p->first + b * IZ_CKPT_BLOCK,
                           block, n);
             fail(s, iz_ckpt_writer_block(&s->writer, i, b, block));

@@ -10,53 +10,53 @@
 #include "codelets/base/take.h"
 #include "codelets/flat/flat.h"
 
-enum { PIECE = 1 << 16 }; /* elements; a worker's are in its caches */
+enum { RANGE_ELEMS = 1 << 16 }; /* elements; a worker's are in its caches */
 
 struct sums {
     struct iz_engine *e;
     const struct iz_state_hash *h;
     bool states;          /* not parameters alone */
-    _Atomic int64_t next; /* piece, counted over all chunks */
+    _Atomic int64_t next; /* range, counted over all chunks */
 };
 
 /* ---- tensors ---- */
 
-static bool has_tensor(const struct iz_parts *s, int part,
+static bool has_tensor(const struct iz_arrays *s, int i,
                        const struct iz_ckpt_name *n)
 {
-    const char *name = s->k.part[part].name;
+    const char *name = s->k.array[i].name;
     size_t length = strlen(n->array);
-    return s->arg[part].array != IZ_QUANT_WORDS &&
+    return s->arg[i].array != IZ_QUANT_WORDS &&
            strncmp(name, n->array, length) == 0 && name[length] == '/';
 }
 
 /* Words of quantised parameters are told of as a whole. */
 static void list_tensors(struct iz_state_hash *h, struct iz_engine *e)
 {
-    const struct iz_ckpt *k = &h->parts.k;
-    int64_t most = (int64_t)k->n_names * (1 + IZ_STATES_MAX) + k->n_parts;
+    const struct iz_ckpt *k = &h->arrays.k;
+    int64_t most = (int64_t)k->n_names * (1 + IZ_STATES_MAX) + k->n_arrays;
     int n = 0;
-    h->first = iz_take(k->n_parts + 1, sizeof(*h->first), "a hash");
+    h->first = iz_take(k->n_arrays + 1, sizeof(*h->first), "a hash");
     h->tensor = iz_take(most, sizeof(*h->tensor), "a hash");
-    for (int i = 0; i < k->n_parts; i++) {
-        const struct iz_parts_range *p = &h->parts.arg[i];
+    for (int i = 0; i < k->n_arrays; i++) {
+        const struct iz_arrays_range *p = &h->arrays.arg[i];
         for (int t = 0; t < k->n_names; t++)
-            if (has_tensor(&h->parts, i, &k->names[t])) {
+            if (has_tensor(&h->arrays, i, &k->names[t])) {
                 h->tensor[n].name = k->names[t].name;
                 h->tensor[n++].begin =
                     iz_engine_array(e, p->unit, p->array, k->names[t].offset);
             }
         if (n == h->first[i])
-            h->tensor[n++].name = k->part[i].name;
+            h->tensor[n++].name = k->array[i].name;
         h->first[i + 1] = n;
     }
 }
 
-/* ---- pieces ---- */
+/* ---- ranges ---- */
 
 /* Elements of a unit's trained, frozen or quantised parameters, in one chunk.
  */
-struct piece {
+struct range {
     int unit;
     enum iz_unit_part part;
     int64_t from, n;
@@ -70,13 +70,13 @@ static int part_chunks(const struct iz_plan_unit *g, enum iz_unit_part part)
 }
 
 /* What this rank hashes of a chunk; quantised words have none. */
-static struct piece whole_chunk(const struct iz_engine *e, int u,
+static struct range whole_chunk(const struct iz_engine *e, int u,
                                 enum iz_unit_part part, int chunk)
 {
     const struct iz_unit_memory *g = &e->unit[u];
     bool quant = part == IZ_PART_QUANT;
-    struct iz_part p =
-        quant ? iz_part_of_array(e, u, IZ_QUANT_WORDS) : iz_part_of(e, u, part);
+    struct iz_owned p = quant ? iz_owned_of_array(e, u, IZ_QUANT_WORDS)
+                              : iz_owned_of(e, u, part);
     int64_t from = p.begin, end = p.end;
     if (!quant) {
         const struct iz_chunk *k =
@@ -84,31 +84,31 @@ static struct piece whole_chunk(const struct iz_engine *e, int u,
         from = max64(from, p.first + k->first);
         end = min64(end, p.first + k->first + k->count);
     }
-    return (struct piece){u, part, from, max64(end - from, 0)};
+    return (struct range){u, part, from, max64(end - from, 0)};
 }
 
-static bool next_piece(struct sums *s, struct piece *p)
+static bool next_range(struct sums *s, struct range *p)
 {
     int64_t i = atomic_fetch_add(&s->next, 1);
     for (int u = 0; u < s->e->plan.n_units; u++)
         for (int part = 0; part < IZ_PARTS; part++)
             for (int c = 0; c < part_chunks(s->e->unit[u].plan, part); c++) {
                 *p = whole_chunk(s->e, u, part, c);
-                int64_t pieces = (p->n + PIECE - 1) / PIECE;
-                p->from += i * PIECE;
-                p->n = min64(p->n - i * PIECE, PIECE);
-                if (i < pieces)
+                int64_t ranges = (p->n + RANGE_ELEMS - 1) / RANGE_ELEMS;
+                p->from += i * RANGE_ELEMS;
+                p->n = min64(p->n - i * RANGE_ELEMS, RANGE_ELEMS);
+                if (i < ranges)
                     return true;
-                i -= pieces;
+                i -= ranges;
             }
     return false;
 }
 
-/* Elements [from, end) of part i. */
-static void hash_part(struct sums *s, int i, int64_t from, int64_t end,
-                      float *buf)
+/* Elements [from, end) of array i. */
+static void hash_array(struct sums *s, int i, int64_t from, int64_t end,
+                       float *buf)
 {
-    const struct iz_parts_range *p = &s->h->parts.arg[i];
+    const struct iz_arrays_range *p = &s->h->arrays.arg[i];
     for (int t = s->h->first[i]; t < s->h->first[i + 1]; t++) {
         struct iz_state_tensor *x = &s->h->tensor[t];
         bool last = t + 1 == s->h->first[i + 1];
@@ -121,20 +121,20 @@ static void hash_part(struct sums *s, int i, int64_t from, int64_t end,
     }
 }
 
-/* All arrays of a piece, one after the other: of what is on disk a chunk is
+/* All arrays of a range, one after the other: of what is on disk a chunk is
  * read once. */
-static void hash_pieces(void *arg, int worker, struct iz_exec *x)
+static void hash_ranges(void *arg, int worker, struct iz_exec *x)
 {
     struct sums *s = arg;
-    struct piece p;
-    float *buf = iz_take(PIECE, sizeof(*buf), "a hash");
-    while (next_piece(s, &p))
-        for (int i = 0; i < s->h->parts.k.n_parts; i++) {
-            enum iz_array a = s->h->parts.arg[i].array;
-            if (s->h->parts.arg[i].unit == p.unit &&
+    struct range p;
+    float *buf = iz_take(RANGE_ELEMS, sizeof(*buf), "a hash");
+    while (next_range(s, &p))
+        for (int i = 0; i < s->h->arrays.k.n_arrays; i++) {
+            enum iz_array a = s->h->arrays.arg[i].array;
+            if (s->h->arrays.arg[i].unit == p.unit &&
                 iz_array_part(a) == p.part && (a < IZ_STATE || s->states))
-                hash_part(s, i, iz_engine_array(s->e, p.unit, a, p.from),
-                          iz_engine_array(s->e, p.unit, a, p.from + p.n), buf);
+                hash_array(s, i, iz_engine_array(s->e, p.unit, a, p.from),
+                           iz_engine_array(s->e, p.unit, a, p.from + p.n), buf);
         }
     free(buf);
 }
@@ -148,7 +148,7 @@ static bool all_in_memory(const struct iz_plan_zero *z, bool gpu)
 
 static void add_ranks(struct iz_state_hash *h, struct iz_coll *c)
 {
-    int n = h->first[h->parts.k.n_parts];
+    int n = h->first[h->arrays.k.n_arrays];
     int64_t *mine = iz_take(n, sizeof(*mine), "a hash");
     for (int t = 0; t < n; t++)
         mine[t] = (int64_t)h->tensor[t].hash;
@@ -177,14 +177,14 @@ static void open_own(struct iz_state_hash *h, struct iz_engine *e,
 {
     *h = (struct iz_state_hash){0};
     iz_graph_wait(e->graph);
-    iz_parts_open(&h->parts, e, of, false);
+    iz_arrays_open(&h->arrays, e, of, false);
     list_tensors(h, e);
     struct sums s = {.e = e, .h = h, .states = states};
     iz_access_hold(e, true);
     if (all_in_memory(&e->plan.zero, e->plan.target.gpu))
-        iz_graph_on_workers(e->graph, hash_pieces, &s);
+        iz_graph_on_workers(e->graph, hash_ranges, &s);
     else
-        hash_pieces(&s, 0, NULL);
+        hash_ranges(&s, 0, NULL);
     iz_access_hold(e, false);
 }
 
@@ -193,8 +193,8 @@ void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,
 {
     open_own(h, e, of, true);
     add_ranks(h, e->coll);
-    h->all = hash_scalars(&h->parts.k);
-    for (int t = 0; t < h->first[h->parts.k.n_parts]; t++)
+    h->all = hash_scalars(&h->arrays.k);
+    for (int t = 0; t < h->first[h->arrays.k.n_arrays]; t++)
         h->all = iz_mix(h->all + h->tensor[t].hash);
 }
 
@@ -203,7 +203,7 @@ uint64_t iz_state_hash_weights(struct iz_engine *e, const struct iz_ckpt_of *of)
     struct iz_state_hash h;
     uint64_t sum = 0;
     open_own(&h, e, of, false);
-    for (int t = 0; t < h.first[h.parts.k.n_parts]; t++)
+    for (int t = 0; t < h.first[h.arrays.k.n_arrays]; t++)
         sum += h.tensor[t].hash;
     iz_state_hash_close(&h);
     int64_t mine = (int64_t)sum;
@@ -219,5 +219,5 @@ void iz_state_hash_close(struct iz_state_hash *h)
 {
     free(h->tensor);
     free(h->first);
-    iz_parts_close(&h->parts);
+    iz_arrays_close(&h->arrays);
 }

@@ -4,9 +4,9 @@
  * added: no stage, home, chunk or number of ranks changes the sum. */
 #pragma once
 
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/engine_arrays.h"
 
-/* A parameter in one of the parts: up to the next one's begin. */
+/* A parameter in one of the arrays: up to the next one's begin. */
 struct iz_state_tensor {
     const char *name;
     int64_t begin;
@@ -14,8 +14,8 @@ struct iz_state_tensor {
 };
 
 struct iz_state_hash {
-    struct iz_parts parts;
-    /* Those of part i are [first[i], first[i + 1]). */
+    struct iz_arrays arrays;
+    /* Those of array i are [first[i], first[i + 1]). */
     struct iz_state_tensor *tensor;
     int *first;
     uint64_t all; /* of all tensors and the scalars */

@@ -30,11 +30,11 @@ struct iz_coll {
      * gathers among all ranks. */
     int64_t far_bytes;
     uint64_t order_hash; /* of all collectives started: kind, bytes, name */
-    /* [size + 1]: where each rank's part starts.  The caller of a collective
-     * with unequal parts fills it; the next such collective overwrites it. */
+    /* [size + 1]: where each rank's shard starts.  The caller of a collective
+     * with unequal shards fills it; the next such collective overwrites it. */
     int64_t *first;
     void *scratch; /* of reduce-scatters, iz_coll_scratch_bytes of their longest
-                      part.  Set by the owner, whose it is. */
+                      shard.  Set by the owner, whose it is. */
     int64_t scratch_bytes;
     struct iz_coll_state *state; /* NULL: one rank of a simulation, which stands
                                     for all ranks */
@@ -54,7 +54,7 @@ int iz_coll_sum_group(const struct iz_coll *c);
  * (wanted, and the default after open if the system allows it) or by messages.
  * All ranks must call it with the same value.  Returns NULL, or the reason why
  * memory cannot be read; ranks then send messages. */
-const char *iz_coll_near(struct iz_coll *c, bool wanted);
+const char *iz_coll_read_local(struct iz_coll *c, bool wanted);
 /* Finalises MPI; accepts NULL and sets *c to NULL.  All ranks. */
 void iz_coll_close(struct iz_coll **c);
 
@@ -69,9 +69,9 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
 void iz_coll_all_gather_among(struct iz_coll *c, void *full,
                               int64_t shard_bytes, int n, const char *what);
 
-/* iz_coll_all_gather for parts of different lengths: rank r owns the bytes from
- * c->first[r] to c->first[r + 1] - 1; `first` must be equal on all ranks. */
-void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what);
+/* iz_coll_all_gather of unequal shards (MPI_Allgatherv): rank r owns the bytes
+ * from c->first[r] to c->first[r + 1] - 1; `first` is equal on all ranks. */
+void iz_coll_all_gatherv(struct iz_coll *c, void *full, const char *what);
 
 /* For a copy of all shards in each group of n consecutive ranks: the rank at
  * position j of a group receives in `out`, in order, the shards of the size / n
@@ -166,11 +166,11 @@ int iz_coll_gpu_connect(struct iz_coll *c);
 void iz_coll_gpu_close(struct iz_coll *c);
 
 /* Like iz_coll_all_gather_among with `out` on the GPU.  `own` is this rank's
- * part; it may be anywhere, not only at its place in `out`.  refreshes: like
+ * shard; it may be anywhere, not only at its place in `out`.  refreshes: like
  * iz_coll_refresh, with both on the GPU. */
-void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
-                      const void *own, int64_t shard_bytes, int n,
-                      bool refreshes, const char *what);
+void iz_coll_gpu_gather(struct iz_coll *c, struct iz_exec *x, void *out,
+                        const void *own, int64_t shard_bytes, int n,
+                        bool refreshes, const char *what);
 /* Like iz_coll_reduce_scatter with `full` on the GPU, and `out` there too or on
  * the host; the same bits.  With NCCL nothing can be accumulated on the host;
  * norm2 is NULL unless the host sums into `out`. */
@@ -220,13 +220,15 @@ int iz_agree(struct iz_coll *c, int err);
 /* Bytes of scratch that reduce-scatters need for shards of at most
  * `shard_bytes`. */
 int64_t iz_coll_scratch_bytes(int ranks, int64_t shard_bytes);
-/* Bytes per peer and piece of a reduce-scatter of such shards: whole blocks of
- * the norm, or all of a shard. */
-int64_t iz_coll_piece_bytes(int ranks, int64_t shard_bytes);
-/* The pieces that a reduce-scatter uses.  If some ranks are on other hosts, the
- * pieces are shorter and more of them are in flight, in the same scratch. */
-struct iz_coll_cut {
+/* Bytes per peer and fragment of a reduce-scatter of such shards: whole blocks
+ * of the norm, or all of a shard. */
+int64_t iz_coll_fragment_bytes(int ranks, int64_t shard_bytes);
+/* The fragments that a reduce-scatter uses.  If some ranks are on other hosts,
+ * the fragments are shorter and more of them are in flight, in the same
+ * scratch. */
+struct iz_coll_pipeline {
     int64_t bytes;
     int in_flight;
 };
-struct iz_coll_cut iz_coll_cut(const struct iz_coll *c, int64_t shard_bytes);
+struct iz_coll_pipeline iz_coll_pipeline(const struct iz_coll *c,
+                                         int64_t shard_bytes);

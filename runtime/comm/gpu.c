@@ -29,9 +29,10 @@ static void exchange_once(struct iz_coll *c)
     if (!stream)
         iz_die("the others wait for the first exchange");
     iz_nccl_all_gather(g->comm, stream, g->buffer, part, "the first one");
-    iz_nccl_deal(g->comm, stream, g->buffer, g->buffer + c->size * part,
-                 iz_way_within, &(struct iz_shards){part, c->size, c->size}, 1,
-                 "reduce-scatter", "the first one");
+    iz_nccl_send_recv(g->comm, stream, g->buffer, g->buffer + c->size * part,
+                      iz_way_within,
+                      &(struct iz_shards){part, c->size, c->size}, 1,
+                      "reduce-scatter", "the first one");
     iz_device_stream_close(stream);
 }
 
@@ -63,9 +64,9 @@ static void note(struct iz_coll *c, const char *what, int64_t shard_bytes,
     iz_coll_note(c, what, shard_bytes, moved, moved);
 }
 
-void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
-                      const void *own, int64_t shard_bytes, int n,
-                      bool refreshes, const char *what)
+void iz_coll_gpu_gather(struct iz_coll *c, struct iz_exec *x, void *out,
+                        const void *own, int64_t shard_bytes, int n,
+                        bool refreshes, const char *what)
 {
     struct iz_coll_gpu *g = c->gpu;
     const struct iz_shards s = {shard_bytes, n, c->size};
@@ -73,7 +74,7 @@ void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
     struct iz_way self = way(&s, 0, c->rank, c->rank);
     int parts = refreshes ? c->size / n : n;
     char *to = g->nccl ? out : g->buffer, *mine = to + self.to;
-    if (refreshes && !g->nccl) /* behind what it is dealt into */
+    if (refreshes && !g->nccl) /* behind what it is gathered into */
         mine = to + parts * shard_bytes;
     if (mine != own && (self.bytes || !g->nccl))
         iz_buffer_copy(x, mine, own, shard_bytes);
@@ -82,8 +83,8 @@ void iz_coll_gpu_deal(struct iz_coll *c, struct iz_exec *x, void *out,
         if (!refreshes && n == c->size)
             iz_nccl_all_gather(g->comm, x->stream, to, shard_bytes, what);
         else
-            iz_nccl_deal(g->comm, x->stream, refreshes ? own : to, to, way, &s,
-                         1, refreshes ? "copy" : "all-gather", what);
+            iz_nccl_send_recv(g->comm, x->stream, refreshes ? own : to, to, way,
+                              &s, 1, refreshes ? "copy" : "all-gather", what);
         return;
     }
     assert(shard_bytes * (parts + refreshes) <= g->buffer_bytes);

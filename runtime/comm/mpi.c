@@ -13,7 +13,7 @@
 #include "codelets/base/take.h"
 #include "runtime/comm/state.h"
 
-#define BROADCAST_PIECE ((int64_t)1 << 28)
+#define BROADCAST_MESSAGE ((int64_t)1 << 28)
 
 #define TIMEOUT_NS 20000000 /* between two looks at the clock */
 
@@ -27,16 +27,16 @@ static void comm_mpi_check(int rc, const char *what)
     iz_die("%s: MPI says: %s", what, text);
 }
 
-/* Of each group 2 * size requests: of a piece, at most one to and from each
+/* Of each set 2 * size requests: of a fragment, at most one to and from each
  * rank, or one for each part of the ranks. */
-static MPI_Request *requests_of(const struct iz_coll *c, int group)
+static MPI_Request *requests_of(const struct iz_coll *c, int set)
 {
-    return (MPI_Request *)c->state->requests + (ptrdiff_t)2 * c->size * group;
+    return (MPI_Request *)c->state->requests + (ptrdiff_t)2 * c->size * set;
 }
 
 void iz_flight_open(struct iz_coll *c)
 {
-    c->state->requests = iz_take(2 * (int64_t)c->size * IZ_FLIGHT_GROUPS,
+    c->state->requests = iz_take(2 * (int64_t)c->size * IZ_FLIGHT_SETS,
                                  sizeof(MPI_Request), "messages");
 }
 
@@ -49,13 +49,13 @@ void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
                    struct iz_futex *f, uint32_t seen)
 {
     long ns = iz_coll_nap_ns(iz_coll_waited(c, start_s, what));
-    bool far = c->local_size < c->size;
+    bool remote = c->local_size < c->size;
     int flag;
-    if (far)
+    if (remote)
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &flag,
                    MPI_STATUS_IGNORE);
     if (ns)
-        iz_futex_sleep(f, seen, far ? ns : TIMEOUT_NS);
+        iz_futex_sleep(f, seen, remote ? ns : TIMEOUT_NS);
 }
 
 static void wait_all(const struct iz_coll *c, int n, MPI_Request *r,
@@ -80,30 +80,30 @@ static void finish(struct iz_coll *c, int rc, MPI_Request *r, const char *what)
     iz_coll_opens(c, false);
 }
 
-void iz_flight_recv(struct iz_flight *f, int group, void *p, int64_t bytes,
+void iz_flight_recv(struct iz_flight *f, int set, void *p, int64_t bytes,
                     int from)
 {
-    MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
+    MPI_Request *r = requests_of(f->c, set) + f->n[set]++;
     comm_mpi_check(
         MPI_Irecv(p, (int)bytes, MPI_BYTE, from, 0, MPI_COMM_WORLD, r),
         f->what);
 }
 
-void iz_flight_send(struct iz_flight *f, int group, const void *p,
-                    int64_t bytes, int to)
+void iz_flight_send(struct iz_flight *f, int set, const void *p, int64_t bytes,
+                    int to)
 {
-    MPI_Request *r = requests_of(f->c, group) + f->n[group]++;
+    MPI_Request *r = requests_of(f->c, set) + f->n[set]++;
     if (f->c->state->host[to] != f->c->state->host[f->c->rank])
         f->c->far_bytes += bytes;
     comm_mpi_check(MPI_Isend(p, (int)bytes, MPI_BYTE, to, 0, MPI_COMM_WORLD, r),
                    f->what);
 }
 
-void iz_flight_wait(struct iz_flight *f, int group)
+void iz_flight_wait(struct iz_flight *f, int set)
 {
-    if (f->n[group] > 0)
-        wait_all(f->c, f->n[group], requests_of(f->c, group), f->what);
-    f->n[group] = 0;
+    if (f->n[set] > 0)
+        wait_all(f->c, f->n[set], requests_of(f->c, set), f->what);
+    f->n[set] = 0;
 }
 
 void iz_coll_gather_doubles(struct iz_coll *c, double *all, int per_rank,
@@ -130,8 +130,8 @@ void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
                        const char *what)
 {
     iz_coll_begin(c, IZ_COLL_BROADCAST, bytes, what);
-    for (int64_t at = 0; at < bytes; at += BROADCAST_PIECE) {
-        int64_t n = min64(bytes - at, BROADCAST_PIECE);
+    for (int64_t at = 0; at < bytes; at += BROADCAST_MESSAGE) {
+        int64_t n = min64(bytes - at, BROADCAST_MESSAGE);
         MPI_Request r;
         finish(c,
                MPI_Ibcast((char *)p + at, (int)n, MPI_BYTE, root,

@@ -185,9 +185,9 @@ void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
     wait_done(n, stream);
 }
 
-void iz_nccl_deal(struct iz_nccl *n, void *stream, const void *from, void *to,
-                  iz_way_of way, const void *arg, int items, const char *verb,
-                  const char *what)
+void iz_nccl_send_recv(struct iz_nccl *n, void *stream, const void *from,
+                       void *to, iz_way_of way, const void *arg, int items,
+                       const char *verb, const char *what)
 {
     const int self = n->coll->rank, size = n->coll->size;
     begin(n, verb, what);

@@ -19,11 +19,11 @@ int iz_nccl_open(struct iz_nccl **out, struct iz_coll *c);
 /* All ranks.  Accepts NULL and half-built. */
 void iz_nccl_close(struct iz_nccl **n);
 
-/* On device memory, in place: the part of rank r begins at r * shard_bytes. */
+/* On device memory, in place: the shard of rank r begins at r * shard_bytes. */
 void iz_nccl_all_gather(struct iz_nccl *n, void *stream, void *full,
                         int64_t shard_bytes, const char *what);
 /* Each way of so many items, but what a rank gives to itself.  A group of ranks
  * has no communicator of its own, which would take memory. */
-void iz_nccl_deal(struct iz_nccl *n, void *stream, const void *from, void *to,
-                  iz_way_of way, const void *arg, int items, const char *verb,
-                  const char *what);
+void iz_nccl_send_recv(struct iz_nccl *n, void *stream, const void *from,
+                       void *to, iz_way_of way, const void *arg, int items,
+                       const char *verb, const char *what);

@@ -165,26 +165,27 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
 }
 
 /* Reading each other's memory is for all ranks or for none. */
-static void find_near(struct iz_coll *c, MPI_Comm host)
+static void find_local(struct iz_coll *c, MPI_Comm host)
 {
     struct iz_coll_state *s = c->state;
     int can, most = 0;
     MPI_Allreduce(&c->local_size, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    s->can_near = most == 1; /* there is nobody whose memory to read */
+    s->can_read_local = most == 1; /* there is nobody whose memory to read */
     if (most == 1)
         return;
-    can = iz_coll_all_ok(c, find_seats(c, host)) && iz_near_try(c);
-    s->can_near = iz_coll_all_ok(c, can != 0);
-    if (can && !s->can_near)
+    can = iz_coll_all_ok(c, find_seats(c, host)) && iz_local_try(c);
+    s->can_read_local = iz_coll_all_ok(c, can != 0);
+    if (can && !s->can_read_local)
         snprintf(s->why, sizeof(s->why), "it cannot be read on another host");
 }
 
-const char *iz_coll_near(struct iz_coll *c, bool wanted)
+const char *iz_coll_read_local(struct iz_coll *c, bool wanted)
 {
-    c->state->near = wanted && c->state->can_near && seats != MPI_WIN_NULL;
-    if (!c->state->near)
-        iz_near_forbid();
-    return c->state->can_near ? NULL : c->state->why;
+    c->state->reads_local =
+        wanted && c->state->can_read_local && seats != MPI_WIN_NULL;
+    if (!c->state->reads_local)
+        iz_local_forbid();
+    return c->state->can_read_local ? NULL : c->state->why;
 }
 
 static void set_ending(const struct iz_coll *c)
@@ -204,7 +205,7 @@ static void make_state(struct iz_coll *c)
 {
     struct iz_coll_state *s = c->state = for_ranks(1, sizeof(*s));
     c->first = for_ranks(c->size + 1, sizeof(*c->first));
-    s->piece = for_ranks(c->size, sizeof(*s->piece));
+    s->addend = for_ranks(c->size, sizeof(*s->addend));
     s->host = for_ranks(c->size, sizeof(*s->host));
     s->index = for_ranks(c->size, sizeof(*s->index));
     s->seat = for_ranks(c->size, sizeof(*s->seat));
@@ -221,8 +222,8 @@ int iz_coll_open(struct iz_coll **out, int *argc, char ***argv)
         set_ending(c);
         make_state(c);
         find_hosts(c, host);
-        find_near(c, host);
-        iz_coll_near(c, true);
+        find_local(c, host);
+        iz_coll_read_local(c, true);
         c->order_hash = 0; /* what follows is the caller's */
     }
     if (host != MPI_COMM_NULL)
@@ -249,7 +250,7 @@ void iz_coll_close(struct iz_coll **c)
     if (s) {
         iz_coll_gone_close(*c);
         iz_flight_close(*c);
-        free(s->piece);
+        free(s->addend);
         free(s->host);
         free(s->index);
         free(s->seat);

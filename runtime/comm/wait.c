@@ -50,7 +50,7 @@ bool iz_coll_is_numbered(const struct iz_coll *c, int r)
            seat[r]->pid_space == seat[c->rank]->pid_space;
 }
 
-/* A descriptor per near rank, which becomes readable when its process ends,
+/* A descriptor per local rank, which becomes readable when its process ends,
  * whether its parent has taken notice or not.  Without one (an old kernel, no
  * memory) the number of the process is asked for. */
 void iz_coll_gone_watch(struct iz_coll *c)
@@ -156,11 +156,11 @@ static void tell_wait(const struct iz_coll *c, double now, double s,
 static void wait_for_disks(const struct iz_coll *c, double now, double s,
                            const char *phase)
 {
-    bool all_near = c->state->seated && c->local_size == c->size;
+    bool all_local = c->state->seated && c->local_size == c->size;
     for (int r = 0; c->state->seated && r < c->size; r++)
         if (is_stopped(c, r))
             iz_die_stuck("%s: rank %d is stopped", phase, r);
-    if (!all_near && s > PATIENCE * c->timeout_s)
+    if (!all_local && s > PATIENCE * c->timeout_s)
         iz_die_stuck(
             "waited %g s for the other ranks in %s: is one dead or stopped, "
             "or its disk very slow? run.comm_timeout_s, %d times of which "

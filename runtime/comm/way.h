@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which bytes of a buffer each rank gives to which place in another rank's:
- * what a movement is, whatever moves it (deal.c, nccl.c). */
+ * what a movement is, whatever moves it (gather.c, nccl.c). */
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct iz_shards {
     int n, ranks;
 };
 
-/* One item, see iz_coll_all_gather_among and iz_coll_refresh (deal.c). */
+/* One item, see iz_coll_all_gather_among and iz_coll_refresh (gather.c). */
 struct iz_way iz_way_gather(const void *shards, int i, int giver, int taker);
 struct iz_way iz_way_refresh(const void *shards, int i, int giver, int taker);
 

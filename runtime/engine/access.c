@@ -131,16 +131,16 @@ static void move_halves(struct iz_engine *e, struct iz_chunk *k, int64_t at,
     }
 }
 
-struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
-                                enum iz_array a)
+struct iz_owned iz_owned_of_array(const struct iz_engine *e, int unit,
+                                  enum iz_array a)
 {
     if (a == IZ_QUANT_WORDS)
         return iz_param_quant_words(e, unit);
-    return iz_part_of(e, unit, iz_array_part(a));
+    return iz_owned_of(e, unit, iz_array_part(a));
 }
 
-struct iz_part iz_part_of(const struct iz_engine *e, int unit,
-                          enum iz_unit_part part)
+struct iz_owned iz_owned_of(const struct iz_engine *e, int unit,
+                            enum iz_unit_part part)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     const struct iz_plan_frozen *f = &p->frozen;
@@ -150,7 +150,7 @@ struct iz_part iz_part_of(const struct iz_engine *e, int unit,
     int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
     int64_t own = shard * e->plan.rank;
     int64_t first = e->plan.zero.state.whole ? 0 : own;
-    return (struct iz_part){
+    return (struct iz_owned){
         .array = frozen ? IZ_FROZEN : IZ_MASTER,
         .n = n,
         .first = first,
@@ -168,15 +168,15 @@ int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
     return packed ? at - iz_plan_lacks(&e->plan, e->unit[unit].plan, at) : at;
 }
 
-struct iz_piece iz_engine_piece(const struct iz_engine *e, int unit,
-                                enum iz_array a, int64_t at, int64_t n)
+struct iz_extent iz_engine_extent(const struct iz_engine *e, int unit,
+                                  enum iz_array a, int64_t at, int64_t n)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     bool frozen = a == IZ_FROZEN;
     struct iz_chunk *k = frozen ? g->frozen : g->chunk;
     const struct iz_chunk *stop =
         k + (frozen ? g->plan->frozen.chunks : g->plan->chunks);
-    int64_t first = iz_part_of_array(e, unit, a).first, begin, end;
+    int64_t first = iz_owned_of_array(e, unit, a).first, begin, end;
     for (;; k++) {
         assert(k < stop);
         begin = iz_engine_array(e, unit, a, first + k->first);
@@ -186,7 +186,7 @@ struct iz_piece iz_engine_piece(const struct iz_engine *e, int unit,
     }
     struct iz_state_layout l = iz_chunk_states(e, unit, k);
     bool state = a >= IZ_STATE || (a == IZ_MASTER && l.master);
-    return (struct iz_piece){
+    return (struct iz_extent){
         .chunk = k,
         .states = l,
         .state = state,
@@ -209,8 +209,8 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
         iz_param_quant_move(e, unit, from * 4, (char *)host, n * 4, put);
         return;
     }
-    for (struct iz_piece p; n > 0; from += p.n, host += p.n, n -= p.n) {
-        p = iz_engine_piece(e, unit, a, from, n);
+    for (struct iz_extent p; n > 0; from += p.n, host += p.n, n -= p.n) {
+        p = iz_engine_extent(e, unit, a, from, n);
         bool halves = a == IZ_MASTER && p.states.lower;
         enum iz_staging_kind what =
             p.state ? IZ_STAGING_STATE : IZ_STAGING_PARAM;

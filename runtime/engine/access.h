@@ -13,8 +13,8 @@ iz_chunk_states(const struct iz_engine *e, int unit, const struct iz_chunk *k)
                           k->lacks);
 }
 
-struct iz_part iz_part_of(const struct iz_engine *e, int unit,
-                          enum iz_unit_part part);
+struct iz_owned iz_owned_of(const struct iz_engine *e, int unit,
+                            enum iz_unit_part part);
 static inline enum iz_unit_part iz_array_part(enum iz_array a)
 {
     return a == IZ_QUANT_WORDS || a == IZ_QUANT_VALUES ? IZ_PART_QUANT
@@ -23,8 +23,8 @@ static inline enum iz_unit_part iz_array_part(enum iz_array a)
 }
 
 /* Those that an array is of: all but IZ_QUANT_WORDS have a part's elements. */
-struct iz_part iz_part_of_array(const struct iz_engine *e, int unit,
-                                enum iz_array a);
+struct iz_owned iz_owned_of_array(const struct iz_engine *e, int unit,
+                                  enum iz_array a);
 
 /* Where element `at` of a unit is in an array of it: before that, states of
  * elements lack what iz_plan_lacks says. */
@@ -33,7 +33,7 @@ int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
 
 /* Elements of an array that lie together, among the states of a chunk or its
  * parameters. */
-struct iz_piece {
+struct iz_extent {
     struct iz_chunk *chunk;
     struct iz_state_layout states; /* of the chunk */
     bool state;                    /* else they are of its parameters */
@@ -45,8 +45,8 @@ struct iz_piece {
 
 /* Those of an array from element `at` on, which this rank has: n at most.  All
  * arrays but those of quantised parameters are in chunks. */
-struct iz_piece iz_engine_piece(const struct iz_engine *e, int unit,
-                                enum iz_array a, int64_t at, int64_t n);
+struct iz_extent iz_engine_extent(const struct iz_engine *e, int unit,
+                                  enum iz_array a, int64_t at, int64_t n);
 
 /* Elements [from, from + n) of an array of a unit's trained parameters
  * (IZ_FROZEN and below: of the others), which this rank owns, or of their

@@ -32,7 +32,7 @@ struct iz_chunk {
     int64_t state_at, param_at; /* file offsets, bytes */
     starpu_data_handle_t
         state_handle; /* the state, or a void token of the file */
-    starpu_data_handle_t param_handle; /* piece of the parameters, or a token */
+    starpu_data_handle_t param_handle; /* child of the unit's, or a token */
 };
 
 /* One unit's parameters, gradients and states: where they are. */
@@ -65,7 +65,7 @@ struct iz_unit_memory {
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
     struct iz_chunk *frozen;     /* of the frozen parameters: without states */
-    starpu_data_handle_t *piece; /* children of param_handle */
+    starpu_data_handle_t *child; /* of param_handle: one per chunk */
     int64_t version; /* counts updates, so that a ring slot knows it is stale */
     struct iz_slot *slot; /* it was fetched into last; NULL: none yet */
 };
@@ -91,15 +91,15 @@ struct iz_boundaries {
     bool training;
 };
 
-/* The order in which the steps of a pass need the units' parameters (a tied
- * unit needs two units'); step i begins at position item[i]. */
+/* The order in which the visits of a pass need the units' parameters (a tied
+ * unit needs two units'); visit i begins at position item[i]. */
 struct iz_uses {
     int *unit, *item;
-    int *step;  /* of each position */
+    int *visit; /* of each position */
     int *after; /* of each position: the next one of the same unit, or n */
     int *first; /* of each unit: position of its first use, or n */
     int *next;  /* of each unit: of its first use not marked yet, or n */
-    int n, steps;
+    int n, visits;
 };
 
 /* A staging buffer between disk and memory, or host and GPU. */

@@ -38,12 +38,12 @@ static struct groups own_groups(const struct iz_engine *e, int unit)
     return (struct groups){first, min64(first + p->shard, p->groups)};
 }
 
-struct iz_part iz_param_quant_values(const struct iz_engine *e, int unit)
+struct iz_owned iz_param_quant_values(const struct iz_engine *e, int unit)
 {
     const struct iz_plan_unit *p = e->unit[unit].plan;
     const struct iz_unit *u = &e->model->unit[unit];
     struct groups g = own_groups(e, unit);
-    struct iz_part q = {
+    struct iz_owned q = {
         .array = IZ_QUANT_VALUES, .n = p->quant.n, .at = p->n + p->frozen.n};
     iz_unit_quant_group(u, g.first, &q.first);
     iz_unit_quant_group(u, g.last, &q.last);
@@ -52,17 +52,17 @@ struct iz_part iz_param_quant_values(const struct iz_engine *e, int unit)
     return q;
 }
 
-struct iz_part iz_param_quant_words(const struct iz_engine *e, int unit)
+struct iz_owned iz_param_quant_words(const struct iz_engine *e, int unit)
 {
     struct groups g = own_groups(e, unit);
     int64_t words = group_bytes(e, unit) / 4;
     int64_t first = g.first * words, last = g.last * words;
-    return (struct iz_part){.array = IZ_QUANT_WORDS,
-                            .n = e->unit[unit].plan->quant.groups * words,
-                            .first = first,
-                            .last = last,
-                            .begin = first,
-                            .end = last};
+    return (struct iz_owned){.array = IZ_QUANT_WORDS,
+                             .n = e->unit[unit].plan->quant.groups * words,
+                             .first = first,
+                             .last = last,
+                             .begin = first,
+                             .end = last};
 }
 
 /* ---- where they live ---- */
@@ -81,18 +81,18 @@ void iz_param_quant_move(struct iz_engine *e, int unit, int64_t from,
     char *own = g->quant + iz_param_quant_own(e, unit);
     int64_t filed = iz_plan_quant_filed(g->plan);
     for (int64_t k; n > 0; from += k, host += k, n -= k) {
-        int64_t at = from / IZ_QUANT_PIECE * IZ_QUANT_PIECE;
-        int64_t bytes = min64(filed - at, IZ_QUANT_PIECE);
-        char *piece = own + at;
+        int64_t at = from / IZ_QUANT_BUFFER_BYTES * IZ_QUANT_BUFFER_BYTES;
+        int64_t bytes = min64(filed - at, IZ_QUANT_BUFFER_BYTES);
+        char *buffer = own + at;
         k = min64(at + bytes - from, n);
         if (!g->quant) {
-            piece = e->staging[IZ_STAGING_PARAM].buffer[0].p;
-            iz_nvme_read(e->file.param, piece, g->quant_at + at, bytes);
+            buffer = e->staging[IZ_STAGING_PARAM].buffer[0].p;
+            iz_nvme_read(e->file.param, buffer, g->quant_at + at, bytes);
         }
         iz_bounce_move(e, g->quant ? e->plan.zero.frozen.home : IZ_HOME_CPU,
-                       piece + (from - at), host, k, put);
+                       buffer + (from - at), host, k, put);
         if (!g->quant && put)
-            iz_nvme_write(e->file.param, piece, g->quant_at + at, bytes);
+            iz_nvme_write(e->file.param, buffer, g->quant_at + at, bytes);
     }
 }
 
@@ -278,9 +278,10 @@ int iz_param_quant_fill(struct iz_engine *e, int unit,
     if (!err && f.on_gpu)
         iz_param_quant_move(e, unit, 0, f.group, iz_plan_quant_shard(g->plan),
                             true);
-    for (int64_t at = 0; at < filed && !err && !g->quant; at += IZ_QUANT_PIECE)
+    for (int64_t at = 0; at < filed && !err && !g->quant;
+         at += IZ_QUANT_BUFFER_BYTES)
         iz_nvme_write(e->file.param, f.group + at, g->quant_at + at,
-                      min64(filed - at, IZ_QUANT_PIECE));
+                      min64(filed - at, IZ_QUANT_BUFFER_BYTES));
     if (f.on_gpu)
         free(f.group);
     free(f.scale);

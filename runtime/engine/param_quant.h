@@ -17,18 +17,18 @@ enum iz_array {
 
 /* A part of a unit's parameters, n without padding.  This rank owns
  * [first, last); what all ranks have together is cut into [begin, end). */
-struct iz_part {
+struct iz_owned {
     enum iz_array array; /* IZ_MASTER, IZ_FROZEN, IZ_QUANT_VALUES */
     int64_t n, first, last, begin, end;
     int64_t at; /* where they begin in all of the unit's, end to end */
 };
-/* A rank's shard is in its file, and is read and written, in pieces of so many
+/* A rank's shard is in its file, and is read and written, in buffers of so many
  * bytes: blocks of a checkpoint. */
-#define IZ_QUANT_PIECE ((int64_t)4 * IZ_CKPT_BLOCK)
+#define IZ_QUANT_BUFFER_BYTES ((int64_t)4 * IZ_CKPT_BLOCK)
 
 /* Those of a unit as values, and as words of the groups. */
-struct iz_part iz_param_quant_values(const struct iz_engine *e, int unit);
-struct iz_part iz_param_quant_words(const struct iz_engine *e, int unit);
+struct iz_owned iz_param_quant_values(const struct iz_engine *e, int unit);
+struct iz_owned iz_param_quant_words(const struct iz_engine *e, int unit);
 
 /* The first byte of this rank's shard where it keeps them; see quant and
  * quant_at of struct iz_unit_memory. */

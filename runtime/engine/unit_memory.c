@@ -9,7 +9,7 @@
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/unit_sizes.h"
 
-static void piece_filter(void *parent, void *child,
+static void child_filter(void *parent, void *child,
                          struct starpu_data_filter *f, unsigned id,
                          unsigned parts)
 {
@@ -26,8 +26,8 @@ static void piece_filter(void *parent, void *child,
     }
 }
 
-/* StarPU switches between the whole and its pieces by itself: adam's chunks
- * write pieces side by side, fetch reads the whole. */
+/* StarPU switches between the whole and its children by itself: adam's chunks
+ * write children side by side, fetch reads the whole. */
 static void register_pieces(struct iz_engine *e, struct iz_unit_memory *g,
                             int u, int64_t held)
 {
@@ -38,14 +38,14 @@ static void register_pieces(struct iz_engine *e, struct iz_unit_memory *g,
         g->chunk[0].param_handle = g->param_handle;
         return;
     }
-    g->piece = iz_engine_take(e, n, sizeof(*g->piece));
-    struct starpu_data_filter f = {.filter_func = piece_filter,
+    g->child = iz_engine_take(e, n, sizeof(*g->child));
+    struct starpu_data_filter f = {.filter_func = child_filter,
                                    .nchildren = (unsigned)n,
                                    .filter_arg_ptr = g->chunk};
-    starpu_data_partition_plan(g->param_handle, &f, g->piece);
+    starpu_data_partition_plan(g->param_handle, &f, g->child);
     for (int i = 0; i < n; i++) {
-        g->chunk[i].param_handle = g->piece[i];
-        iz_handle_name(g->piece[i], IZ_DATUM_PIECE, u);
+        g->chunk[i].param_handle = g->child[i];
+        iz_handle_name(g->child[i], IZ_DATUM_PARAM_CHILD, u);
     }
 }
 
@@ -167,9 +167,9 @@ void iz_unit_memory_close(struct iz_engine *e)
 {
     for (int u = 0; e->unit && u < e->plan.n_units; u++) {
         struct iz_unit_memory *g = &e->unit[u];
-        if (g->piece)
+        if (g->child)
             starpu_data_partition_clean(g->param_handle,
-                                        (unsigned)g->plan->chunks, g->piece);
+                                        (unsigned)g->plan->chunks, g->child);
     }
     iz_nvme_close(&e->file.state);
     iz_nvme_close(&e->file.param);

@@ -13,11 +13,12 @@ enum { MOST = 1 << 20 }; /* of a block */
 
 /* ---- what there is ---- */
 
-/* The end of a part's name, and what stands there in that of its tensor. */
+/* The end of the name of such a tensor, and what stands there in that of the
+ * one it belongs to. */
 static const struct {
     const char *end, *of;
     enum iz_coded_kind kind;
-    enum iz_coded_part part;
+    enum iz_coded_tensor tensor;
 } ends[] = {
     {".absmax", "", IZ_CODED_BITS4, IZ_CODED_SCALES},
     {".nested_absmax", "", IZ_CODED_BITS4, IZ_CODED_MOST},
@@ -55,7 +56,7 @@ bool iz_coded_name(const char *name, struct iz_coded_name *out)
         if (n <= k || n - k + strlen(ends[i].of) >= IZ_HF_NAME ||
             strcmp(name + n - k, ends[i].end) != 0)
             continue;
-        *out = (struct iz_coded_name){ends[i].kind, ends[i].part, ""};
+        *out = (struct iz_coded_name){ends[i].kind, ends[i].tensor, ""};
         snprintf(out->of, sizeof(out->of), "%.*s%s", (int)(n - k), name,
                  ends[i].of);
         return true;
@@ -83,7 +84,7 @@ static int64_t over(int64_t n, int64_t by)
 
 static const char *check_bits4(struct iz_coded *t)
 {
-    const struct iz_st_tensor *const *p = t->part, *e = p[IZ_CODED_STATE];
+    const struct iz_st_tensor *const *p = t->tensor, *e = p[IZ_CODED_STATE];
     bool codes =
         p[IZ_CODED_SCALES] && strcmp(p[IZ_CODED_SCALES]->dtype, "U8") == 0;
     json_t *state = e ? iz_json_open((const char *)e->data, e->bytes) : NULL;
@@ -111,7 +112,7 @@ static const char *check_bits4(struct iz_coded *t)
 /* Scales are of blocks, of rows, or there is one. */
 static const char *check_grid(struct iz_coded *t, const int64_t block[2])
 {
-    const struct iz_st_tensor *e = t->part[IZ_CODED_SCALES];
+    const struct iz_st_tensor *e = t->tensor[IZ_CODED_SCALES];
     int64_t n = e->dims ? e->shape[0] : 1, m = e->dims > 1 ? e->shape[1] : 1;
     memcpy(t->block, block, sizeof(t->block));
     if (n == over(t->rows, block[0]) && m == over(t->cols, block[1]))
@@ -127,9 +128,9 @@ static const char *check_grid(struct iz_coded *t, const int64_t block[2])
 const char *iz_coded_check(struct iz_coded *t, const int64_t block[2])
 {
     static const float fp4[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    const struct iz_st_tensor *codes = t->part[IZ_CODED_CODES];
-    const struct iz_st_tensor *scales = t->part[IZ_CODED_SCALES];
-    const struct iz_st_tensor *format = t->part[IZ_CODED_FORMAT];
+    const struct iz_st_tensor *codes = t->tensor[IZ_CODED_CODES];
+    const struct iz_st_tensor *scales = t->tensor[IZ_CODED_SCALES];
+    const struct iz_st_tensor *format = t->tensor[IZ_CODED_FORMAT];
     bool mx = t->kind == IZ_CODED_MXFP4, rows = kinds[t->kind].per_byte == 1;
     int64_t n = t->rows * t->cols;
     const char *why = mx && t->cols % 32 ? "has rows of parts of blocks" : NULL;
@@ -194,11 +195,11 @@ static float number(const struct iz_st_tensor *e, int64_t i)
 
 static float block_scale(const struct iz_coded *t, int64_t i)
 {
-    const struct iz_st_tensor *e = t->part[IZ_CODED_SCALES];
+    const struct iz_st_tensor *e = t->tensor[IZ_CODED_SCALES];
     if (!t->nested)
         return number(e, i);
-    float without = number(t->part[IZ_CODED_DYNAMIC], e->data[i]) *
-                    number(t->part[IZ_CODED_MOST], i / t->nested);
+    float without = number(t->tensor[IZ_CODED_DYNAMIC], e->data[i]) *
+                    number(t->tensor[IZ_CODED_MOST], i / t->nested);
     return without + t->mean;
 }
 
@@ -229,10 +230,10 @@ static float code_of(const struct iz_coded *t, const uint8_t *data, int64_t i)
 void iz_coded_load(const struct iz_coded *t, int64_t at, float *out, int64_t n)
 {
     if (t->kind == IZ_CODED_NUMBERS) {
-        load_numbers(t->part[IZ_CODED_CODES], at, out, n);
+        load_numbers(t->tensor[IZ_CODED_CODES], at, out, n);
         return;
     }
-    const uint8_t *data = t->part[IZ_CODED_CODES]->data;
+    const uint8_t *data = t->tensor[IZ_CODED_CODES]->data;
     int64_t across = over(t->cols, t->block[1]);
     for (int64_t k; n > 0; at += k, out += k, n -= k) {
         int64_t row = at / t->cols, col = at % t->cols;
@@ -258,7 +259,7 @@ const char *iz_coded_nf4(const struct iz_coded *t)
                "blocks of 256, and would be quantised again: set "
                "model.base_dtype: null";
     return memcmp(t->value, ours.value, sizeof(t->value)) == 0 &&
-                   memcmp(t->part[IZ_CODED_DYNAMIC]->data, ours.scale,
+                   memcmp(t->tensor[IZ_CODED_DYNAMIC]->data, ours.scale,
                           sizeof(ours.scale)) == 0
                ? NULL
                : "is in 4 bits, but its codes mean other values than here";
@@ -267,7 +268,7 @@ const char *iz_coded_nf4(const struct iz_coded *t)
 void iz_coded_nf4_group(const struct iz_coded *t, int64_t g,
                         struct iz_nf4_group *out)
 {
-    const struct iz_st_tensor *const *p = t->part;
+    const struct iz_st_tensor *const *p = t->tensor;
     int64_t n = min64(t->cols - g * IZ_QUANT_GROUP, IZ_QUANT_GROUP);
     int64_t blocks = (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
     *out = (struct iz_nf4_group){.mean = t->mean};

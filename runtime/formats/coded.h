@@ -15,7 +15,7 @@ enum iz_coded_kind {
     IZ_CODED_MXFP4
 };
 
-enum iz_coded_part {
+enum iz_coded_tensor {
     IZ_CODED_CODES, /* or numbers */
     IZ_CODED_SCALES,
     IZ_CODED_MOST,    /* of 4 bits with codes for scales: their magnitudes, */
@@ -24,12 +24,12 @@ enum iz_coded_part {
     IZ_CODED_STATE,
     IZ_CODED_FORMAT,
     IZ_CODED_UNUSED, /* of what a layer reads */
-    IZ_CODED_PARTS
+    IZ_CODED_TENSORS
 };
 
 struct iz_coded {
     enum iz_coded_kind kind;
-    const struct iz_st_tensor *part[IZ_CODED_PARTS];
+    const struct iz_st_tensor *tensor[IZ_CODED_TENSORS];
     int64_t rows, cols; /* of weights; the check makes one row of some */
     int64_t block[2];   /* rows and columns with one scale; set by the check */
     int64_t nested;     /* scales of one magnitude; 0: scales are no codes */
@@ -39,14 +39,14 @@ struct iz_coded {
 
 struct iz_coded_name {
     enum iz_coded_kind kind;
-    enum iz_coded_part part;
+    enum iz_coded_tensor tensor;
     char of[IZ_HF_NAME]; /* the tensor that it belongs to */
 };
-/* Whether a name is that of such a part. */
+/* Whether a name is that of such a tensor. */
 bool iz_coded_name(const char *name, struct iz_coded_name *out);
 /* "in 4 bits" */
 const char *iz_coded_what(enum iz_coded_kind k);
-/* Completes a tensor of codes whose parts, rows and columns are there.  block:
+/* Completes one of codes whose tensors, rows and columns are there.  block:
  * of FP8, as the folder's config has it.  What keeps it from being read; NULL:
  * it can. */
 const char *iz_coded_check(struct iz_coded *t, const int64_t block[2]);

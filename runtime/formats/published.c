@@ -61,14 +61,14 @@ static json_t *text_part(json_t *root)
                : NULL;
 }
 
-json_t *iz_published_open(const char *folder, bool *part, FILE *err)
+json_t *iz_published_open(const char *folder, bool *multimodal, FILE *err)
 {
     char path[IZ_PATH_MAX + 64];
     const char *key = NULL;
     snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
     json_t *root = iz_json_read(path, err), *text = text_part(root);
-    if (part)
-        *part = text != NULL;
+    if (multimodal)
+        *multimodal = text != NULL;
     if (!text)
         return root;
     while ((key = iz_json_key(root, key)))
@@ -383,10 +383,10 @@ char *iz_published_read(const struct iz_hf *hf, const char *folder, FILE *notes,
     char path[IZ_PATH_MAX + 32], *text = NULL;
     struct reader r = {.path = path, .notes = notes, .err = err};
     snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, folder);
-    bool part;
-    json_t *root = iz_published_open(folder, &part, err);
+    bool multimodal;
+    json_t *root = iz_published_open(folder, &multimodal, err);
     r.root = root;
-    if (part && notes)
+    if (multimodal && notes)
         fprintf(notes,
                 "model.import: %s: text_config alone is read; an export is a "
                 "model of text\n",

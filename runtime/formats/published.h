@@ -12,9 +12,9 @@
 
 #define IZ_PUBLISHED_CONFIG "config.json"
 
-/* folder/config.json; of a model of text and images (*part is true) its text
- * part.  NULL with the fault told on `err`.  Both may be NULL. */
-json_t *iz_published_open(const char *folder, bool *part, FILE *err);
+/* folder/config.json; of a model of text and images (*multimodal is true) its
+ * text part.  NULL with the fault told on `err`.  Both may be NULL. */
+json_t *iz_published_open(const char *folder, bool *multimodal, FILE *err);
 
 /* The shape that folder/config.json has, as a JSON object of the keys of
  * section "model"; malloc'ed.  What of the file is not read is told on `notes`.

@@ -278,14 +278,15 @@ int iz_adapter_open(struct iz_hf_map *out, char **config,
                     const struct iz_config *c)
 {
     struct layout l = {0};
-    bool part;
-    json_decref(iz_published_open(c->import, &part, NULL));
-    int err = part ? iz_text_refuse(
-                         stderr,
-                         "lora.export: %s is a model of text and images: "
-                         "export merged, or train adapters of an export of it",
-                         c->import)
-                   : layout_open(&l, hf, m, false);
+    bool multimodal;
+    json_decref(iz_published_open(c->import, &multimodal, NULL));
+    int err = multimodal
+                  ? iz_text_refuse(
+                        stderr,
+                        "lora.export: %s is a model of text and images: "
+                        "export merged, or train adapters of an export of it",
+                        c->import)
+                  : layout_open(&l, hf, m, false);
     *config = NULL;
     if (!err)
         err = check_modules(&l, m);
@@ -365,10 +366,10 @@ int iz_adapter_check(const struct iz_config *c, const struct iz_hf *hf,
 static int import_unit(struct iz_engine *e, int u, bool frozen,
                        struct iz_hf_reader *r, float *buf)
 {
-    struct iz_part p = iz_part_of(e, u, frozen);
+    struct iz_owned p = iz_owned_of(e, u, frozen);
     int err = 0;
     for (int64_t i = p.first, n; i < p.last && !err; i += n) {
-        n = min64(p.last - i, IZ_HF_PIECE);
+        n = min64(p.last - i, IZ_HF_BUFFER);
         iz_access_get(e, u, p.array, i, buf, n);
         err = iz_hf_read(r, u, p.at + i, n, buf);
         if (!err)
@@ -389,7 +390,7 @@ static bool is_imported(const struct iz_unit *u, bool frozen)
 
 int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
 {
-    float *buf = iz_hf_take_piece();
+    float *buf = iz_hf_take_buffer();
     struct iz_hf_reader *r;
     int err = iz_adapter_read_open(&r, e->config, hf, e->model, NULL, stderr);
     for (int u = 0; u < e->plan.n_units; u++)
@@ -404,7 +405,7 @@ int iz_adapter_import(struct iz_engine *e, const struct iz_hf *hf)
 /* ---- magnitudes ---- */
 
 /* Values [from, from + n) of a part, as the units are computed with them. */
-static void values_of(struct iz_engine *e, int u, struct iz_part p,
+static void values_of(struct iz_engine *e, int u, struct iz_owned p,
                       int64_t from, float *out, int64_t n)
 {
     if (p.array != IZ_QUANT_VALUES || !e->quant_from)
@@ -418,11 +419,11 @@ static int64_t *squares_of(struct iz_engine *e, int u, const float *adapters)
 {
     int64_t n = 2 * iz_lora_outputs(e->model, u);
     int64_t *sums = iz_take(n, sizeof(*sums), "norms of weights");
-    float *buf = iz_hf_take_piece();
+    float *buf = iz_hf_take_buffer();
     for (int part = 0; part < IZ_PARTS; part++) {
-        struct iz_part p = iz_part_of(e, u, (enum iz_unit_part)part);
+        struct iz_owned p = iz_owned_of(e, u, (enum iz_unit_part)part);
         for (int64_t i = p.begin, k; i < p.end; i += k) {
-            k = min64(p.end - i, IZ_HF_PIECE);
+            k = min64(p.end - i, IZ_HF_BUFFER);
             values_of(e, u, p, i, buf, k);
             iz_lora_squares(e->model, u, (enum iz_unit_part)part, adapters, i,
                             buf, k, sums);
@@ -452,7 +453,7 @@ float *iz_adapter_gather(struct iz_engine *e, int u)
 }
 
 /* What this rank has of a parameter that begins at `at` of a part. */
-static void put_norms(struct iz_engine *e, int u, struct iz_part p, int64_t at,
+static void put_norms(struct iz_engine *e, int u, struct iz_owned p, int64_t at,
                       int64_t n, const int64_t *sums)
 {
     for (int64_t i = max64(at, p.first); i < min64(at + n, p.last); i++) {
@@ -472,7 +473,7 @@ int iz_adapter_init_magnitudes(struct iz_engine *e)
         iz_unit_offsets(unit, (int64_t[IZ_PARTS]){0}, offset);
         for (int i = iz_unit_base(unit) + 2; i < iz_unit_own(unit); i += 3) {
             const struct iz_param *m = &unit->param[i];
-            put_norms(e, u, iz_part_of(e, u, iz_param_part(m)), offset[i],
+            put_norms(e, u, iz_owned_of(e, u, iz_param_part(m)), offset[i],
                       m->cols, of);
             of += 2 * m->cols;
         }

@@ -29,10 +29,10 @@ static int import_part(struct iz_engine *e, int u, bool frozen,
                        struct iz_hf_reader *r, float *buf,
                        struct iz_progress *progress)
 {
-    struct iz_part p = iz_part_of(e, u, frozen);
+    struct iz_owned p = iz_owned_of(e, u, frozen);
     int err = 0;
     for (int64_t i = p.first, n; i < p.last && !err; i += n) {
-        n = min64(p.last - i, IZ_HF_PIECE);
+        n = min64(p.last - i, IZ_HF_BUFFER);
         memset(buf, 0, (size_t)n * sizeof(*buf)); /* adapters are not there */
         err = iz_hf_read(r, u, p.at + i, n, buf);
         if (!err)
@@ -51,7 +51,7 @@ static int import_values(void *arg, int unit, int64_t from, float *out,
                          int64_t n)
 {
     const struct values *v = arg;
-    int64_t at = iz_part_of(v->e, unit, IZ_PART_QUANT).at;
+    int64_t at = iz_owned_of(v->e, unit, IZ_PART_QUANT).at;
     return iz_hf_read(v->r, unit, at + from, n, out);
 }
 
@@ -75,7 +75,7 @@ static int import_quant(struct iz_engine *e, struct iz_hf_reader *r)
 
 static int import_units(struct iz_engine *e, struct iz_hf_reader *r)
 {
-    float *buf = iz_hf_take_piece();
+    float *buf = iz_hf_take_buffer();
     int err = 0;
     struct iz_progress progress;
     int64_t owned = 0;
@@ -147,9 +147,9 @@ static void export_part(struct iz_engine *e, int u, enum iz_unit_part part,
                         const float *trained, struct iz_hf_writer *w,
                         float *buf, struct iz_progress *progress)
 {
-    struct iz_part p = iz_part_of(e, u, part);
+    struct iz_owned p = iz_owned_of(e, u, part);
     for (int64_t i = p.begin, n; i < p.end; i += n) {
-        n = min64(p.end - i, IZ_HF_PIECE);
+        n = min64(p.end - i, IZ_HF_BUFFER);
         iz_access_get(e, u, p.array, i, buf, n);
         if (trained)
             iz_lora_merge(e->model, u, part,
@@ -170,7 +170,7 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     int64_t mine = 0;
     for (int u = 0; u < e->plan.n_units; u++)
         for (int part = 0; part < parts; part++) {
-            struct iz_part p = iz_part_of(e, u, (enum iz_unit_part)part);
+            struct iz_owned p = iz_owned_of(e, u, (enum iz_unit_part)part);
             mine += p.end - p.begin;
         }
     iz_progress_begin(&progress, "exporting", 4 * mine);
@@ -225,7 +225,7 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
 
 int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
 {
-    float *buf = iz_hf_take_piece();
+    float *buf = iz_hf_take_buffer();
     struct iz_hf_map map = {0};
     struct iz_hf_order o;
     struct iz_hf_writer *w;

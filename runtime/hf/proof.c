@@ -55,7 +55,7 @@ int iz_hf_compare_losses(const struct iz_hf_losses *l, bool tells)
 struct again {
     const struct iz_hf_proof *p;
     struct iz_hf_reader *r;
-    float *want, *found; /* IZ_HF_PIECE each */
+    float *want, *found; /* IZ_HF_BUFFER each */
 };
 
 static bool is_alone(const struct iz_engine *e)
@@ -68,10 +68,10 @@ static int take_part(struct again *a, int u, enum iz_unit_part part,
                      const float *trained)
 {
     struct iz_engine *e = a->p->e;
-    struct iz_part p = iz_part_of(e, u, part);
+    struct iz_owned p = iz_owned_of(e, u, part);
     int err = 0;
     for (int64_t i = p.first, n; i < p.last && !err; i += n) {
-        n = min64(p.last - i, IZ_HF_PIECE);
+        n = min64(p.last - i, IZ_HF_BUFFER);
         iz_access_get(e, u, p.array, i, a->want, n);
         if (trained)
             iz_lora_merge(e->model, u, part,
@@ -105,7 +105,7 @@ static int quant_values(void *arg, int unit, int64_t from, float *out,
                         int64_t n)
 {
     const struct again *a = arg;
-    int64_t at = iz_part_of(a->p->e, unit, IZ_PART_QUANT).at;
+    int64_t at = iz_owned_of(a->p->e, unit, IZ_PART_QUANT).at;
     return iz_hf_read(a->r, unit, at + from, n, out);
 }
 
@@ -150,7 +150,7 @@ int iz_hf_prove(void *arg, const char *folder)
     const struct iz_hf_proof *p = arg;
     struct iz_engine *e = p->e;
     struct iz_counts counts = e->counts; /* those of the run are told */
-    struct again a = {p, NULL, iz_hf_take_piece(), iz_hf_take_piece()};
+    struct again a = {p, NULL, iz_hf_take_buffer(), iz_hf_take_buffer()};
     struct iz_quant_source source = {.read = quant_values, .arg = &a};
     bool merged = has_adapters(e->model) && !is_alone(e);
     enum iz_dtype own = e->plan.param_type;

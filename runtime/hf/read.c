@@ -93,10 +93,10 @@ static bool take_part(struct iz_hf_reader *r, const struct iz_st_tensor *e)
     const struct iz_hf_tensor *t =
         iz_coded_name(e->name, &name) ? iz_hf_map_find(&r->map, name.of) : NULL;
     struct iz_coded *c = t ? &r->entry[t - r->map.tensor] : NULL;
-    if (!t || (c->kind && c->kind != name.kind) || c->part[name.part])
+    if (!t || (c->kind && c->kind != name.kind) || c->tensor[name.tensor])
         return false;
     c->kind = name.kind;
-    c->part[name.part] = e;
+    c->tensor[name.tensor] = e;
     return true;
 }
 
@@ -176,7 +176,7 @@ static int check_left_out(const struct iz_hf_reader *r, int i)
 
 static bool has_entry(const struct iz_hf_reader *r, int i)
 {
-    return r->entry[i].part[IZ_CODED_CODES] != NULL;
+    return r->entry[i].tensor[IZ_CODED_CODES] != NULL;
 }
 
 /* Gives the entry its place in the map; the number of faults. */
@@ -194,7 +194,7 @@ static int take_entry(struct iz_hf_reader *r, const struct iz_st_tensor *e)
                : "is no tensor of this model");
         return 1;
     }
-    r->entry[i].part[IZ_CODED_CODES] = e;
+    r->entry[i].tensor[IZ_CODED_CODES] = e;
     return 0;
 }
 
@@ -229,7 +229,7 @@ static int compare(struct iz_hf_reader *r)
             faults += check_coded(r, i);
         } else if (has_entry(r, i)) {
             faults += check_entry(r, &r->map.tensor[i],
-                                  r->entry[i].part[IZ_CODED_CODES]);
+                                  r->entry[i].tensor[IZ_CODED_CODES]);
             faults += r->bits4 ? check_left_out(r, i) : 0;
         } else if (!r->map.tensor[i].tied) {
             tell(r, r->map.tensor[i].name, "is missing");
@@ -383,7 +383,7 @@ static void hf_read_take(const struct iz_hf_tensor *t, const struct iz_coded *e,
 static const float *mean_row(const struct iz_hf_reader *r, int i)
 {
     const struct iz_coded *e = &r->entry[i];
-    const int64_t *shape = e->part[IZ_CODED_CODES]->shape;
+    const int64_t *shape = e->tensor[IZ_CODED_CODES]->shape;
     int64_t rows = shape[0], cols = shape[1];
     double *sum = iz_take(cols, sizeof(*sum), "a mean row");
     float *row = iz_take(cols, sizeof(*row), "a mean row");
@@ -403,7 +403,7 @@ static void take_more(const struct iz_hf_reader *r, int i,
                       struct iz_hf_rect *rect, float *out)
 {
     const struct iz_hf_tensor *t = &r->map.tensor[i];
-    const struct iz_st_tensor *e = r->entry[i].part[IZ_CODED_CODES];
+    const struct iz_st_tensor *e = r->entry[i].tensor[IZ_CODED_CODES];
     int64_t own = max64(0, min64(rect->rows, e->shape[0] - rect->row));
     if (!t->grows || r->entry[i].kind || own == rect->rows)
         return;
@@ -448,7 +448,7 @@ static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
     }
     /* One that lies the other way round is needed whole again and again. */
     if (rects && (!t->transposed || from + n >= end))
-        hf_read_forget(r->entry[i].part[IZ_CODED_CODES]);
+        hf_read_forget(r->entry[i].tensor[IZ_CODED_CODES]);
     return err;
 }
 

@@ -87,13 +87,13 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
                      struct iz_coll *c);
 
 /* Most elements of one call; room for them. */
-#define IZ_HF_PIECE ((int64_t)1 << 22)
-static inline float *iz_hf_take_piece(void)
+#define IZ_HF_BUFFER ((int64_t)1 << 22)
+static inline float *iz_hf_take_buffer(void)
 {
-    return iz_take(IZ_HF_PIECE, sizeof(float), "a piece of parameters");
+    return iz_take(IZ_HF_BUFFER, sizeof(float), "a piece of parameters");
 }
 
-/* Elements [from, from + n) of a unit's flat array; n <= IZ_HF_PIECE.  What is
+/* Elements [from, from + n) of a unit's flat array; n <= IZ_HF_BUFFER.  What is
  * padding is left out.  Errors wait for the end. */
 void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
                  const float *in, int64_t n);

@@ -39,7 +39,7 @@ struct iz_hf_writer {
     struct file *file;
     int n_files;
     char path[PATH], tmp[PATH + 8];
-    float *turned; /* IZ_HF_PIECE elements each */
+    float *turned; /* IZ_HF_BUFFER elements each */
     void *cast;
     bool made; /* the folder tmp, by this rank */
     int err;
@@ -174,8 +174,8 @@ static void lay_out(struct iz_hf_writer *w)
     int n = w->o.map->n;
     w->tensor = iz_take(n, sizeof(*w->tensor), "tensors");
     w->file = iz_take(n, sizeof(*w->file), "files");
-    w->turned = iz_hf_take_piece();
-    w->cast = iz_hf_take_piece();
+    w->turned = iz_hf_take_buffer();
+    w->cast = iz_hf_take_buffer();
     describe_tensors(w);
     place_tensors(w);
     for (int f = 0; f < w->n_files; f++)
@@ -374,7 +374,7 @@ static void put_columns(struct iz_hf_writer *w, int i, struct iz_hf_rect r,
 void iz_hf_write(struct iz_hf_writer *w, int unit, int64_t from,
                  const float *in, int64_t n)
 {
-    assert(n <= IZ_HF_PIECE);
+    assert(n <= IZ_HF_BUFFER);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct iz_hf_tensor *t = &w->o.map->tensor[i];
         struct iz_hf_rect rect[3];

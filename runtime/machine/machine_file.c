@@ -270,19 +270,19 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m,
 }
 
 /* How long a sum among ranks of a group, or among the groups, moves one part of
- * each: what is near comes from peers, while what is far shares the link of the
- * node.  near, far: parts that a rank receives. */
-static double sum_level(const struct iz_machine *m, int ranks, int64_t near,
-                        int64_t far)
+ * each: what is local comes from peers, while what is remote shares the link of
+ * the node.  local, remote: parts that a rank receives. */
+static double sum_level(const struct iz_machine *m, int ranks, int64_t local,
+                        int64_t remote)
 {
     int share = iz_machine_ranks(m, ranks);
     double link = (double)m->node_bytes_per_s / share;
     double peer = (double)m->peer_bytes_per_s, seconds = 0;
-    if (near)
-        seconds = (double)near / peer;
-    if (far)
-        seconds =
-            fmax(seconds, (double)far / (share > 1 ? fmin(link, peer) : link));
+    if (local)
+        seconds = (double)local / peer;
+    if (remote)
+        seconds = fmax(seconds,
+                       (double)remote / (share > 1 ? fmin(link, peer) : link));
     return seconds;
 }
 
@@ -290,9 +290,10 @@ static double sum_level(const struct iz_machine *m, int ranks, int64_t near,
  * parts of its position from its group, then of its own from the others. */
 static double sum_rate(const struct iz_machine *m, const struct iz_plan *p)
 {
-    int near = iz_machine_ranks(m, p->ranks), g = iz_sum_group(&p->sum);
-    int64_t groups = p->ranks / g, peers = min64(g, near) - 1;
-    int64_t beside = (near - 1) / g; /* groups of which the node has a member */
+    int local = iz_machine_ranks(m, p->ranks), g = iz_sum_group(&p->sum);
+    int64_t groups = p->ranks / g, peers = min64(g, local) - 1;
+    int64_t beside =
+        (local - 1) / g; /* groups of which the node has a member */
     double s =
         sum_level(m, p->ranks, peers * groups, (g - 1 - peers) * groups) +
         sum_level(m, p->ranks, beside, groups - 1 - beside);
@@ -305,26 +306,26 @@ static double sum_rate(const struct iz_machine *m, const struct iz_plan *p)
 static double gather_rate(const struct iz_machine *m, const struct iz_plan *p,
                           int n)
 {
-    int near = iz_machine_ranks(m, p->ranks);
+    int local = iz_machine_ranks(m, p->ranks);
     double peer = (double)m->peer_bytes_per_s;
     double node = (double)m->node_bytes_per_s;
-    if (near % n == 0)
+    if (local % n == 0)
         return peer; /* no group is on two nodes */
-    return near > 1 ? fmin(node, peer) : node;
+    return local > 1 ? fmin(node, peer) : node;
 }
 
 /* Bytes per second of the shards that a rank receives for its group's copy: of
- * all that the ranks of a node receive one part in ranks / near is there, and
+ * all that the ranks of a node receive one part in ranks / local is there, and
  * the others share its link. */
 static double copy_rate(const struct iz_machine *m, const struct iz_plan *p)
 {
-    int near = iz_machine_ranks(m, p->ranks);
+    int local = iz_machine_ranks(m, p->ranks);
     double peer = (double)m->peer_bytes_per_s;
-    double link = (double)m->node_bytes_per_s / near;
-    if (p->ranks <= near)
+    double link = (double)m->node_bytes_per_s / local;
+    if (p->ranks <= local)
         return peer;
-    link *= (double)p->ranks / (p->ranks - near);
-    return near > 1 ? fmin(link, peer) : link;
+    link *= (double)p->ranks / (p->ranks - local);
+    return local > 1 ? fmin(link, peer) : link;
 }
 
 /* A collective with so many messages, each of which starts anew. */
@@ -338,16 +339,16 @@ static struct iz_rate network(const struct iz_machine *m, double bytes_per_s,
 int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
                      FILE *err)
 {
-    int near = iz_machine_ranks(m, p->ranks);
+    int local = iz_machine_ranks(m, p->ranks);
     bool gpu = p->target.gpu;
     const struct {
         const char *key, *use;
         bool used;
         int64_t bytes_per_s;
     } rate[] = {
-        {"peer_bytes_per_s", "ranks of a node exchange bytes", near > 1,
+        {"peer_bytes_per_s", "ranks of a node exchange bytes", local > 1,
          m->peer_bytes_per_s},
-        {"node_bytes_per_s", "the ranks are on several nodes", near < p->ranks,
+        {"node_bytes_per_s", "the ranks are on several nodes", local < p->ranks,
          m->node_bytes_per_s},
         {"disk_bytes_per_s", "the plan has bytes on nvme",
          iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0, m->disk_bytes_per_s},

@@ -58,7 +58,7 @@ static void update_once(const struct worker *w, char *states, char *grad,
                         char *param)
 {
     struct iz_state_layout l = iz_plan_states(w->p, IZ_HOME_CPU, w->n, 0);
-    struct iz_step step = {.hyper = *w->hyper, .t = 1, .grad_scale = 1};
+    struct iz_hyper_at step = {.hyper = *w->hyper, .t = 1, .grad_scale = 1};
     struct iz_update_range all = iz_update_range_of(&step);
     struct iz_update u = {.optimizer = l.optimizer,
                           .type = l.type,

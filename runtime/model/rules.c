@@ -177,7 +177,7 @@ static int apply_base(struct iz_model *m, const struct iz_config *c, FILE *err)
 
 /* Frozen copies of what is trained and is no adapter: the reference of pairs
  * is the model as it begins. */
-static int add_copies(struct iz_unit *u)
+static int add_references(struct iz_unit *u)
 {
     static const char tail[] = ".reference";
     int n = u->n_params;
@@ -196,7 +196,7 @@ static int add_copies(struct iz_unit *u)
             return -ENAMETOOLONG;
         memcpy(p->name + at, tail, sizeof(tail));
         u->n_params++;
-        u->n_copies++;
+        u->n_references++;
     }
     return 0;
 }
@@ -205,7 +205,7 @@ int iz_rules_add_reference(struct iz_model *m, FILE *err)
 {
     int status = 0;
     for (int u = 0; u < m->n_units && !status; u++)
-        status = add_copies(&m->unit[u]);
+        status = add_references(&m->unit[u]);
     if (status)
         iz_text_refuse(
             err,

@@ -4,7 +4,7 @@
 #include "codelets/base/units.h"
 
 const char *const iz_class_names[IZ_MEM_CLASSES] = {
-    [IZ_MEM_PARAM] = "parameters",    [IZ_MEM_COPY] = "parameter copies",
+    [IZ_MEM_PARAM] = "parameters",    [IZ_MEM_SECONDARY] = "parameter copies",
     [IZ_MEM_GRAD] = "gradients",      [IZ_MEM_STATE] = "optimizer",
     [IZ_MEM_RING] = "gathered units", [IZ_MEM_GRAD_RING] = "unit gradients",
     [IZ_MEM_BOUNDARY] = "boundaries", [IZ_MEM_SAVED] = "activations",

@@ -9,7 +9,7 @@
 
 enum iz_class {
     IZ_MEM_PARAM,     /* parameters: full or this rank's shards */
-    IZ_MEM_COPY,      /* part of a group's copy of all shards */
+    IZ_MEM_SECONDARY, /* a rank's share of the secondary partition (hpZ) */
     IZ_MEM_GRAD,      /* gradients, reduced */
     IZ_MEM_STATE,     /* master (when parameters are 16 bit), m, v */
     IZ_MEM_RING,      /* gathered units in flight */

@@ -120,7 +120,7 @@ static void choose_logits(struct iz_config *c, const struct iz_plan_for *f)
         t[i] = iz_plan_try(f, c, true);
     }
     ok = ok && isfinite(t[1].step_s) && t[1].recomputed <= t[0].recomputed &&
-         t[1].near == t[0].near;
+         t[1].sums_on_gpu == t[0].sums_on_gpu;
     *bytes = agreed(f, ok) ? IZ_LOGITS_LARGE_BYTES : IZ_LOGITS_BYTES;
 }
 
@@ -149,7 +149,7 @@ static void choose_attention(struct iz_config *c, const struct iz_plan_for *f,
         *by[back] = IZ_ATTENTION_CUDNN;
         struct iz_trial its = iz_plan_try(f, c, true);
         if (agreed(f, its.attends && isfinite(its.step_s) &&
-                          its.near == ours.near &&
+                          its.sums_on_gpu == ours.sums_on_gpu &&
                           its.recomputed <= ours.recomputed + RECOMPUTED_MORE))
             continue;
         *by[back] = IZ_ATTENTION_OWN;

@@ -120,7 +120,7 @@ struct iz_trial iz_plan_try(const struct iz_plan_for *f,
     if (keep && t.within) {
         t.step_s = iz_forecast(&p, f->rate).step_s;
         t.recomputed = iz_plan_recomputed(&p);
-        t.near = p.zero.sums_on_gpu;
+        t.sums_on_gpu = p.zero.sums_on_gpu;
         t.attends = p.attends;
     }
     t.why_own = p.why_own;
@@ -252,7 +252,7 @@ static void suggest(const struct iz_plan_for *f, const struct iz_config *c,
     print_changes(f, c, used, err);
 }
 
-/* Activations come before sums near: what the host adds may be hidden. */
+/* Activations come before sums on the GPU: what the host adds may be hidden. */
 static void keep_most(struct iz_plan *p, const struct iz_config *c,
                       const struct iz_model *m, const struct iz_limits *limit)
 {

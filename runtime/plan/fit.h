@@ -34,8 +34,8 @@ struct iz_trial {
     /* Of one that is within and keeps activations: seconds, 0: not predicted;
      * INFINITY of others. */
     double step_s;
-    double recomputed;  /* iz_plan_recomputed */
-    bool near, attends; /* sums are on the GPU; units attend */
+    double recomputed;         /* iz_plan_recomputed */
+    bool sums_on_gpu, attends; /* units attend */
 };
 
 /* keep: as iz_plan_fit fits it, and its step is predicted; else with recompute
@@ -55,9 +55,9 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                     const struct iz_model *m, const struct iz_limits *limit,
                     double *params);
 
-/* Counts anew with sums near or not, where they can be. */
+/* Counts anew with sums on the GPU or not, where they can be. */
 void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
-                        const struct iz_model *m, bool near);
+                        const struct iz_model *m, bool on_gpu);
 /* ---- recompute.c ---- */
 
 /* Counts anew with units that recompute this, but no more than gains memory. */

@@ -38,7 +38,7 @@ struct course {
     struct chunk raise, update;
     struct slot *slot; /* of all rings, in their order */
     double *grad;      /* two of each ring */
-    int64_t sent;      /* gradients so far */
+    int64_t sent;      /* gradients so on_host */
 };
 
 static double copy(struct course *c, enum iz_where link, double bytes,
@@ -134,14 +134,14 @@ static void next_chunk(const struct iz_plan *p, struct chunk *k, int by)
 }
 
 /* Bytes of a chunk's parameters, or gradients, that are on the host. */
-static double far_bytes(const struct iz_plan *p, int unit, bool params)
+static double host_bytes(const struct iz_plan *p, int unit, bool params)
 {
     const struct iz_plan_unit *g = &p->unit[unit];
-    bool far =
+    bool on_host =
         p->zero.state.home != IZ_HOME_NONE &&
         (params ? p->zero.param.home != IZ_HOME_NONE : !p->zero.grads_apart);
     int64_t size = iz_dtype_bytes(params ? p->param_type : p->grad_type);
-    return far ? (double)(min64(g->chunk, g->owned) * size) : 0;
+    return on_host ? (double)(min64(g->chunk, g->owned) * size) : 0;
 }
 
 /* When a chunk has a buffer; INFINITY: the one before it in there is not known
@@ -160,8 +160,8 @@ static void raise_chunk(struct course *c)
 {
     const struct iz_plan *p = c->p;
     struct chunk *k = &c->raise;
-    double up = far_bytes(p, k->unit, false) +
-                (p->optimizer.remainder ? far_bytes(p, k->unit, true) : 0);
+    double up = host_bytes(p, k->unit, false) +
+                (p->optimizer.remainder ? host_bytes(p, k->unit, true) : 0);
     c->chunk[k->number] = copy(c, IZ_ON_H2D, up, buffer_s(c, k));
     next_chunk(p, k, 1);
 }
@@ -175,7 +175,7 @@ static void update_chunk(struct course *c)
     c->gpu_s = fmax(c->gpu_s, c->chunk[k->number]) +
                compute_s(c, IZ_ON_COMPUTE, iz_state_traffic(p, n, 0));
     c->chunk[k->number] =
-        copy(c, IZ_ON_D2H, far_bytes(p, k->unit, true), c->gpu_s);
+        copy(c, IZ_ON_D2H, host_bytes(p, k->unit, true), c->gpu_s);
     c->updated[k->unit] = fmax(c->updated[k->unit], c->chunk[k->number]);
     next_chunk(p, k, 1);
 }
@@ -293,7 +293,7 @@ static void reduce(struct course *c, int u, int i)
     const struct iz_plan_unit *g = &p->unit[u];
     double size = (double)iz_dtype_bytes(p->grad_type);
     double wire = (double)iz_dtype_bytes(p->param_type);
-    double host = (double)iz_plan_host_elems(g), apart = 0, near = 0;
+    double host = (double)iz_plan_host_elems(g), apart = 0, on_gpu = 0;
     bool last = i + 1 == p->micro_batches, first = i == 0;
     double sum = wire + size * (first ? 1 : 2), *grad;
     if (!g->n)
@@ -301,19 +301,19 @@ static void reduce(struct course *c, int u, int i)
     if (iz_plan_grads_to_host(p))
         apart = (double)iz_plan_grads_apart(p, g);
     else
-        near = (double)g->shard;
+        on_gpu = (double)g->shard;
     if (p->zero.sums_on_gpu && iz_plan_sum(p, g))
-        near = host;
+        on_gpu = host;
     grad = &c->grad[2 * g->ring + c->sent++ % 2];
     if (p->ranks > 1)
         pass(&c->comm_s, &c->rate[IZ_ON_COMM],
              wire * (double)g->shard * (p->ranks - 1), c->gpu_s);
     c->gpu_s += compute_s(c, IZ_ON_COMPUTE, apart * sum);
-    c->gpu_s += g->direct ? 0 : compute_s(c, IZ_ON_COMPUTE, near * sum);
+    c->gpu_s += g->direct ? 0 : compute_s(c, IZ_ON_COMPUTE, on_gpu * sum);
     if (last)
         c->gpu_s += compute_s(
             c, IZ_RATE_SQUARES,
-            (p->zero.sums_on_gpu ? (double)g->shard : apart + near) * size);
+            (p->zero.sums_on_gpu ? (double)g->shard : apart + on_gpu) * size);
     double t = fmax(c->gpu_s, p->ranks > 1 ? c->comm_s : 0);
     if (!iz_plan_grads_to_host(p) || (p->zero.sums_on_gpu && !last)) {
         *grad = t;

@@ -150,13 +150,13 @@ void iz_plan_find_matrices(struct iz_plan *p, const struct iz_config *c,
 {
     int n = 0;
     bool gpu = p->target.gpu;
-    bool near = gpu && p->zero.state.home == IZ_HOME_NONE;
+    bool states_on_gpu = gpu && p->zero.state.home == IZ_HOME_NONE;
     p->matrices.steps = c->optimizer.ns_steps;
     p->matrices.gram = c->optimizer.ns_method == IZ_NS_GRAM;
     p->matrices.on_gpu = gpu && c->run.muon_products != IZ_MUON_HOST;
     p->matrices.on_device =
-        gpu && (near || p->zero.split || p->matrices.on_gpu);
-    p->matrices.on_host = !near || !p->matrices.on_gpu || p->ranks > 1;
+        gpu && (states_on_gpu || p->zero.split || p->matrices.on_gpu);
+    p->matrices.on_host = !states_on_gpu || !p->matrices.on_gpu || p->ranks > 1;
     for (int u = 0; u < m->n_units; u++)
         for (int i = 0; i < m->unit[u].n_params; i++)
             n += matrices_of(&m->unit[u].param[i]);

@@ -17,7 +17,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_PARAM] = {"param", IZ_MEM_PARAM, true},
     [IZ_DATUM_FROZEN] = {"param frozen", IZ_MEM_PARAM, true},
     [IZ_DATUM_QUANT] = {"param quant", IZ_MEM_PARAM, true},
-    [IZ_DATUM_SECONDARY] = {"param copy", IZ_MEM_COPY, true},
+    [IZ_DATUM_SECONDARY] = {"param copy", IZ_MEM_SECONDARY, true},
     [IZ_DATUM_STATE] = {"state", IZ_MEM_STATE, true},
     [IZ_DATUM_SPLIT_STATE] = {"split state", IZ_MEM_STATE, true},
     [IZ_DATUM_GRAD] = {"grad", IZ_MEM_GRAD, true},
@@ -45,7 +45,7 @@ const struct iz_datum_info iz_datum_infos[IZ_DATA] = {
     [IZ_DATUM_SAVED] = {"saved", IZ_MEM_SAVED, true},
     [IZ_DATUM_SCALAR] = {"scalar", IZ_MEM_CLASSES, false},
     [IZ_DATUM_MATRIX_PART] = {"matrix", IZ_MEM_CLASSES, false},
-    [IZ_DATUM_PIECE] = {"piece", IZ_MEM_CLASSES, false},
+    [IZ_DATUM_PARAM_CHILD] = {"piece", IZ_MEM_CLASSES, false},
 };
 
 /* ---- the list ---- */

@@ -21,7 +21,7 @@ enum iz_datum {
     IZ_DATUM_PARAM,       /* unit, in a file a chunk */
     IZ_DATUM_FROZEN,      /* unit, in a file a chunk: where they are apart */
     IZ_DATUM_QUANT,       /* unit: quantised parameters */
-    IZ_DATUM_SECONDARY,   /* unit: this rank's part of its group's copy */
+    IZ_DATUM_SECONDARY,   /* unit: this rank's share of its group's copy */
     IZ_DATUM_STATE,       /* unit, chunk */
     IZ_DATUM_SPLIT_STATE, /* the same on the GPU of an offloaded optimizer */
     IZ_DATUM_GRAD,        /* unit, accumulator */
@@ -51,7 +51,7 @@ enum iz_datum {
     IZ_DATUM_SAVED,     /* unit, track */
     IZ_DATUM_SCALAR,    /* losses, control */
     IZ_DATUM_MATRIX_PART,
-    IZ_DATUM_PIECE, /* of a parameter */
+    IZ_DATUM_PARAM_CHILD, /* unit: StarPU's handle of a chunk's parameters */
     IZ_DATA
 };
 

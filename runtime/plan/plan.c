@@ -31,8 +31,8 @@
 static int64_t chunk_elems(const struct iz_plan *p, const struct iz_config *c,
                            int64_t owned)
 {
-    bool near = p->target.gpu && c->zero.optimizer.home == IZ_HOME_NONE;
-    int64_t most = near ? CHUNK_GPU : CHUNK_HOST, chunks;
+    bool on_gpu = p->target.gpu && c->zero.optimizer.home == IZ_HOME_NONE;
+    int64_t most = on_gpu ? CHUNK_GPU : CHUNK_HOST, chunks;
     int64_t chunk = min64(c->zero.sub_group_size, most);
     chunk = max64(chunk, (owned + CHUNKS_MAX - 1) / CHUNKS_MAX);
     chunk = round_up(max64(min64(chunk, owned), 1), IZ_CHUNK_ALIGN);
@@ -140,14 +140,14 @@ static void plan_sums(struct iz_plan *p)
 }
 
 void iz_plan_sum_on_gpu(struct iz_plan *p, const struct iz_config *c,
-                        const struct iz_model *m, bool near)
+                        const struct iz_model *m, bool on_gpu)
 {
     if (p->ranks > 1 || !iz_plan_grads_to_host(p))
         return;
-    p->zero.sums_on_gpu = near;
-    p->zero.sums = !near || p->micro_batches == 1 ? IZ_SUMS_NONE
-                   : p->wave == p->micro_batches  ? IZ_SUMS_IN_RING
-                                                  : IZ_SUMS_OF_UNIT;
+    p->zero.sums_on_gpu = on_gpu;
+    p->zero.sums = !on_gpu || p->micro_batches == 1 ? IZ_SUMS_NONE
+                   : p->wave == p->micro_batches    ? IZ_SUMS_IN_RING
+                                                    : IZ_SUMS_OF_UNIT;
     plan_sums(p);
     iz_plan_list(p, c, m);
 }

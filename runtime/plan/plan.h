@@ -157,7 +157,7 @@ enum iz_staging_kind {
     IZ_STAGING_SPLIT,
     /* Between states and a checkpoint that is written beside training; none:
      * training waits while one is written. */
-    IZ_STAGING_SAVE,
+    IZ_STAGING_CKPT,
     IZ_STAGINGS
 };
 

@@ -89,7 +89,7 @@ static void size_files(struct iz_plan *p, const struct iz_config *c,
     set(p, IZ_STAGING_STATE, c->zero.optimizer.buffer_count,
         (states ? l->state : 0) + (params ? l->chunk * size : 0));
     set(p, IZ_STAGING_PARAM, c->zero.param.buffer_count, l->filed);
-    set(p, IZ_STAGING_SAVE, saves_wait(p, c) ? 0 : c->run.save_buffers,
+    set(p, IZ_STAGING_CKPT, saves_wait(p, c) ? 0 : c->run.save_buffers,
         4 * min64(l->save, IZ_CKPT_BLOCK));
 }
 

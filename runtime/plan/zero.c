@@ -98,16 +98,16 @@ static void plan_homes(struct iz_plan_zero *z, const struct iz_config *c,
     enum iz_home frozen = c->zero.param.frozen
                               ? (enum iz_home)(c->zero.param.frozen - 1)
                               : c->zero.param.home;
-    enum iz_home near = p->target.gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
-    enum iz_home far =
+    enum iz_home computed = p->target.gpu ? IZ_HOME_NONE : IZ_HOME_CPU;
+    enum iz_home kept =
         c->zero.param.home > frozen ? c->zero.param.home : frozen;
-    z->fetch = c->zero.stage == 3 && (p->ranks > 1 || far > near);
+    z->fetch = c->zero.stage == 3 && (p->ranks > 1 || kept > computed);
     z->state.home = c->zero.optimizer.home;
     z->param.home = c->zero.param.home;
     z->frozen.home = z->fetch ? frozen : z->param.home;
     z->pin_cpu =
         (z->state.home != IZ_HOME_NONE && c->zero.optimizer.pin_memory) ||
-        (far != IZ_HOME_NONE && c->zero.param.pin_memory);
+        (kept != IZ_HOME_NONE && c->zero.param.pin_memory);
 }
 
 void iz_plan_stage(struct iz_plan *p, const struct iz_config *c)

@@ -20,7 +20,7 @@ enum { PATH = IZ_PATH_MAX + 64 };
 
 static struct {
     _Atomic(const struct iz_engine *) e;
-    char path[PATH], part[PATH + 8];
+    char path[PATH], tmp[PATH + 8];
     char *about; /* the run's description */
     int64_t begin_ns;
     _Atomic bool ends; /* the last one is written, or being written */
@@ -64,14 +64,14 @@ static const char *write_box(const char *why)
     struct iz_sink s;
     if (!e || atomic_flag_test_and_set(&box.busy))
         return NULL;
-    s.fd = open(box.part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    s.fd = open(box.tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     s.n = 0;
     s.failed = s.fd < 0;
     if (s.fd >= 0)
         print_box(e, &s, why);
     if (s.fd >= 0)
         close(s.fd);
-    bool good = !s.failed && rename(box.part, box.path) == 0;
+    bool good = !s.failed && rename(box.tmp, box.path) == 0;
     iz_coll_boxes(e->coll, -1);
     atomic_flag_clear(&box.busy);
     return good ? box.path : NULL;
@@ -147,7 +147,7 @@ void iz_box_open(const struct iz_engine *e)
     struct iz_text t;
     snprintf(box.path, PATH, "%s/stuck-rank%d.json", e->config->run.output,
              e->plan.rank);
-    snprintf(box.part, sizeof(box.part), "%s.tmp", box.path);
+    snprintf(box.tmp, sizeof(box.tmp), "%s.tmp", box.path);
     box.begin_ns = iz_clock_ns();
     iz_trace_describe(e, iz_text_open(&t), e->step, box.begin_ns);
     box.about = iz_text_close(&t);

@@ -13,7 +13,7 @@
 #include "runtime/base/durable.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/text.h"
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/engine_arrays.h"
 #include "runtime/formats/imported.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/hf.h"
@@ -164,11 +164,11 @@ static int write_config(const struct run *r)
     return s ? s : iz_config_write(&r->c, &r->p->section, path);
 }
 
-static bool has_copies(const struct iz_model *m)
+static bool has_references(const struct iz_model *m)
 {
     bool any = false;
     for (int u = 0; u < m->n_units; u++)
-        any |= m->unit[u].n_copies > 0;
+        any |= m->unit[u].n_references > 0;
     return any;
 }
 
@@ -208,7 +208,7 @@ static char *model_text(const struct run *r)
         iz_key_print(f, k, r->p->section.target);
     }
     put_adapters(f, r);
-    if (has_copies(r->model))
+    if (has_references(r->model))
         fputs(", \"reference\": true", f);
     if (r->c.base_dtype)
         fprintf(f, ", \"base_dtype\": \"%s\"", iz_quant_name(r->c.base_dtype));
@@ -319,7 +319,7 @@ static int open_engine(struct run *r)
     r->open_s = (double)(opened - begin) * 1e-9;
     bool load = iz_run_loads(r);
     if (load)
-        s = iz_parts_load(r->e, &r->of, r->from.step);
+        s = iz_arrays_load(r->e, &r->of, r->from.step);
     else if (r->c.import[0])
         s = iz_hf_import(r->e, &r->p->section);
     else
@@ -329,7 +329,7 @@ static int open_engine(struct run *r)
     if (!s && !load && r->c.lora.import[0])
         s = iz_adapter_import(r->e, r->p->section.hf);
     if (!s && !load)
-        s = iz_train_init_copies(r->e);
+        s = iz_train_init_references(r->e);
     r->init_s = (double)(iz_clock_ns() - opened) * 1e-9;
     return s;
 }
@@ -361,7 +361,7 @@ static int check_sample(const struct run *r)
 static int choose_host_comm(struct run *r)
 {
     enum iz_host_comm wish = r->c.run.host_comm;
-    const char *why = iz_coll_near(r->coll, wish != IZ_HOST_MESSAGES);
+    const char *why = iz_coll_read_local(r->coll, wish != IZ_HOST_MESSAGES);
     if (wish == IZ_HOST_AUTO)
         r->why_messages = why;
     if (wish != IZ_HOST_MEMORY || !why)
@@ -449,7 +449,7 @@ int iz_run_start(struct run *r)
         iz_run_measure(r);
         iz_run_print_header(r);
     }
-    if (r->e->plan.staging[IZ_STAGING_SAVE].n)
+    if (r->e->plan.staging[IZ_STAGING_CKPT].n)
         s = iz_ckpt_save_open(&r->saver, r->e, &r->of);
     return s ? s : open_metrics(r);
 }

@@ -108,8 +108,8 @@ static char *link_text(const struct run *r, const struct iz_state_hash *h)
             "\", \"parts\": {",
             r->e->step, before ? step_of(before) : 0, samples(r), h->all,
             identity, follow(before, identity, samples(r), h->all));
-    for (int i = 0; i < h->parts.k.n_parts; i++) {
-        fprintf(f, "%s\"%s\": \"", i ? ", " : "", h->parts.k.part[i].name);
+    for (int i = 0; i < h->arrays.k.n_arrays; i++) {
+        fprintf(f, "%s\"%s\": \"", i ? ", " : "", h->arrays.k.array[i].name);
         for (int t = h->first[i]; t < h->first[i + 1]; t++)
             fprintf(f, "%08" PRIx32, (uint32_t)h->tensor[t].hash);
         fputc('"', f);

@@ -131,7 +131,7 @@ void iz_run_remark(const struct run *r, const struct iz_plan *p)
         .gpu = p->target.gpu,
         .gathers = p->zero.fetch,
         .chunks = p->target.numerics.chunk_rows > 0,
-        .saves_beside = p->staging[IZ_STAGING_SAVE].n > 0,
+        .saves_beside = p->staging[IZ_STAGING_CKPT].n > 0,
         .masked = !r->data || iz_data_masked(r->data, IZ_TRAIN),
         .samples = r->data ? iz_data_windows(r->data, IZ_TRAIN) : 0};
     iz_config_remark(&r->c, &r->p->section, &s, stdout);
@@ -162,9 +162,9 @@ static void print_header(struct run *r, const struct iz_binding *bindings)
     print_disks(r->e->file.state, "states");
     print_disks(r->e->file.param, "parameters");
     print_disks(r->e->file.boundary, "boundaries");
-    if (iz_nvme_without_ring(r->e->file.state) ||
-        iz_nvme_without_ring(r->e->file.param) ||
-        iz_nvme_without_ring(r->e->file.boundary))
+    if (iz_nvme_without_uring(r->e->file.state) ||
+        iz_nvme_without_uring(r->e->file.param) ||
+        iz_nvme_without_uring(r->e->file.boundary))
         printf("      disks: io_uring is forbidden here (by a container's "
                "seccomp profile, or kernel.io_uring_disabled): each worker "
                "reads and writes one piece at a time\n");

@@ -132,7 +132,7 @@ static int end_saves(struct run *r)
 static int save(struct run *r)
 {
     int s = 0;
-    if (!r->e->plan.staging[IZ_STAGING_SAVE].n)
+    if (!r->e->plan.staging[IZ_STAGING_CKPT].n)
         return iz_run_save_now(r);
     if (iz_ckpt_save_pending(r->saver)) {
         take_all(r);

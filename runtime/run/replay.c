@@ -49,16 +49,16 @@ bool iz_replay_due(const struct run *r)
     return r->e->step >= r->o.from && iz_chain_find(r, r->e->step, false);
 }
 
-/* Names the first tensor that has another hash.  Of a part eight digits of each
- * are in the link. */
+/* Names the first tensor that has another hash.  Of an array eight digits of
+ * each are in the link. */
 static void tell_tensors(const struct run *r, const json_t *link,
                          const struct iz_state_hash *h)
 {
     const json_t *parts = json_object_get(link, "parts");
-    int differ = 0, n = h->first[h->parts.k.n_parts];
+    int differ = 0, n = h->first[h->arrays.k.n_arrays];
     printf("differs: step %" PRId64 ": ", r->e->step);
-    for (int i = 0; i < h->parts.k.n_parts; i++) {
-        const char *name = h->parts.k.part[i].name;
+    for (int i = 0; i < h->arrays.k.n_arrays; i++) {
+        const char *name = h->arrays.k.array[i].name;
         const char *had = iz_json_text_of(parts, name);
         for (int t = h->first[i]; t < h->first[i + 1]; t++) {
             char digits[9];

@@ -17,7 +17,7 @@
 #include "runtime/step/submit.h"
 
 /* A boundary of a pass is a content: unit * tracks + track.  A call is a
- * position of the pass: step * tracks + track, with steps as in
+ * position of the pass: visit * tracks + track, with visits as in
  * iz_step_pass_unit. */
 
 #define NEVER INT_MAX

@@ -12,7 +12,7 @@
 
 /* The step's numbers.  False: the step is skipped. */
 static bool take_step(const struct iz_chunk_update *a, void **buf,
-                      struct iz_step *step)
+                      struct iz_hyper_at *step)
 {
     *step = a->step;
     if (a->early)
@@ -24,10 +24,10 @@ static bool take_step(const struct iz_chunk_update *a, void **buf,
     return !c->skip;
 }
 
-static struct iz_update_range range_of(const struct iz_step *step,
+static struct iz_update_range range_of(const struct iz_hyper_at *step,
                                        const struct iz_segment *s)
 {
-    struct iz_step own = *step;
+    struct iz_hyper_at own = *step;
     own.hyper.lr *= s->lr_scale;
     own.hyper.weight_decay = s->weight_decay;
     own.matrix = s->by_matrix;
@@ -38,7 +38,7 @@ static struct iz_update_range range_of(const struct iz_step *step,
  * them: decay and rate change where one tensor ends and the next one begins.
  * Returns the number of ranges.  *n: elements of their whole blocks. */
 static int find_ranges(const struct iz_chunk_update *a,
-                       const struct iz_step *step, int64_t i,
+                       const struct iz_hyper_at *step, int64_t i,
                        struct iz_update_range *range, int64_t *n)
 {
     const struct iz_segment *s = a->segment;
@@ -80,7 +80,7 @@ static void choose_states(const struct iz_chunk_update *a, struct iz_update *u)
 /* ---- states and parameters of a chunk ---- */
 
 static struct iz_update begin_update(const struct iz_chunk_update *a,
-                                     void **buf, const struct iz_step *step)
+                                     void **buf, const struct iz_hyper_at *step)
 {
     struct iz_update u = {.type = a->states.type,
                           .g_type = a->grad_type,
@@ -117,7 +117,7 @@ static void update(struct iz_exec *x, const struct iz_chunk_update *a,
 }
 
 static void update_all(struct iz_exec *x, const struct iz_chunk_update *a,
-                       void **buf, const struct iz_step *step)
+                       void **buf, const struct iz_hyper_at *step)
 {
     struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
     struct iz_update u = begin_update(a, buf, step);
@@ -131,9 +131,9 @@ static void update_all(struct iz_exec *x, const struct iz_chunk_update *a,
 /* The touched rows alone, whose gradients are packed: a sparse table is one
  * segment. */
 static void update_rows(struct iz_exec *x, const struct iz_chunk_update *a,
-                        void **buf, const struct iz_step *step)
+                        void **buf, const struct iz_hyper_at *step)
 {
-    struct iz_touched_piece t = {0};
+    struct iz_touched_range t = {0};
     struct iz_update_range range[IZ_UPDATE_RANGES_MAX];
     int64_t whole;
     struct iz_touched rows = iz_touched_get(&a->rows, buf[a->in.rows]);
@@ -152,7 +152,7 @@ static void update_rows(struct iz_exec *x, const struct iz_chunk_update *a,
 
 /* The last pass over matrices. */
 static void update_along(struct iz_exec *x, const struct iz_chunk_update *a,
-                         void **buf, struct iz_step *step)
+                         void **buf, struct iz_hyper_at *step)
 {
     const struct iz_state_layout *l = &a->states;
     const struct iz_segment *s = a->segment;
@@ -185,7 +185,7 @@ static void update_along(struct iz_exec *x, const struct iz_chunk_update *a,
 void iz_chunk_update(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct iz_chunk_update *a = arg;
-    struct iz_step step;
+    struct iz_hyper_at step;
     if (!take_step(a, buf, &step))
         return;
     if (a->along)

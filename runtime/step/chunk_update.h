@@ -16,8 +16,8 @@ struct iz_chunk_buffers {
 };
 
 struct iz_chunk_update {
-    struct iz_step step; /* lr, t and grad_scale come from the control, decay
-                            from the segments */
+    struct iz_hyper_at step; /* lr, t and grad_scale come from the control,
+                                decay from the segments */
     int64_t n, grad_first;
     const struct iz_plan *plan;
     const struct iz_plan_unit *unit;

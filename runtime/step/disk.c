@@ -54,7 +54,7 @@ static void move_rows(const struct io_arg *a, char *buffer,
                       const struct iz_state_bytes *y)
 {
     const struct iz_io *io = &a->io;
-    struct iz_touched_piece p = {0};
+    struct iz_touched_range p = {0};
     int64_t from = 0, to = 0;
     while (iz_touched_next(r, io->first, io->first + io->count, &p)) {
         int64_t i = p.flat - io->first;
@@ -83,7 +83,7 @@ static void run_io(struct iz_exec *x, void **buf, const void *arg)
         return;
     }
     struct iz_touched r = iz_touched_get(&a->rows, buf[2]);
-    struct iz_touched_piece p = {0};
+    struct iz_touched_range p = {0};
     if (a->whole) {
         if (iz_touched_next(&r, io->first, io->first + io->count, &p))
             move(a, buf[0], 0, io->bytes);

@@ -21,29 +21,29 @@
 
 /* ---- the order of uses ---- */
 
-/* A pass has fewer than 2U steps, and a step at most two uses. */
+/* A pass has fewer than 2U visits, and a visit at most two uses. */
 static void list_uses(struct iz_engine *e, bool training, struct iz_uses *uses)
 {
     int units = e->model->n_units;
     int *p = iz_engine_take(e, units * 16, sizeof(*p));
     *uses = (struct iz_uses){.unit = p,
-                             .step = p + 4 * units,
+                             .visit = p + 4 * units,
                              .after = p + 8 * units,
                              .item = p + 12 * units,
                              .first = p + 14 * units,
                              .next = p + 15 * units,
-                             .steps = units};
+                             .visits = units};
     if (training)
-        uses->steps += units - 1 - e->plan.first_trained;
-    for (int i = 0; i < uses->steps; i++) {
+        uses->visits += units - 1 - e->plan.first_trained;
+    for (int i = 0; i < uses->visits; i++) {
         int u = iz_step_pass_unit(e, i), tied = e->model->unit[u].tied_unit;
         uses->item[i] = uses->n;
         for (int k = 0; k < 1 + (tied >= 0); k++) {
-            uses->step[uses->n] = i;
+            uses->visit[uses->n] = i;
             uses->unit[uses->n++] = k ? tied : u;
         }
     }
-    uses->item[uses->steps] = uses->n;
+    uses->item[uses->visits] = uses->n;
     for (int u = 0; u < units; u++)
         uses->first[u] = uses->n;
     for (int i = uses->n - 1; i >= 0; i--) {
@@ -115,11 +115,11 @@ static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
     bool gpu = e->plan.target.gpu, many = m.group > 1;
     m.from_host = home != IZ_HOME_NONE;
     bool up = gpu && m.from_host && (!many || e->plan.target.nccl);
-    bool near = gpu && !m.from_host && !many;
+    bool on_device = gpu && !m.from_host && !many;
     submit_move(e, IZ_FETCH,
-                up     ? IZ_ON_H2D
-                : near ? IZ_ON_COMPUTE
-                       : IZ_ON_COMM,
+                up          ? IZ_ON_H2D
+                : on_device ? IZ_ON_COMPUTE
+                            : IZ_ON_COMM,
                 unit, slot, shard, m);
     if (up && many)
         submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, slot, NULL, m);
@@ -149,7 +149,7 @@ static void load_quant(struct iz_engine *e, int unit, struct iz_staging *s)
     const struct iz_unit_memory *g = &e->unit[unit];
     int64_t filed = iz_plan_quant_filed(g->plan), n;
     for (int64_t i = 0; i < filed; i += n) {
-        n = min64(filed - i, IZ_QUANT_PIECE);
+        n = min64(filed - i, IZ_QUANT_BUFFER_BYTES);
         struct iz_io a = {
             .file = e->file.param,
             .offset = g->quant_at + i,
@@ -436,7 +436,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from)
             return;
         /* A fetch belongs to the use that it serves. */
         int position =
-            iz_graph_position(e->graph, iz_step_pass_position(e, u->step[j]));
+            iz_graph_position(e->graph, iz_step_pass_position(e, u->visit[j]));
         submit_fetch(e, u->unit[j], s);
         iz_graph_position(e->graph, position);
     }

@@ -92,7 +92,7 @@ static void fill_blocks(void *arg, int i, struct iz_exec *x)
     enum { BLOCK = 4096 };
     struct window *w = arg;
     struct iz_state_layout l = iz_chunk_states(w->e, w->u, w->k);
-    int64_t first = iz_part_of(w->e, w->u, w->frozen).first + w->k->first;
+    int64_t first = iz_owned_of(w->e, w->u, w->frozen).first + w->k->first;
     float buf[BLOCK];
     int64_t b;
     while ((b = atomic_fetch_add(&w->next, BLOCK)) < w->n) {
@@ -245,7 +245,7 @@ static void put_param(struct iz_engine *e, int u, int p, const float *values)
 {
     const struct iz_param *q = &e->model->unit[u].param[p];
     enum iz_unit_part part = iz_param_part(q);
-    struct iz_part own = iz_part_of(e, u, part);
+    struct iz_owned own = iz_owned_of(e, u, part);
     int64_t begin = e->unit[u].offset[p] - part_begin(e, u, part);
     int64_t end = min64(begin + q->rows * q->cols, own.last);
     float *buf =
@@ -270,13 +270,13 @@ int iz_train_init_adapters(struct iz_engine *e)
     return iz_train_publish(e, 0);
 }
 
-int iz_train_init_copies(struct iz_engine *e)
+int iz_train_init_references(struct iz_engine *e)
 {
     bool any = false;
     for (int u = 0; u < e->plan.n_units; u++) {
         const struct iz_unit *unit = &e->model->unit[u];
-        float *all = unit->n_copies ? iz_access_gather(e, u) : NULL;
-        any |= unit->n_copies > 0;
+        float *all = unit->n_references ? iz_access_gather(e, u) : NULL;
+        any |= unit->n_references > 0;
         for (int i = iz_unit_own(unit); i < unit->n_params; i++)
             put_param(e, u, i, all + e->unit[u].offset[unit->param[i].adapts]);
         free(all);

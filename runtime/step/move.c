@@ -25,8 +25,8 @@ static void move_stretch(struct iz_exec *x, void **buf,
     char *to = (char *)buf[a->m.to] + s->to, *place = to + a->rank * s->bytes;
     char *from = a->m.from < 0 ? place : (char *)buf[a->m.from] + s->from;
     if (a->m.gpu && (a->m.refreshes || a->gathers)) {
-        iz_coll_gpu_deal(a->coll, x, to, from, s->bytes, n, a->m.refreshes,
-                         a->unit);
+        iz_coll_gpu_gather(a->coll, x, to, from, s->bytes, n, a->m.refreshes,
+                           a->unit);
     } else if (a->m.refreshes) {
         iz_coll_refresh(a->coll, to, from, s->bytes, n, a->unit);
     } else {

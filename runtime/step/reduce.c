@@ -103,7 +103,7 @@ static void run_reduce(struct iz_exec *x, void **buf, const void *arg)
     if (a->rows.cols) {
         int64_t at =
             a->whole ? iz_touched_first(&a->rows, &rows, a->rows.rank) : 0;
-        iz_touched_parts(&a->rows, &rows, a->coll, 1);
+        iz_touched_shards(&a->rows, &rows, a->coll, 1);
         s.out = elem_at(buf[a->out], at, s.out_type);
         s.shard = -1;
     }

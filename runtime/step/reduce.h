@@ -9,5 +9,5 @@
 void iz_reduce(struct iz_engine *e, int unit, int use,
                starpu_data_handle_t *slot, int slots);
 /* After the last contribution: the sum of squares where the sums have not left
- * it; in stage 0 also the other ranks' parts of the gradient. */
+ * it; in stage 0 also the other ranks' shards of the gradient. */
 void iz_reduce_end(struct iz_engine *e, int unit);

@@ -44,10 +44,10 @@ static inline int64_t iz_step_param_bytes(const struct iz_engine *e, int64_t n)
 static inline int64_t iz_chunk_first(const struct iz_engine *e, int unit,
                                      const struct iz_chunk *k)
 {
-    return k->first + iz_part_of(e, unit, IZ_PART_TRAINED).first;
+    return k->first + iz_owned_of(e, unit, IZ_PART_TRAINED).first;
 }
 
-/* A rank's part; of a sparse table, which says more in the task itself, at
+/* A rank's shard; of a sparse table, which says more in the task itself, at
  * most on average. */
 static inline int64_t iz_step_shard(const struct iz_plan *p,
                                     const struct iz_plan_unit *g)
@@ -60,14 +60,14 @@ static inline const char *iz_step_unit_name(const struct iz_engine *e, int unit)
     return e->model->unit[unit].name;
 }
 
-/* Unit of step i of a pass: 0 ... U-1 and, when training, back down. */
+/* Unit of visit i of a pass: 0 ... U-1 and, when training, back down. */
 static inline int iz_step_pass_unit(const struct iz_engine *e, int i)
 {
     int units = e->model->n_units;
     return i < units ? i : 2 * units - 2 - i;
 }
 
-/* Where step i of a pass is in the graph: forward of unit u is u, backward is
+/* Where visit i of a pass is in the graph: forward of unit u is u, backward is
  * 2U-1-u. */
 static inline int iz_step_pass_position(const struct iz_engine *e, int i)
 {

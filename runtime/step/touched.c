@@ -40,8 +40,9 @@ int64_t iz_touched_first(const struct iz_touched_in *a,
     return iz_touched_packed(r, a->shard * rank);
 }
 
-void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
-                      struct iz_coll *c, int64_t elem_bytes)
+void iz_touched_shards(const struct iz_touched_in *a,
+                       const struct iz_touched *r, struct iz_coll *c,
+                       int64_t elem_bytes)
 {
     for (int k = 0; k <= a->ranks; k++)
         c->first[k] = iz_touched_first(a, r, k) * elem_bytes;
@@ -145,8 +146,8 @@ static void bring_rows(const struct rows_arg *a, const struct iz_touched *r,
         iz_touched_pack(r, begin, begin + a->in.shard, a->elem_bytes, packed,
                         own);
     if (a->in.ranks > 1) {
-        iz_touched_parts(&a->in, r, a->coll, a->elem_bytes);
-        iz_coll_all_gather_parts(a->coll, packed, a->unit);
+        iz_touched_shards(&a->in, r, a->coll, a->elem_bytes);
+        iz_coll_all_gatherv(a->coll, packed, a->unit);
     }
     if (a->fetched)
         *a->fetched += iz_touched_elems(r) * a->elem_bytes;

@@ -26,10 +26,11 @@ struct iz_touched iz_touched_get(const struct iz_touched_in *a,
 /* Where a rank's shard begins, packed. */
 int64_t iz_touched_first(const struct iz_touched_in *a,
                          const struct iz_touched *r, int rank);
-/* Fills c->first for the next collective of unequal parts: where each rank's
+/* Fills c->first for the next collective of unequal shards: where each rank's
  * shard starts, in elements of `elem_bytes` each. */
-void iz_touched_parts(const struct iz_touched_in *a, const struct iz_touched *r,
-                      struct iz_coll *c, int64_t elem_bytes);
+void iz_touched_shards(const struct iz_touched_in *a,
+                       const struct iz_touched *r, struct iz_coll *c,
+                       int64_t elem_bytes);
 
 /* The counterparts of iz_fetch_gather and iz_fetch_publish for sparse tables:
  * of parameters from a shard into a slot, or of accumulators in place (shard

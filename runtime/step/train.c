@@ -96,7 +96,7 @@ static void submit_wave(struct iz_engine *e, int first, int micros)
     submit_batches(e, first, micros);
     iz_boundary_begin(e, micros * e->plan.slices, true);
     iz_fetch_ahead(e, uses, 0);
-    for (int i = 0; i < uses->steps; i++) {
+    for (int i = 0; i < uses->visits; i++) {
         int u = iz_step_pass_unit(e, i);
         bool backward = i + 1 >= e->model->n_units;
         iz_graph_position(e->graph, iz_step_pass_position(e, i));
@@ -269,7 +269,7 @@ static int open_graph(struct iz_engine *e, const struct iz_train_config *t)
         .comm = p->ranks > 1,
         .comm_alone = !c->zero.overlap_comm,
         .io_workers = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) ? 2
-                      : p->staging[IZ_STAGING_SAVE].n        ? 1
+                      : p->staging[IZ_STAGING_CKPT].n        ? 1
                                                              : 0,
         .scheduler = c->run.scheduler,
         .rank = p->rank,

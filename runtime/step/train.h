@@ -32,7 +32,7 @@ int iz_train_init_adapters(struct iz_engine *e);
 
 /* Gives the copies for the reference of pairs the values of what they copy,
  * after all others were put; publishes them.  All ranks. */
-int iz_train_init_copies(struct iz_engine *e);
+int iz_train_init_references(struct iz_engine *e);
 
 /* Gives parameters to ranks that hold them whole after they were set by
  * iz_train_init or iz_access_put.  All ranks, also one that failed to set its

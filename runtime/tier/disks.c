@@ -19,8 +19,8 @@
 
 /* Of a measurement: as much as a disk needs for its full rate, or the whole
  * file if that is less. */
-#define TRIAL_PIECE ((int64_t)4 << 20)
-#define TRIAL_BYTES (16 * TRIAL_PIECE)
+#define TRIAL_REQUEST ((int64_t)4 << 20)
+#define TRIAL_BYTES (16 * TRIAL_REQUEST)
 
 bool iz_disks_folder(const char *folders, int i, char *to, int64_t size)
 {
@@ -122,10 +122,10 @@ static void file_close(struct iz_disk *d)
 /* 0, or what went wrong. */
 static int move_all(const struct iz_disk *d, void *buf, bool write)
 {
-    for (int64_t at = 0; at < d->bytes; at += TRIAL_PIECE) {
-        ssize_t n = write ? pwrite(d->fd, buf, (size_t)TRIAL_PIECE, at)
-                          : pread(d->fd, buf, (size_t)TRIAL_PIECE, at);
-        if (n != TRIAL_PIECE)
+    for (int64_t at = 0; at < d->bytes; at += TRIAL_REQUEST) {
+        ssize_t n = write ? pwrite(d->fd, buf, (size_t)TRIAL_REQUEST, at)
+                          : pread(d->fd, buf, (size_t)TRIAL_REQUEST, at);
+        if (n != TRIAL_REQUEST)
             return n < 0 ? errno : EIO;
     }
     return 0;
@@ -134,10 +134,10 @@ static int move_all(const struct iz_disk *d, void *buf, bool write)
 /* One way and back, as a chunk of states goes; the first write is not timed. */
 static int measure(struct iz_disk *d)
 {
-    void *buf = aligned_alloc(IZ_NVME_ALIGN, (size_t)TRIAL_PIECE);
+    void *buf = aligned_alloc(IZ_NVME_ALIGN, (size_t)TRIAL_REQUEST);
     if (!buf)
         return -ENOMEM;
-    memset(buf, 0x5a, (size_t)TRIAL_PIECE);
+    memset(buf, 0x5a, (size_t)TRIAL_REQUEST);
     int err = move_all(d, buf, true);
     int64_t begin = iz_clock_ns();
     if (!err)
@@ -181,7 +181,7 @@ static int next_to_take(const struct iz_disks *s)
     return best;
 }
 
-void iz_disks_deal(struct iz_disks *s)
+void iz_disks_stripe(struct iz_disks *s)
 {
     for (int i = 0; i < s->n; i++)
         s->disk[i].turns = 1;
@@ -248,13 +248,13 @@ int iz_disks_open(struct iz_disks *s, const char *folders, const char *name,
     int64_t part[IZ_DISKS_MAX], trial = min64(bytes, TRIAL_BYTES);
     int err = create_all(s, folders, name);
     for (int i = 0; s->n > 1 && !err && i < s->n; i++) {
-        err = file_allocate(&s->disk[i], round_up(trial, TRIAL_PIECE));
+        err = file_allocate(&s->disk[i], round_up(trial, TRIAL_REQUEST));
         if (!err)
             err = measure(&s->disk[i]);
     }
     if (err)
         return err;
-    iz_disks_deal(s);
+    iz_disks_stripe(s);
     share_out(s, bytes, part);
     for (int i = 0; !err && i < s->n; i++)
         err = file_allocate(&s->disk[i], max64(part[i], IZ_NVME_ALIGN));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One file of the nvme tier on one disk, or dealt over several: 64 turns of
+/* One file of the nvme tier on one disk, or striped over several: 64 turns of
  * 1 MiB each go round, and a disk has as many of them as its rate is of all
  * rates.  So every chunk is read and written on all disks at once. */
 #pragma once
@@ -37,7 +37,7 @@ void iz_disks_close(struct iz_disks *s);
 
 /* Deals the turns by the disks' rates, at least one to each, and spreads those
  * of each disk evenly. */
-void iz_disks_deal(struct iz_disks *s);
+void iz_disks_stripe(struct iz_disks *s);
 
 /* Where byte `offset` of the whole is: *at in the disk's file, *n more bytes of
  * the whole follow there. */

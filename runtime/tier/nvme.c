@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nvme tier over io_uring: a call borrows a ring, keeps a few pieces of its
- * region in flight and gives the ring back.  No page cache and no thread of our
- * own. */
+/* The nvme tier over io_uring: a call borrows a ring, keeps a few requests of
+ * its region in flight and gives the ring back.  No page cache and no thread of
+ * our own. */
 #define _GNU_SOURCE
 #include "runtime/tier/nvme.h"
 
@@ -22,8 +22,8 @@
 #include "runtime/base/hash.h"
 
 #define RINGS 4  /* callers at a time; more of them wait for a ring */
-#define DEPTH 32 /* pieces in flight of a caller: a whole chunk by default */
-#define PIECE ((int64_t)1 << 20)
+#define DEPTH 32 /* requests in flight of a caller: a whole chunk */
+#define REQUEST_BYTES ((int64_t)1 << 20)
 #define PATIENCE 1000 /* completions in a row that bring nothing */
 
 /* A region as it was last written. */
@@ -35,7 +35,7 @@ struct region {
 struct iz_nvme {
     struct iz_disks disks;
     bool checksum;
-    bool no_ring; /* no io_uring: a thread reads and writes by itself */
+    bool no_uring; /* no io_uring: a thread reads and writes by itself */
     int64_t bytes;
     _Atomic int64_t read, written;
 
@@ -49,8 +49,8 @@ struct iz_nvme {
     int max_regions;
 };
 
-/* A read or write of one call, cut in pieces. */
-struct piece {
+/* A read or write of one call, cut in requests. */
+struct request {
     int64_t offset, bytes;
     int idle_rounds; /* completions in a row without progress */
 };
@@ -61,7 +61,7 @@ struct transfer {
     char *buf;             /* of the region; a write does not change it */
     bool write;
     int64_t offset, bytes, issued;
-    struct piece piece[DEPTH];
+    struct request request[DEPTH];
 };
 
 /* ---- opening ---- */
@@ -70,11 +70,11 @@ struct transfer {
 static int rings_open(struct iz_nvme *f, const char *folders)
 {
     while (f->n_rings < RINGS) {
-        int err = f->no_ring
+        int err = f->no_uring
                       ? 0
                       : io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
         if (f->n_rings == 0 && (err == -EPERM || err == -ENOSYS)) {
-            f->no_ring = true;
+            f->no_uring = true;
             continue;
         }
         if (err) {
@@ -112,7 +112,7 @@ void iz_nvme_close(struct iz_nvme **out)
     if (!f)
         return;
     assert(f->n_idle == f->n_rings); /* nothing in flight */
-    for (int i = 0; i < f->n_rings && !f->no_ring; i++)
+    for (int i = 0; i < f->n_rings && !f->no_uring; i++)
         io_uring_queue_exit(&f->ring[i]);
     iz_disks_close(&f->disks);
     pthread_cond_destroy(&f->ring_free);
@@ -153,43 +153,43 @@ IZ_NORETURN static void transfer_die(const struct transfer *t, int64_t offset,
            t->write ? "write" : "read", bytes, at, d->path, why);
 }
 
-static void piece_queue(struct transfer *t, struct piece *p)
+static void request_queue(struct transfer *t, struct request *p)
 {
     if (!t->ring)
         return; /* transfer_direct does it next */
     struct io_uring_sqe *sqe = io_uring_get_sqe(t->ring);
     int64_t at, n;
     const struct iz_disk *d = iz_disks_find(&t->f->disks, p->offset, &at, &n);
-    assert(sqe); /* the ring has DEPTH entries, as many as there are pieces */
+    assert(sqe); /* the ring has DEPTH entries, as many as there are requests */
     io_uring_prep_rw(t->write ? IORING_OP_WRITE : IORING_OP_READ, sqe, d->fd,
                      t->buf + (p->offset - t->offset), (unsigned)p->bytes,
                      (uint64_t)at);
     io_uring_sqe_set_data(sqe, p);
 }
 
-/* True if a piece of the region was left to be queued. */
-static bool piece_next(struct transfer *t, struct piece *p)
+/* True if a request of the region was left to be queued. */
+static bool request_next(struct transfer *t, struct request *p)
 {
     int64_t left = t->bytes - t->issued, offset = t->offset + t->issued, at, n;
     if (left == 0)
         return false;
     iz_disks_find(&t->f->disks, offset, &at, &n);
-    *p = (struct piece){offset, min64(min64(left, PIECE), n), 0};
+    *p = (struct request){offset, min64(min64(left, REQUEST_BYTES), n), 0};
     t->issued += p->bytes;
-    piece_queue(t, p);
+    request_queue(t, p);
     return true;
 }
 
-/* One completion.  True if the piece is still in flight: the rest of a short
- * transfer, a retry, or the next piece of the region. */
-static bool piece_end(struct transfer *t, struct piece *p, int res)
+/* One completion.  True if the request is still in flight: the rest of a short
+ * transfer, a retry, or the next request of the region. */
+static bool request_end(struct transfer *t, struct request *p, int res)
 {
     if (res < 0 && res != -EINTR && res != -EAGAIN)
         transfer_die(t, p->offset, p->bytes, strerror(-res));
     if (res == 0 && !t->write)
         transfer_die(t, p->offset, p->bytes, "the file ends before it");
     if (res == p->bytes)
-        return piece_next(t, p);
+        return request_next(t, p);
     /* O_DIRECT continues only at aligned offsets: what came beyond is repeated.
      */
     res = res > 0 ? res / IZ_NVME_ALIGN * IZ_NVME_ALIGN : 0;
@@ -199,7 +199,7 @@ static bool piece_end(struct transfer *t, struct piece *p, int res)
                      "gets no further (was the file cut?)");
     p->offset += res;
     p->bytes -= res;
-    piece_queue(t, p);
+    request_queue(t, p);
     return true;
 }
 
@@ -213,18 +213,18 @@ static unsigned sleep_for(const struct transfer *t, int in_flight)
     return (unsigned)(more ? (in_flight + 1) / 2 : in_flight);
 }
 
-/* One piece after the other. */
+/* One request after the other. */
 static void transfer_direct(struct transfer *t)
 {
-    struct piece p;
-    bool more = piece_next(t, &p);
+    struct request p;
+    bool more = request_next(t, &p);
     while (more) {
         int64_t at, n;
         int fd = iz_disks_find(&t->f->disks, p.offset, &at, &n)->fd;
         char *buf = t->buf + (p.offset - t->offset);
         ssize_t res = t->write ? pwrite(fd, buf, (size_t)p.bytes, at)
                                : pread(fd, buf, (size_t)p.bytes, at);
-        more = piece_end(t, &p, res < 0 ? -errno : (int)res);
+        more = request_end(t, &p, res < 0 ? -errno : (int)res);
     }
 }
 
@@ -232,17 +232,17 @@ static void transfer_run(struct transfer *t)
 {
     int in_flight = 0;
     for (int i = 0; i < DEPTH; i++)
-        in_flight += piece_next(t, &t->piece[i]);
+        in_flight += request_next(t, &t->request[i]);
     while (in_flight > 0) {
         struct io_uring_cqe *cqe;
         int err = io_uring_submit_and_wait(t->ring, sleep_for(t, in_flight));
         if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
             transfer_die(t, t->offset, t->bytes, strerror(-err));
         while (io_uring_peek_cqe(t->ring, &cqe) == 0) {
-            struct piece *p = io_uring_cqe_get_data(cqe);
+            struct request *p = io_uring_cqe_get_data(cqe);
             int res = cqe->res;
             io_uring_cqe_seen(t->ring, cqe);
-            in_flight -= !piece_end(t, p, res);
+            in_flight -= !request_end(t, p, res);
         }
     }
 }
@@ -252,7 +252,7 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
 {
     int ring = ring_take(f);
     struct transfer t = {.f = f,
-                         .ring = f->no_ring ? NULL : &f->ring[ring],
+                         .ring = f->no_uring ? NULL : &f->ring[ring],
                          .buf = buf,
                          .write = write,
                          .offset = offset,
@@ -260,7 +260,7 @@ static void transfer(struct iz_nvme *f, void *buf, int64_t offset,
     assert(offset % IZ_NVME_ALIGN == 0 && bytes % IZ_NVME_ALIGN == 0);
     assert((uintptr_t)buf % IZ_NVME_ALIGN == 0);
     assert(offset >= 0 && bytes >= 0 && bytes <= f->bytes - offset);
-    if (f->no_ring)
+    if (f->no_uring)
         transfer_direct(&t);
     else
         transfer_run(&t);
@@ -357,9 +357,9 @@ void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written)
     *written = atomic_load(&f->written);
 }
 
-bool iz_nvme_without_ring(const struct iz_nvme *f)
+bool iz_nvme_without_uring(const struct iz_nvme *f)
 {
-    return f && f->no_ring;
+    return f && f->no_uring;
 }
 
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The nvme tier: one preallocated file per rank, or one on each of several
- * disks, read and written in large aligned pieces past the page cache
+ * disks, read and written in large aligned requests past the page cache
  * (O_DIRECT, io_uring).  A call blocks its thread, which sleeps in the kernel
- * meanwhile.  Where io_uring is forbidden the thread reads and writes piece by
- * piece, with the same bytes and less for the disk to do at once. */
+ * meanwhile.  Where io_uring is forbidden the thread reads and writes request
+ * by request, with the same bytes and less for the disk to do at once. */
 #pragma once
 
 #include <stdbool.h>
@@ -18,7 +18,7 @@ struct iz_nvme;
 /* Creates folder/name with `bytes` (rounded up to the alignment) of allocated
  * space and removes the name at once where the file system allows, so that a
  * crash leaves nothing behind.  folders: one, or several with commas, over
- * which the bytes are dealt by their measured rates (disks.h).  Refuses with
+ * which the bytes are striped by their measured rates (disks.h).  Refuses with
  * the reason printed: a folder missing, not writable, not enough space (asked
  * and free bytes), no O_DIRECT.  Negative errno. */
 int iz_nvme_open(struct iz_nvme **out, const char *folders, const char *name,
@@ -38,7 +38,7 @@ void iz_nvme_write(struct iz_nvme *f, const void *buf, int64_t offset,
 void iz_nvme_counts(const struct iz_nvme *f, int64_t *read, int64_t *written);
 
 /* Whether io_uring is forbidden; false for NULL. */
-bool iz_nvme_without_ring(const struct iz_nvme *f);
+bool iz_nvme_without_uring(const struct iz_nvme *f);
 
 /* Its shares and rates, as long as it is open. */
 const struct iz_disks *iz_nvme_disks(const struct iz_nvme *f);

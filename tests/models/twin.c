@@ -136,7 +136,7 @@ static void call(struct twin *t, int u, layer *f, struct iz_exec *x)
         .self = unit->self,
         .unit = u,
         .kind = unit->kind,
-        .part = unit->part,
+        .index = unit->index,
         .samples = t->samples,
         .w = w,
         .dw = dw,

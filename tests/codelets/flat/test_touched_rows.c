@@ -35,7 +35,7 @@ static int64_t count_before(const struct table *t, int64_t flat)
 /* Each touched element of [from, to) is in one piece and no other is. */
 static void check_pieces(const struct table *t, int64_t from, int64_t to)
 {
-    struct iz_touched_piece p = {0};
+    struct iz_touched_range p = {0};
     int64_t at = from, touched = 0;
     while (iz_touched_next(&t->r, from, to, &p)) {
         assert_true(p.n > 0 && p.flat >= at && p.flat + p.n <= to);

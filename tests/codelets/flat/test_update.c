@@ -23,19 +23,19 @@ struct kind {
     enum iz_optimizer_type type;
     int states, rows;
     struct row row[6];
-    void (*formula)(const struct iz_step *s, double *e, double g);
+    void (*formula)(const struct iz_hyper_at *s, double *e, double g);
     uint64_t bits; /* see bits_are_known */
 };
 enum { DIRECTION = 1 + IZ_STATES_MAX, ELEMENT };
 
 /* ---- Adam --------------------------------------------------------------- */
 
-static double adam_rest(const struct iz_step *s, double beta)
+static double adam_rest(const struct iz_hyper_at *s, double beta)
 {
     return s->hyper.bias_correction ? 1 - pow(beta, (double)s->t) : 1;
 }
 
-static void adam_formula(const struct iz_step *s, double *e, double g)
+static void adam_formula(const struct iz_hyper_at *s, double *e, double g)
 {
     const struct iz_hyper *h = &s->hyper;
     double *p = e, *m = e + 1, *v = e + 2;
@@ -57,7 +57,7 @@ static double sign(double x)
 }
 
 /* arXiv:2302.06675, algorithm 2. */
-static void lion_formula(const struct iz_step *s, double *e, double g)
+static void lion_formula(const struct iz_hyper_at *s, double *e, double g)
 {
     const struct iz_hyper *h = &s->hyper;
     double u = sign(h->beta1 * e[1] + (1 - h->beta1) * g);
@@ -67,14 +67,14 @@ static void lion_formula(const struct iz_step *s, double *e, double g)
 
 /* ---- Muon --------------------------------------------------------------- */
 
-static void direction_formula(const struct iz_step *s, double *e, double g)
+static void direction_formula(const struct iz_hyper_at *s, double *e, double g)
 {
     double mu = s->hyper.momentum;
     e[1] = mu * e[1] + (1 - mu) * g;
     e[DIRECTION] = s->hyper.nesterov ? mu * e[1] + (1 - mu) * g : e[1];
 }
 
-static void along_formula(const struct iz_step *s, double *e, double g)
+static void along_formula(const struct iz_hyper_at *s, double *e, double g)
 {
     const struct iz_hyper *h = &s->hyper;
     e[0] = e[0] * (1 - h->lr * h->weight_decay) - h->lr * g;
@@ -132,23 +132,23 @@ static const struct kind kinds[] = {
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), WHOLE = 3 };
 
-static struct iz_step step_of(const struct kind *k, int row)
+static struct iz_hyper_at step_of(const struct kind *k, int row)
 {
     const struct row *r = &k->row[row];
-    return (struct iz_step){.hyper = {.type = k->type,
-                                      .lr = r->lr,
-                                      .beta1 = r->beta1,
-                                      .beta2 = r->beta2,
-                                      .eps = r->eps,
-                                      .weight_decay = r->decay,
-                                      .adamw = r->adamw,
-                                      .bias_correction = r->corrected,
-                                      .momentum = r->beta1,
-                                      .nesterov = r->corrected,
-                                      .adam_rate = 1},
-                            .t = 1,
-                            .matrix = k->formula == direction_formula,
-                            .grad_scale = r->scale};
+    return (struct iz_hyper_at){.hyper = {.type = k->type,
+                                          .lr = r->lr,
+                                          .beta1 = r->beta1,
+                                          .beta2 = r->beta2,
+                                          .eps = r->eps,
+                                          .weight_decay = r->decay,
+                                          .adamw = r->adamw,
+                                          .bias_correction = r->corrected,
+                                          .momentum = r->beta1,
+                                          .nesterov = r->corrected,
+                                          .adam_rate = 1},
+                                .t = 1,
+                                .matrix = k->formula == direction_formula,
+                                .grad_scale = r->scale};
 }
 
 /* ---- arrays ------------------------------------------------------------- */
@@ -229,7 +229,7 @@ static void new_gradients(struct arrays *a, double scale)
 }
 
 static struct iz_update update_of(const struct arrays *a,
-                                  const struct iz_step *s,
+                                  const struct iz_hyper_at *s,
                                   const struct iz_update_range *all,
                                   int64_t from, int64_t n)
 {
@@ -254,7 +254,7 @@ static struct iz_update update_of(const struct arrays *a,
 }
 
 /* Elements [from, from + n). */
-static void update(const struct arrays *a, const struct iz_step *s,
+static void update(const struct arrays *a, const struct iz_hyper_at *s,
                    int64_t from, int64_t n)
 {
     struct iz_update_range all = iz_update_range_of(s);
@@ -264,7 +264,7 @@ static void update(const struct arrays *a, const struct iz_step *s,
 
 /* ---- cases -------------------------------------------------------------- */
 
-static void check_formula(const struct kind *k, struct iz_step s,
+static void check_formula(const struct kind *k, struct iz_hyper_at s,
                           enum iz_dtype g, enum iz_dtype out, int64_t n)
 {
     struct arrays a = arrays_new(k, n, IZ_MOMENT_F32, g, out);
@@ -326,7 +326,7 @@ static void bits_are_known(void **state)
                                               : blocks[size] * IZ_MOMENT_BLOCK;
             struct arrays a = arrays_new(k, n, (enum iz_moment_type)type,
                                          fixture_types[g], fixture_types[out]);
-            struct iz_step s = step_of(k, c / 27);
+            struct iz_hyper_at s = step_of(k, c / 27);
             for (s.t = 1; s.t <= 5; s.t++) {
                 new_gradients(&a, 0.1 / s.grad_scale);
                 update(&a, &s, 0, n);
@@ -351,7 +351,7 @@ static void check_pieces(struct arrays a, int64_t most, int steps, bool halves)
 {
     int64_t unit = a.type == IZ_MOMENT_FP8 ? IZ_MOMENT_BLOCK : 1;
     struct arrays b = arrays_copy(&a);
-    struct iz_step s = step_of(a.kind, 1);
+    struct iz_hyper_at s = step_of(a.kind, 1);
     halves = halves && !a.d;
     if (halves) {
         b.lower = take((size_t)b.n * 2);
@@ -404,7 +404,7 @@ static void updates_touch_n_elements_only(void **state)
         struct arrays a = arrays_new(&kinds[c / 2 / MOST], MOST, IZ_MOMENT_F32,
                                      IZ_F32, IZ_F32);
         struct arrays b = arrays_copy(&a), whole = a, cut = b;
-        struct iz_step s = step_of(a.kind, 0);
+        struct iz_hyper_at s = step_of(a.kind, 0);
         int n = c / 2 % MOST;
         new_gradients(&a, 1);
         memcpy(b.g, a.g, MOST * 4);
@@ -425,7 +425,7 @@ static void states_come_to_rest(void **state)
 {
     for (const struct kind *k = kinds; k < kinds + WHOLE; k++) {
         struct arrays a = arrays_new(k, 1, IZ_MOMENT_F32, IZ_F32, IZ_F32);
-        struct iz_step s = step_of(k, 0);
+        struct iz_hyper_at s = step_of(k, 0);
         for (int i = 0; i < k->states; i++)
             *(float *)a.state[i] = 1;
         for (s.t = 1; s.t <= (k->states > 1 ? 2000 : 9000); s.t++)
@@ -443,7 +443,7 @@ static void what_is_not_finite_shows(void **state)
 {
     for (const struct kind *k = kinds; k < kinds + WHOLE; k++) {
         struct arrays a = arrays_new(k, 64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
-        struct iz_step s = step_of(k, 0);
+        struct iz_hyper_at s = step_of(k, 0);
         new_gradients(&a, 1);
         ((float *)a.g)[5] = NAN;
         ((float *)a.g)[6] = INFINITY;

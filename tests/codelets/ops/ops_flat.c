@@ -252,16 +252,16 @@ static int ranges_of(const struct update *k, struct iz_update_range *range)
     int s = 0;
     for (int64_t end = 1; s == 0 || range[s - 1].end < k->n;
          s++, end += k->range) {
-        struct iz_step a = {.hyper = {.type = k->optimizer,
-                                      .lr = 1e-3 * (s + 1),
-                                      .beta1 = k->beta1,
-                                      .beta2 = k->beta2,
-                                      .eps = 1e-8,
-                                      .weight_decay = s % 2 ? 0.1 : 0,
-                                      .adamw = s % 3 != 0,
-                                      .bias_correction = !k->uncorrected},
-                            .t = k->t,
-                            .grad_scale = k->wild ? 1.0f : 0.37f};
+        struct iz_hyper_at a = {.hyper = {.type = k->optimizer,
+                                          .lr = 1e-3 * (s + 1),
+                                          .beta1 = k->beta1,
+                                          .beta2 = k->beta2,
+                                          .eps = 1e-8,
+                                          .weight_decay = s % 2 ? 0.1 : 0,
+                                          .adamw = s % 3 != 0,
+                                          .bias_correction = !k->uncorrected},
+                                .t = k->t,
+                                .grad_scale = k->wild ? 1.0f : 0.37f};
         assert_true(s < IZ_UPDATE_RANGES_MAX);
         range[s] = iz_update_range_of(&a);
         range[s].end = end;

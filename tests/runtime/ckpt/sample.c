@@ -43,9 +43,9 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
                                              "ln/v"};
     *r = (struct run){
         .k = {.dir = folder,
-              .part = r->part,
+              .array = r->array,
               .sink = r->sink,
-              .n_parts = ARRAYS,
+              .n_arrays = ARRAYS,
               .names = r->name,
               .n_names = 2,
               .scalar = r->scalar,
@@ -65,13 +65,13 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
         int64_t first = shard * c->rank;
         first = first < total[i] ? first : total[i];
         int64_t rest = total[i] - first;
-        r->state[i] = (struct state){&r->part[i], i, .step = step};
+        r->state[i] = (struct state){&r->array[i], i, .step = step};
         r->sink[i] = (struct iz_ckpt_sink){put, &r->state[i]};
-        r->part[i] =
+        r->array[i] =
             (struct iz_rank_range){.total = total[i],
                                    .first = first,
                                    .count = shard < rest ? shard : rest};
-        snprintf(r->part[i].name, sizeof(r->part[i].name), "%s", name[i]);
+        snprintf(r->array[i].name, sizeof(r->array[i].name), "%s", name[i]);
     }
 }
 
@@ -90,7 +90,7 @@ static bool run_is(const struct run *r, int64_t step)
                  r->scalar[1].value == 0x1p-1070 && isinf(r->scalar[2].value) &&
                  signbit(r->scalar[3].value);
     for (int i = 0; i < ARRAYS; i++)
-        right = right && r->state[i].put == r->part[i].count &&
+        right = right && r->state[i].put == r->array[i].count &&
                 r->state[i].wrong == 0;
     return right;
 }
@@ -106,8 +106,8 @@ static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 {
     static float block[IZ_CKPT_BLOCK];
     int err = iz_ckpt_writer_open(w);
-    for (int i = 0; i < k->n_parts; i++) {
-        const struct iz_rank_range *p = &k->part[i];
+    for (int i = 0; i < k->n_arrays; i++) {
+        const struct iz_rank_range *p = &k->array[i];
         for (int64_t b = 0; b < iz_rank_range_blocks(p) && !err; b++) {
             get(k->sink[i].arg, b * IZ_CKPT_BLOCK, block,
                 iz_rank_range_block_elems(p, b));
@@ -182,8 +182,8 @@ int load_one(struct iz_coll *c, void *arg)
     struct run r;
     run_set(&r, j->total, c, j->step);
     for (int i = 0; i < ARRAYS && j->replicated; i++) {
-        r.part[i].first = 0;
-        r.part[i].count = r.part[i].total;
+        r.array[i].first = 0;
+        r.array[i].count = r.array[i].total;
     }
     return load(&r, j->step, c) || !run_is(&r, j->step);
 }

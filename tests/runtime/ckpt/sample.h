@@ -16,7 +16,7 @@ extern const int64_t small[ARRAYS], large[ARRAYS];
 /* A run's state on one rank: get computes it, put compares. */
 struct run {
     struct iz_ckpt k;
-    struct iz_rank_range part[ARRAYS];
+    struct iz_rank_range array[ARRAYS];
     struct iz_ckpt_sink sink[ARRAYS];
     struct iz_ckpt_name name[2];
     struct iz_ckpt_scalar scalar[4];

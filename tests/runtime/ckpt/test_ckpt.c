@@ -30,12 +30,12 @@ static int save_differently(struct iz_coll *c, void *arg)
     int how = *(int *)arg;
     struct run r;
     run_set(&r, small, c, 1);
-    r.part[0].count -= c->rank == 1 && how == SHORTER;
-    r.part[0].first += c->rank == 1 && how == LATER;
-    r.part[0].count -= c->rank == 2 && how == LAST_ONE_SHORTER;
+    r.array[0].count -= c->rank == 1 && how == SHORTER;
+    r.array[0].first += c->rank == 1 && how == LATER;
+    r.array[0].count -= c->rank == 2 && how == LAST_ONE_SHORTER;
     if (how == OVERLAPPING && c->rank == 2) {
-        r.part[0].first -= 10;
-        r.part[0].count += 10;
+        r.array[0].first -= 10;
+        r.array[0].count += 10;
     }
     return -save(&r.k, 1, c);
 }
@@ -170,9 +170,9 @@ static void a_foreign_run_is_told_what_differs(void **state)
         r.k.of.model = o->model ? o->model : r.k.of.model;
         r.k.optimizer = o->optimizer ? o->optimizer : r.k.optimizer;
         r.k.rounding = o->rounding ? o->rounding : r.k.rounding;
-        r.part[0].total = r.part[0].count += o->more;
+        r.array[0].total = r.array[0].count += o->more;
         if (o->array)
-            snprintf(r.part[1].name, 64, "%s", o->array);
+            snprintf(r.array[1].name, 64, "%s", o->array);
         if (o->place)
             snprintf(r.name[1].array, 64, "%s", o->place);
         r.name[1].rows -= o->cols;

@@ -61,7 +61,7 @@ static void check_gather(int64_t shard)
     memset(full, 0x5a, (size_t)all + 1);
     memcpy(full + at, bytes + at, (size_t)own);
     if (shard < 0)
-        iz_coll_all_gather_parts(coll, full, "gather");
+        iz_coll_all_gatherv(coll, full, "gather");
     else
         iz_coll_all_gather(coll, full, shard, "gather");
     assert_memory_equal(full, bytes, all);
@@ -293,12 +293,12 @@ static void pieces_are_whole_blocks_of_the_norm(void **state)
     struct iz_coll c = {.size = 2};
     for (; c.size <= 300; c.size++) {
         c.local_size = c.size; /* all on one host */
-        assert_int_equal(iz_coll_cut(&c, 1 << 30).bytes,
-                         iz_coll_piece_bytes(c.size, 1 << 30));
+        assert_int_equal(iz_coll_pipeline(&c, 1 << 30).bytes,
+                         iz_coll_fragment_bytes(c.size, 1 << 30));
         assert_int_equal(
-            iz_coll_piece_bytes(c.size, 1 << 30) % (4 * IZ_NORM_BLOCK), 0);
+            iz_coll_fragment_bytes(c.size, 1 << 30) % (4 * IZ_NORM_BLOCK), 0);
         c.local_size = 1;
-        struct iz_coll_cut far = iz_coll_cut(&c, 1 << 30);
+        struct iz_coll_pipeline far = iz_coll_pipeline(&c, 1 << 30);
         assert_int_equal(far.bytes % (4 * IZ_NORM_BLOCK), 0);
         assert_true(far.in_flight * far.bytes * (c.size - 1) <=
                     iz_coll_scratch_bytes(c.size, 1 << 30));
@@ -428,7 +428,7 @@ static void groups_are_added_first(void **state)
 
 static void need_memory(void)
 {
-    const char *why = iz_coll_near(coll, true);
+    const char *why = iz_coll_read_local(coll, true);
     if (why) {
         print_message("%s\n", why);
         skip();
@@ -512,9 +512,9 @@ static int check_all(void)
     bytes_open();
     numbers_open();
     int failed = 0;
-    if (iz_coll_near(coll, true) == NULL)
+    if (iz_coll_read_local(coll, true) == NULL)
         failed += cmocka_run_group_tests_name("by memory", moves, NULL, NULL);
-    iz_coll_near(coll, false);
+    iz_coll_read_local(coll, false);
     failed += cmocka_run_group_tests_name("by messages", moves, NULL, NULL);
     return failed + cmocka_run_group_tests(tests, NULL, NULL);
 }

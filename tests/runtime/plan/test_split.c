@@ -114,7 +114,7 @@ static void assert_way(const struct iz_config *c, struct iz_limits l,
 }
 
 /* With the sums on the GPU, which take less of the host. */
-static struct iz_limits needs_near(struct iz_config c, double ratio)
+static struct iz_limits needs_on_gpu(struct iz_config c, double ratio)
 {
     needs(c, ratio);
     c.zero.optimizer.ratio = ratio;
@@ -128,7 +128,7 @@ static void what_is_left_of_the_gpu_becomes_buffers(void **state)
 {
     enum { LEAST = 8 };
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
-    struct iz_limits l = needs_near(c, 0.5);
+    struct iz_limits l = needs_on_gpu(c, 0.5);
     const struct iz_plan_staging *s = &p.staging[IZ_STAGING_SPLIT];
     int64_t bytes = l.device, most = 0;
     c.run.recompute = IZ_RECOMPUTE_FULL;
@@ -319,8 +319,8 @@ static struct iz_config summing(enum iz_order schedule, double ratio)
 static const struct iz_limits unlimited = {.host = INT64_MAX,
                                            .device = INT64_MAX};
 
-/* p as it is made; q as it fits.  Whether the sums of q are near. */
-static bool near(const struct iz_config *c, int ranks, struct iz_limits l)
+/* p as it is made; q as it fits.  Whether the sums of q are on the GPU. */
+static bool on_gpu(const struct iz_config *c, int ranks, struct iz_limits l)
 {
     make(&p, c, ranks, &gpu_bf16);
     make(&q, c, ranks, &gpu_bf16);
@@ -330,12 +330,12 @@ static bool near(const struct iz_config *c, int ranks, struct iz_limits l)
 }
 
 /* The embedding has two uses, so two sums, which the GPU adds. */
-static void check_near(enum iz_order schedule, double ratio)
+static void check_on_gpu(enum iz_order schedule, double ratio)
 {
     struct iz_config c = summing(schedule, ratio);
     int64_t want[IZ_TIERS][IZ_MEM_CLASSES] = {0}, longest = 0;
     int64_t *device = want[IZ_TIER_DEVICE], *cpu = want[IZ_TIER_CPU];
-    assert_true(near(&c, 1, unlimited));
+    assert_true(on_gpu(&c, 1, unlimited));
     for (int u = 0; u < q.n_units; u++) {
         int64_t host = iz_plan_host_elems(&q.unit[u]);
         longest = max64(longest, host);
@@ -353,25 +353,25 @@ static void check_near(enum iz_order schedule, double ratio)
 }
 
 /* One byte decides, on either side. */
-static void near_sums_take_memory_of_the_gpu_where_they_fit(void **state)
+static void sums_on_the_gpu_take_its_memory_where_they_fit(void **state)
 {
     struct iz_config c = summing(IZ_DEPTH_FIRST, 1);
     struct iz_limits l = unlimited;
-    check_near(IZ_BREADTH_FIRST, 1);
-    check_near(IZ_DEPTH_FIRST, 0.5);
-    check_near(IZ_BREADTH_FIRST, 0);
-    check_near(IZ_DEPTH_FIRST, 1);
+    check_on_gpu(IZ_BREADTH_FIRST, 1);
+    check_on_gpu(IZ_DEPTH_FIRST, 0.5);
+    check_on_gpu(IZ_BREADTH_FIRST, 0);
+    check_on_gpu(IZ_DEPTH_FIRST, 1);
     l.device = iz_plan_device_bytes(&q);
-    assert_true(near(&c, 1, l));
+    assert_true(on_gpu(&c, 1, l));
     l.device--;
-    assert_false(near(&c, 1, l));
+    assert_false(on_gpu(&c, 1, l));
     assert_memory_equal(&p.bytes, &q.bytes, sizeof(p.bytes));
     assert_memory_equal(p.ring, q.ring, sizeof(*p.ring) * (size_t)p.n_rings);
     for (int u = 0; u < p.n_units; u++)
         assert_int_equal(p.unit[u].sums_squares, q.unit[u].sums_squares);
-    assert_false(near(&c, 2, unlimited)); /* several ranks have none, */
-    c.zero.optimizer.home = IZ_HOME_NONE; /* nor have states on the GPU */
-    assert_false(near(&c, 1, unlimited));
+    assert_false(on_gpu(&c, 2, unlimited)); /* several ranks have none, */
+    c.zero.optimizer.home = IZ_HOME_NONE;   /* nor have states on the GPU */
+    assert_false(on_gpu(&c, 1, unlimited));
 }
 
 int main(void)
@@ -387,7 +387,7 @@ int main(void)
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
         cmocka_unit_test(what_does_not_fit_has_a_way_out),
-        cmocka_unit_test(near_sums_take_memory_of_the_gpu_where_they_fit),
+        cmocka_unit_test(sums_on_the_gpu_take_its_memory_where_they_fit),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);
 }

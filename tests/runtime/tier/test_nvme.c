@@ -155,7 +155,7 @@ static void turns_are_dealt_by_rates(void **state)
         int64_t at, n, end[IZ_DISKS_MAX] = {0};
         for (int i = 0; i < s.n; i++)
             s.disk[i].rate = cases[c].rate[i];
-        iz_disks_deal(&s);
+        iz_disks_stripe(&s);
         for (int i = 0; i < s.n; i++)
             assert_int_equal(s.disk[i].turns, cases[c].turns[i]);
         for (int64_t t = 0; t < 3 * IZ_DISKS_TURNS; t++) {
@@ -374,7 +374,7 @@ static int without_io_uring(struct iz_coll *c, void *arg)
     if (!forbid_io_uring())
         return NOT_ALLOWED;
     struct iz_nvme *f = opened(folder, MIB, false);
-    assert_true(iz_nvme_without_ring(f));
+    assert_true(iz_nvme_without_uring(f));
     iz_nvme_close(&f);
     what_is_written_comes_back(NULL);
     return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/ckpt/engine_parts.h"
+#include "runtime/ckpt/engine_arrays.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,20 +24,20 @@ static const char *array_name(const struct iz_engine *e, int u, int a)
     return iz_optimizer(e->plan.optimizer.type)->state[a - IZ_STATE].name;
 }
 
-static void engine_parts_put(void *arg, int64_t from, const float *in,
-                             int64_t n)
+static void engine_arrays_put(void *arg, int64_t from, const float *in,
+                              int64_t n)
 {
-    struct iz_parts_range *a = arg;
+    struct iz_arrays_range *a = arg;
     iz_access_put(a->e, a->unit, a->array, a->first + from, in, n);
 }
 
 /* A rank saves its shard; where it owns the whole it must also load the whole.
  * What is quantised a rank has only from the others (iz_fetch_publish). */
-static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
-                      bool load)
+static void make_array(struct iz_arrays *s, struct iz_engine *e, int u, int a,
+                       bool load)
 {
-    struct iz_part p = iz_part_of_array(e, u, (enum iz_array)a);
-    struct iz_parts_range *arg = &s->arg[s->k.n_parts];
+    struct iz_owned p = iz_owned_of_array(e, u, (enum iz_array)a);
+    struct iz_arrays_range *arg = &s->arg[s->k.n_arrays];
     if (load && e->plan.zero.state.whole && a != IZ_QUANT_WORDS) {
         p.begin = 0;
         p.end = p.n;
@@ -47,16 +47,16 @@ static void make_part(struct iz_parts *s, struct iz_engine *e, int u, int a,
     int64_t end = iz_engine_array(e, u, (enum iz_array)a, p.end);
     if (total == 0)
         return;
-    *arg = (struct iz_parts_range){e, u, (enum iz_array)a, begin};
-    s->k.sink[s->k.n_parts] = (struct iz_ckpt_sink){engine_parts_put, arg};
-    struct iz_rank_range *q = &s->k.part[s->k.n_parts++];
+    *arg = (struct iz_arrays_range){e, u, (enum iz_array)a, begin};
+    s->k.sink[s->k.n_arrays] = (struct iz_ckpt_sink){engine_arrays_put, arg};
+    struct iz_rank_range *q = &s->k.array[s->k.n_arrays++];
     *q = (struct iz_rank_range){
         .total = total, .first = end > begin ? begin : 0, .count = end - begin};
     snprintf(q->name, sizeof(q->name), "%s%s/%s", e->model->unit[u].name,
              part_suffix[iz_array_part(a)], array_name(e, u, a));
 }
 
-struct iz_ckpt_name *iz_parts_names(const struct iz_model *m, int *n)
+struct iz_ckpt_name *iz_arrays_names(const struct iz_model *m, int *n)
 {
     *n = 0;
     for (int u = 0; u < m->n_units; u++)
@@ -93,8 +93,8 @@ static const char *const scalar_names[SCALARS] = {
     "step",          "updates",         "loss_scale", "scale_iteration",
     "last_overflow", "hysteresis_left", "samples"};
 
-void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
-                      int64_t step, struct iz_ckpt_scalar *s)
+void iz_arrays_scalars(const struct iz_engine *e, const struct iz_control *c,
+                       int64_t step, struct iz_ckpt_scalar *s)
 {
     double v[SCALARS] = {(double)step,
                          (double)c->updates,
@@ -109,26 +109,26 @@ void iz_parts_scalars(const struct iz_engine *e, const struct iz_control *c,
     }
 }
 
-void iz_parts_close(struct iz_parts *s)
+void iz_arrays_close(struct iz_arrays *s)
 {
-    free(s->k.part);
+    free(s->k.array);
     free(s->k.sink);
     free((void *)s->k.names);
     free(s->k.scalar);
     free(s->arg);
-    *s = (struct iz_parts){0};
+    *s = (struct iz_arrays){0};
 }
 
-void iz_parts_open(struct iz_parts *s, struct iz_engine *e,
-                   const struct iz_ckpt_of *of, bool load)
+void iz_arrays_open(struct iz_arrays *s, struct iz_engine *e,
+                    const struct iz_ckpt_of *of, bool load)
 {
     static const char what[] = "a checkpoint";
     int states = iz_optimizer(e->plan.optimizer.type)->states;
     int units = e->model->n_units, most = ARRAYS * units;
-    *s = (struct iz_parts){
+    *s = (struct iz_arrays){
         .k = {.dir = e->config->run.output,
               .keep_last = e->config->run.keep_last,
-              .part = iz_take(most, sizeof(struct iz_rank_range), what),
+              .array = iz_take(most, sizeof(struct iz_rank_range), what),
               .sink = iz_take(most, sizeof(struct iz_ckpt_sink), what),
               .scalar = iz_take(SCALARS, sizeof(struct iz_ckpt_scalar), what),
               .n_scalars = SCALARS,
@@ -138,14 +138,14 @@ void iz_parts_open(struct iz_parts *s, struct iz_engine *e,
                               ? IZ_CKPT_EXACT
                               : IZ_MOMENT_ROUNDING},
         .arg = iz_take(most, sizeof(*s->arg), what)};
-    s->k.names = iz_parts_names(e->model, &s->k.n_names);
+    s->k.names = iz_arrays_names(e->model, &s->k.n_names);
     for (int u = 0; u < units; u++) {
         for (int a = IZ_MASTER; a < IZ_STATE + states; a++)
-            make_part(s, e, u, a, load);
-        make_part(s, e, u, IZ_FROZEN, load);
-        make_part(s, e, u, IZ_QUANT_WORDS, load);
+            make_array(s, e, u, a, load);
+        make_array(s, e, u, IZ_FROZEN, load);
+        make_array(s, e, u, IZ_QUANT_WORDS, load);
     }
-    iz_parts_scalars(e, &e->scalar.control, e->step, s->k.scalar);
+    iz_arrays_scalars(e, &e->scalar.control, e->step, s->k.scalar);
 }
 
 static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
@@ -174,14 +174,14 @@ static int take_scalars(struct iz_engine *e, const struct iz_ckpt_scalar *s)
     return 0;
 }
 
-int iz_parts_load(struct iz_engine *e, const struct iz_ckpt_of *of,
-                  int64_t step)
+int iz_arrays_load(struct iz_engine *e, const struct iz_ckpt_of *of,
+                   int64_t step)
 {
-    struct iz_parts s;
-    iz_parts_open(&s, e, of, true);
+    struct iz_arrays s;
+    iz_arrays_open(&s, e, of, true);
     int r = iz_ckpt_load(&s.k, step, e->coll);
     if (!r)
         r = take_scalars(e, s.k.scalar);
-    iz_parts_close(&s);
+    iz_arrays_close(&s);
     return iz_train_publish(e, r);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All-gathers, copies of groups, and ranges of a buffer to their owners and
  * back: each says by a way (way.h) which bytes go where.  A rank of the same
- * host is near: its buffer is read.  The others are far: messages. */
+ * host is local: its buffer is read.  The others are remote: messages. */
 #include <string.h>
 
 #include "codelets/base/int64.h"
@@ -10,11 +10,11 @@
 
 /* Bytes per peer and message.  Within a host: so that a buffer may be larger
  * than an int, and so that every few megabytes a new wait starts with fast
- * polling.  Between hosts: see iz_coll_cut. */
-#define DEAL_NEAR ((int64_t)4 << 20)
-#define DEAL_FAR ((int64_t)256 << 10)
+ * polling.  Between hosts: see iz_coll_pipeline. */
+#define GATHER_LOCAL ((int64_t)4 << 20)
+#define GATHER_REMOTE ((int64_t)256 << 10)
 
-struct deal {
+struct gather {
     struct iz_flight f;
     const char *own; /* what this rank gives from */
     char *out;       /* and takes into */
@@ -22,7 +22,7 @@ struct deal {
     const void *arg;
     int items;
     bool relays; /* one item that all take from one buffer: see bringer */
-    struct iz_coll_cut cut;
+    struct iz_coll_pipeline pipeline;
 };
 
 /* The k-th peer to receive from and to send to: everybody at another one first,
@@ -38,25 +38,25 @@ static int peer_to(const struct iz_coll *c, int k)
 }
 
 /* Of the way, what begins `at` bytes behind its begin. */
-static struct iz_way piece_of(const struct deal *d, int i, int giver, int taker,
-                              int64_t at)
+static struct iz_way fragment_of(const struct gather *d, int i, int giver,
+                                 int taker, int64_t at)
 {
     struct iz_way w = d->way(d->arg, i, giver, taker);
     w.from += at;
     w.to += at;
-    w.bytes = max64(min64(d->cut.bytes, w.bytes - at), 0);
+    w.bytes = max64(min64(d->pipeline.bytes, w.bytes - at), 0);
     return w;
 }
 
-/* A far shard comes to each host once, to the rank whose position there among
- * those that take it is the owner's, modulo their number; the others of the
- * host read it from that rank. */
-static int bringer(const struct deal *d, int taker, int owner)
+/* A remote shard comes to each host once, to the rank whose position there
+ * among those that take it is the owner's, modulo their number; the others of
+ * the host read it from that rank. */
+static int bringer(const struct gather *d, int taker, int owner)
 {
     const struct iz_coll *c = d->f.c;
     const struct iz_coll_state *s = c->state;
     int left = s->index[owner];
-    if (!s->near || !d->relays)
+    if (!s->reads_local || !d->relays)
         return taker;
     for (int r = 0;; r = (r + 1) % c->size)
         if (s->host[r] == s->host[taker] && d->way(d->arg, 0, owner, r).bytes &&
@@ -64,57 +64,58 @@ static int bringer(const struct deal *d, int taker, int owner)
             return r;
 }
 
-static void deal_post(struct deal *d, int i, int64_t at, int group)
+static void gather_post(struct gather *d, int i, int64_t at, int set)
 {
     const struct iz_coll *c = d->f.c;
     for (int k = 1; k < c->size; k++) {
         int from = peer_from(c, k), to = peer_to(c, k);
-        struct iz_way in = piece_of(d, i, from, c->rank, at);
-        struct iz_way out = piece_of(d, i, c->rank, to, at);
-        if (in.bytes && !iz_coll_is_near(c, from) &&
+        struct iz_way in = fragment_of(d, i, from, c->rank, at);
+        struct iz_way out = fragment_of(d, i, c->rank, to, at);
+        if (in.bytes && !iz_coll_is_local(c, from) &&
             bringer(d, c->rank, from) == c->rank)
-            iz_flight_recv(&d->f, group, d->out + in.to, in.bytes, from);
-        if (out.bytes && !iz_coll_is_near(c, to) &&
+            iz_flight_recv(&d->f, set, d->out + in.to, in.bytes, from);
+        if (out.bytes && !iz_coll_is_local(c, to) &&
             bringer(d, to, c->rank) == to)
-            iz_flight_send(&d->f, group, d->own + out.from, out.bytes, to);
+            iz_flight_send(&d->f, set, d->own + out.from, out.bytes, to);
     }
 }
 
-static void deal_near(struct deal *d, int i, int64_t at)
+static void gather_local(struct gather *d, int i, int64_t at)
 {
     struct iz_coll *c = d->f.c;
     for (int k = 1; k < c->size; k++) {
         int r = peer_from(c, k);
-        struct iz_way w = piece_of(d, i, r, c->rank, at);
-        if (w.bytes && iz_coll_is_near(c, r))
-            iz_near_read(c, r, d->out + w.to, w.from, w.bytes, 0, d->f.what);
+        struct iz_way w = fragment_of(d, i, r, c->rank, at);
+        if (w.bytes && iz_coll_is_local(c, r))
+            iz_local_read(c, r, d->out + w.to, w.from, w.bytes, 0, d->f.what);
     }
 }
 
-/* Waits for what comes of piece k by messages, to this rank and to near ones
- * that receive for it. */
-static void deal_arrived(struct deal *d, int64_t k)
+/* Waits for what comes of fragment k by messages, to this rank and to local
+ * ones that receive for it. */
+static void gather_arrived(struct gather *d, int64_t k)
 {
     struct iz_coll *c = d->f.c;
     if (k < 0)
         return;
-    iz_flight_wait(&d->f, (int)(k % d->cut.in_flight));
+    iz_flight_wait(&d->f, (int)(k % d->pipeline.in_flight));
     if (d->relays)
-        iz_near_announce(c, k + 1);
+        iz_local_announce(c, k + 1);
     for (int i = 1; d->relays && i < c->size; i++) {
         int owner = peer_from(c, i);
-        struct iz_way w = piece_of(d, 0, owner, c->rank, k * d->cut.bytes);
-        if (!w.bytes || iz_coll_is_near(c, owner))
+        struct iz_way w =
+            fragment_of(d, 0, owner, c->rank, k * d->pipeline.bytes);
+        if (!w.bytes || iz_coll_is_local(c, owner))
             continue;
         int r = bringer(d, c->rank, owner);
         if (r != c->rank)
-            iz_near_read(c, r, d->out + w.to, w.to, w.bytes, k + 1, d->f.what);
+            iz_local_read(c, r, d->out + w.to, w.to, w.bytes, k + 1, d->f.what);
     }
 }
 
 /* Counts what of an item comes and goes; returns the bytes of the longest way.
  */
-static int64_t deal_count(struct deal *d, int i)
+static int64_t gather_count(struct gather *d, int i)
 {
     struct iz_coll *c = d->f.c;
     int64_t most = 0;
@@ -128,29 +129,30 @@ static int64_t deal_count(struct deal *d, int i)
 }
 
 /* Among this rank's group of n consecutive ranks.  A rank that waits has posted
- * the piece and all before it, items in order: of those who wait, the one for
- * the first piece can go on. */
-static void deal(struct deal *d, int n)
+ * the fragment and all before it, items in order: of those who wait, the one
+ * for the first fragment can go on. */
+static void gather_ways(struct gather *d, int n)
 {
     struct iz_coll *c = d->f.c;
     int64_t k = 0;
     if (n == 1)
         return;
-    d->cut = (struct iz_coll_cut){DEAL_NEAR, 2};
+    d->pipeline = (struct iz_coll_pipeline){GATHER_LOCAL, 2};
     for (int i = 0, r = c->rank - c->rank % n; i < n; i++)
         if (iz_coll_host(c, r + i) != iz_coll_host(c, c->rank))
-            d->cut = (struct iz_coll_cut){DEAL_FAR, IZ_FLIGHT_PIECES};
-    iz_near_enter(c, d->own);
+            d->pipeline =
+                (struct iz_coll_pipeline){GATHER_REMOTE, IZ_FLIGHT_DEPTH};
+    iz_local_enter(c, d->own);
     for (int i = 0; i < d->items; i++)
-        for (int64_t at = 0, end = deal_count(d, i); at < end;
-             at += d->cut.bytes, k++) {
-            deal_arrived(d, k - d->cut.in_flight);
-            deal_post(d, i, at, (int)(k % d->cut.in_flight));
-            deal_near(d, i, at);
+        for (int64_t at = 0, end = gather_count(d, i); at < end;
+             at += d->pipeline.bytes, k++) {
+            gather_arrived(d, k - d->pipeline.in_flight);
+            gather_post(d, i, at, (int)(k % d->pipeline.in_flight));
+            gather_local(d, i, at);
         }
-    for (int i = d->cut.in_flight; i > 0; i--)
-        deal_arrived(d, k - i);
-    iz_near_leave(c, d->f.what);
+    for (int i = d->pipeline.in_flight; i > 0; i--)
+        gather_arrived(d, k - i);
+    iz_local_leave(c, d->f.what);
 }
 
 /* ---- all-gather ---- */
@@ -162,7 +164,7 @@ struct iz_way iz_way_gather(const void *shards, int i, int giver, int taker)
     return (struct iz_way){at, at, giver / s->n == taker / s->n ? s->bytes : 0};
 }
 
-static struct iz_way parts_way(const void *first, int i, int giver, int taker)
+static struct iz_way shards_way(const void *first, int i, int giver, int taker)
 {
     const int64_t *at = (const int64_t *)first + giver;
     return (struct iz_way){at[0], at[0], at[1] - at[0]};
@@ -171,21 +173,21 @@ static struct iz_way parts_way(const void *first, int i, int giver, int taker)
 static void gather(struct iz_coll *c, void *full, int64_t bytes, int n,
                    iz_way_of way, const void *arg, const char *what)
 {
-    struct deal d = {.f = {.c = c, .what = what},
-                     .own = full,
-                     .out = full,
-                     .way = way,
-                     .arg = arg,
-                     .items = 1,
-                     .relays = true};
+    struct gather d = {.f = {.c = c, .what = what},
+                       .own = full,
+                       .out = full,
+                       .way = way,
+                       .arg = arg,
+                       .items = 1,
+                       .relays = true};
     iz_coll_begin(c, IZ_COLL_ALL_GATHER, bytes / c->size, what);
     if (bytes)
-        deal(&d, n);
+        gather_ways(&d, n);
 }
 
-void iz_coll_all_gather_parts(struct iz_coll *c, void *full, const char *what)
+void iz_coll_all_gatherv(struct iz_coll *c, void *full, const char *what)
 {
-    gather(c, full, c->first[c->size] - c->first[0], c->size, parts_way,
+    gather(c, full, c->first[c->size] - c->first[0], c->size, shards_way,
            c->first, what);
 }
 
@@ -217,17 +219,17 @@ void iz_coll_refresh(struct iz_coll *c, void *out, const void *own,
 {
     const struct iz_shards s = {shard_bytes, n, c->size};
     struct iz_way self = iz_way_refresh(&s, 0, c->rank, c->rank);
-    struct deal d = {.f = {.c = c, .what = what},
-                     .own = own,
-                     .out = out,
-                     .way = iz_way_refresh,
-                     .arg = &s,
-                     .items = 1};
+    struct gather d = {.f = {.c = c, .what = what},
+                       .own = own,
+                       .out = out,
+                       .way = iz_way_refresh,
+                       .arg = &s,
+                       .items = 1};
     iz_coll_begin(c, IZ_COLL_REFRESH, shard_bytes, what);
     if (self.bytes)
         memcpy(d.out + self.to, own, (size_t)self.bytes);
     if (shard_bytes)
-        deal(&d, c->size);
+        gather_ways(&d, c->size);
 }
 
 /* ---- ranges to their owners, and back ---- */
@@ -257,16 +259,16 @@ void iz_coll_exchange(struct iz_coll *c, void *full, int64_t shard_bytes,
                       const char *what)
 {
     const struct exchange x = {list, shard_bytes, back};
-    struct deal d = {.f = {.c = c, .what = what},
-                     .own = full,
-                     .out = full,
-                     .way = range_way,
-                     .arg = &x,
-                     .items = n};
+    struct gather d = {.f = {.c = c, .what = what},
+                       .own = full,
+                       .out = full,
+                       .way = range_way,
+                       .arg = &x,
+                       .items = n};
     int64_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += list[i].end - list[i].begin;
     iz_coll_begin(c, IZ_COLL_EXCHANGE, bytes, what);
     if (bytes)
-        deal(&d, c->size);
+        gather_ways(&d, c->size);
 }

@@ -21,9 +21,9 @@ enum iz_block_kind {
     KINDS
 };
 
-/* Parts of a block, each with a weight and perhaps a bias; the head has the
+/* Modules of a block, each with a weight and perhaps a bias; the head has the
  * first. */
-enum iz_block_part {
+enum iz_block_module {
     NORM_1,
     QKV,
     ATTN_PROJ,
@@ -40,15 +40,15 @@ enum iz_block_part {
     SHARED_FC,
     SHARED_PROJ,
     SHARED_GATE,
-    PARTS
+    MODULES
 };
 
 /* What may stand at a place of a unit's list of parameters. */
 struct iz_block_place {
-    enum iz_block_part part;
+    enum iz_block_module module;
     bool bias;
 };
-enum { BLOCK_MOST = 2 * PARTS };
+enum { BLOCK_MOST = 2 * MODULES };
 
 /* The parameters of a unit of this kind in their order; returns how many. */
 int iz_block_list(struct iz_block_place list[BLOCK_MOST],
@@ -71,21 +71,21 @@ static inline bool has(const struct iz_layer *a, unsigned what)
     return ((const struct iz_block *)a->self)->has & what;
 }
 
-/* The place of a part's weight or bias in the list of the unit; -1: it has
+/* The place of a module's weight or bias in the list of the unit; -1: it has
  * none. */
-static inline int place_of(const struct iz_layer *a, int part, bool bias)
+static inline int place_of(const struct iz_layer *a, int module, bool bias)
 {
     struct iz_block_place list[BLOCK_MOST];
     int n = iz_block_list(list, a->self, kind_of(a));
     for (int i = 0; i < n; i++)
-        if ((int)list[i].part == part && list[i].bias == bias)
+        if ((int)list[i].module == module && list[i].bias == bias)
             return i;
     return -1;
 }
 
-static inline struct iz_linear linear(const struct iz_layer *a, int part)
+static inline struct iz_linear linear(const struct iz_layer *a, int module)
 {
-    int w = place_of(a, part, false), b = place_of(a, part, true);
+    int w = place_of(a, module, false), b = place_of(a, module, true);
     const struct iz_block *c = a->self;
     struct iz_linear l = {.out_in = !has(a, IZ_HAS_IN_OUT),
                           .add = c->chunk && c->chunk->adds};
@@ -103,21 +103,21 @@ static inline struct iz_linear linear(const struct iz_layer *a, int part)
 typedef struct iz_view take_fn(struct iz_exec *x, enum iz_dtype t, int64_t rows,
                                int64_t cols);
 
-/* The part with this number; its statistics, of m rows and of each of `heads`,
- * are taken by iz_exec_save or iz_exec_work. */
+/* The module with this number; its statistics, of m rows and of each of
+ * `heads`, are taken by iz_exec_save or iz_exec_work. */
 static inline struct iz_norm_layer norm(struct iz_exec *x,
-                                        const struct iz_layer *a, int part,
+                                        const struct iz_layer *a, int module,
                                         take_fn *take, int64_t m, int heads)
 {
     const struct iz_block *c = a->self;
-    struct iz_linear l = linear(a, part);
+    struct iz_linear l = linear(a, module);
     struct iz_norm_layer n = {.w = l.w,
                               .b = l.b,
                               .dw = l.dw,
                               .db = l.db,
                               .eps = c->norm_eps,
                               .plus_one = has(a, IZ_HAS_PLUS_ONE)};
-    if (has(a, IZ_HAS_MEAN) && part != Q_NORM && part != K_NORM)
+    if (has(a, IZ_HAS_MEAN) && module != Q_NORM && module != K_NORM)
         n.mean = take(x, IZ_F32, m, 1);
     n.rstd = take(x, IZ_F32, m, heads);
     return n;

@@ -43,7 +43,7 @@ static bool try_one(struct iz_coll *c, int r)
     return false;
 }
 
-bool iz_near_try(struct iz_coll *c)
+bool iz_local_try(struct iz_coll *c)
 {
     static uint64_t own;
     struct iz_coll_state *s = c->state;
@@ -63,7 +63,7 @@ bool iz_near_try(struct iz_coll *c)
     return ok;
 }
 
-void iz_near_forbid(void)
+void iz_local_forbid(void)
 {
     prctl(PR_SET_PTRACER, 0, 0, 0, 0);
 }
@@ -73,24 +73,24 @@ static struct iz_seat *own_seat(struct iz_coll *c)
     return c->state->seat[c->rank];
 }
 
-void iz_near_enter(struct iz_coll *c, const void *full)
+void iz_local_enter(struct iz_coll *c, const void *full)
 {
     iz_coll_opens(c, true);
     struct iz_seat *s = own_seat(c);
-    if (!c->state->near)
+    if (!c->state->reads_local)
         return;
     s->full = (uint64_t)(uintptr_t)full;
-    atomic_store_explicit(&s->pieces, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->fragments, 0, memory_order_relaxed);
     atomic_store_explicit(&s->at, ++c->state->number, memory_order_release);
     iz_futex_wake(&s->moved);
 }
 
-void iz_near_announce(struct iz_coll *c, int64_t n)
+void iz_local_announce(struct iz_coll *c, int64_t n)
 {
     struct iz_seat *s = own_seat(c);
-    if (!c->state->near)
+    if (!c->state->reads_local)
         return;
-    atomic_store_explicit(&s->pieces, (uint64_t)n, memory_order_release);
+    atomic_store_explicit(&s->fragments, (uint64_t)n, memory_order_release);
     iz_futex_wake(&s->moved);
 }
 
@@ -110,26 +110,26 @@ static void wait_for(struct iz_coll *c, struct iz_seat *s,
     }
 }
 
-void iz_near_leave(struct iz_coll *c, const char *what)
+void iz_local_leave(struct iz_coll *c, const char *what)
 {
     struct iz_coll_state *s = c->state;
     struct iz_seat *own = own_seat(c);
-    if (s->near) {
+    if (s->reads_local) {
         atomic_store_explicit(&own->left, s->number, memory_order_release);
         iz_futex_wake(&own->moved);
     }
-    for (int r = 0; s->near && r < c->size; r++)
-        if (r != c->rank && iz_coll_is_near(c, r))
+    for (int r = 0; s->reads_local && r < c->size; r++)
+        if (r != c->rank && iz_coll_is_local(c, r))
             wait_for(c, s->seat[r], &s->seat[r]->left, s->number, what);
     iz_coll_opens(c, false);
 }
 
-void iz_near_read(struct iz_coll *c, int r, void *dst, int64_t at,
-                  int64_t bytes, int64_t pieces, const char *what)
+void iz_local_read(struct iz_coll *c, int r, void *dst, int64_t at,
+                   int64_t bytes, int64_t fragments, const char *what)
 {
     struct iz_seat *s = c->state->seat[r];
     wait_for(c, s, &s->at, c->state->number, what);
-    wait_for(c, s, &s->pieces, (uint64_t)pieces, what);
+    wait_for(c, s, &s->fragments, (uint64_t)fragments, what);
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = read_memory(s->pid, (char *)dst + done,
                                 s->full + (uint64_t)(at + done), bytes - done);
