@@ -27,6 +27,8 @@ enum {
     PAGE = 4096
 };
 
+#define STACK_GUARD UINT64_C(0x9e3779b97f4a7c15)
+
 enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
 typedef void *place[5]; /* as the compiler wants it */
@@ -128,7 +130,7 @@ static struct warp *warp_of(int thread)
 }
 
 /* Not in the function that has set its own place: GCC would lose that. */
-__attribute__((noinline)) static void jump(place to)
+__attribute__((noinline, noreturn)) static void jump(place to)
 {
     __builtin_longjmp(to, 1);
 }
@@ -222,17 +224,29 @@ const emu_value *emu_warp_exchange(const char *what, unsigned mask,
     return w->value[turn];
 }
 
+/* A word at the end of its stack, where no other thread's has the same place in
+ * the cache. */
+static uint64_t *guard(int thread)
+{
+    return (uint64_t *)(emu.stacks + (size_t)thread * STACK_BYTES +
+                        (size_t)thread % 64 * 64);
+}
+
 /* Runs one thread until it waits or returns. */
 static void resume(int thread)
 {
     struct fiber *f = &emu.fiber[thread];
     emu.now = thread;
     threadIdx = f->index;
-    if (__builtin_setjmp(emu.scheduler) != 0)
+    if (__builtin_setjmp(emu.scheduler) != 0) {
+        if (*guard(emu.now) != STACK_GUARD)
+            emu_fail("a thread's stack of %d bytes is too short", STACK_BYTES);
         return;
+    }
     if (f->started)
         jump(f->at);
     f->started = true;
+    *guard(thread) = STACK_GUARD;
     ucontext_t c;
     getcontext(&c);
     c.uc_stack.ss_sp = emu.stacks + (size_t)thread * STACK_BYTES;

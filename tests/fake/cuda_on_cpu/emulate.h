@@ -39,7 +39,7 @@ void emu_grid(const char *what, dim3 grid, dim3 block, size_t shared_bytes,
 void emu_block_barrier(const char *file, int line);
 
 /* All lanes of the warp give a value of at most 48 bytes and get a table of all
- * 32, valid until the lane's next call but one; NaN where there is no lane.
+ * 32, valid until the lane's next call; NaN where there is no lane.
  * `what` must be the same for all. */
 typedef struct {
     unsigned char byte[48];
