@@ -210,8 +210,8 @@ static struct product product_of(const struct mixture *a, int64_t e)
     int64_t in = t[BY].v.cols, out = t[G].v.cols, some = adapted(out);
     enum iz_dtype act = t[BY].v.dtype;
     struct product p = {.m = m, .in = in, .out = out, .out_in = true};
-    p.slack = 0x1p-20;            /* of sums of hundreds of rows */
-    for (int i = 0; i < 2; i++) { /* numbers, gradients */
+    p.slack = p.slack_dw = 0x1p-20; /* of sums of hundreds of rows */
+    for (int i = 0; i < 2; i++) {   /* numbers, gradients */
         p.s.t[i ? DY : Y] = part_of(&t[G], at, m, out);
         p.s.t[i ? DA : A] = part_of(&t[BY], at, m, in);
         p.s.t[i ? DW : W] = part_of(&t[E_W + i], e * out, out, in);

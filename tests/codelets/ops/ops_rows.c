@@ -547,7 +547,7 @@ static void gates_work_unaligned(void **state)
     for (int i = 0; i < 6 * GATE_TENSORS; i++) {
         gate = &gates[i % 2];
         late = BIT(i / 6);
-        check_gate(backend.act(fixture_types[i / 2 % 3]), 2, 56, 6);
+        check_gate(backend.act(fixture_types[i / 2 % 3]), 2, 57, 6);
     }
     late = 0;
 }

@@ -117,9 +117,9 @@ void product_gradient_w(struct iz_exec *x, const struct iz_view *v,
 
 /* ---- references --------------------------------------------------------- */
 
-static struct want loosened(const struct product *p, struct want w)
+static struct want loosened(struct want w, double slack)
 {
-    w.size *= 1 + 0x1p21 * p->slack;
+    w.size *= 1 + 0x1p21 * slack;
     return w;
 }
 
@@ -202,7 +202,7 @@ static struct want want_y(const void *arg, int64_t i, int64_t j)
         w.size +=
             0x1p21 * (p->with_r + p->with_b) *
             fixture_rounding(p->s.t[Y].v.dtype, product + fabs(r) + fabs(b));
-    return loosened(p, w);
+    return loosened(w, p->slack);
 }
 
 static struct want want_da(const void *arg, int64_t i, int64_t j)
@@ -211,7 +211,7 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
     struct want w = {0, 0};
     for (int64_t k = 0; k < p->out; k++)
         add_weighed(&w, p, of(p, DY, i, k), i, j, k);
-    return loosened(p, w);
+    return loosened(w, p->slack);
 }
 
 /* Row and column of dw as it lies in memory. */
@@ -224,7 +224,7 @@ static struct want want_dw(const void *arg, int64_t i, int64_t j)
         want_add(&w, of(p, A, k, in) * of(p, DY, k, out));
     if (p->add)
         want_add(&w, of(p, DW, i, j));
-    return loosened(p, w);
+    return loosened(w, p->slack_dw);
 }
 
 static struct want want_db(const void *arg, int64_t i, int64_t j)
@@ -246,7 +246,7 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
             want_add(&w, factor(p) * of(p, DY, i, p->first + o) *
                              gain(p, p->first + o) * of(p, LB, o, r) *
                              kept(p, i, j) * of(p, A, i, j));
-    return loosened(p, w);
+    return loosened(w, p->slack);
 }
 
 /* Of its b [out,rank]. */
@@ -259,7 +259,7 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
             want_add(&w, factor(p) * kept(p, i, k) * of(p, A, i, k) *
                              gain(p, p->first + o) * of(p, LA, r, k) *
                              of(p, DY, i, p->first + o));
-    return loosened(p, w);
+    return loosened(w, p->slack);
 }
 
 /* Of its magnitudes. */
@@ -272,7 +272,7 @@ static struct want want_dlm(const void *arg, int64_t row, int64_t o)
             want_add(&w, of(p, DY, i, p->first + o) * of(p, A, i, k) *
                              weight(p, k, p->first + o) /
                              norm(p, p->first + o));
-    return loosened(p, w);
+    return loosened(w, p->slack);
 }
 
 /* ---- checks ------------------------------------------------------------- */

@@ -35,7 +35,7 @@ struct product {
     double drop;               /* of what the adapter reads */
     /* What intermediate roundings may add, in parts of the magnitudes that a
      * number is made of. */
-    double slack;
+    double slack, slack_dw; /* of all but dw; of dw, which no adapter rounds */
 };
 
 /* s: samples, in, out; dw: type of the weights' gradient. */

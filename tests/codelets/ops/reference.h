@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops once more, as plain loops in double precision.  Gradients are central
  * differences, or formulas; those of ops that agree with these are held against
- * PyTorch in the gradients of whole models (tests/e2e/hf/families.py). */
+ * PyTorch in the gradients of whole models (tests/e2e/hf/theirs.py). */
 #pragma once
 
 #include <stdbool.h>
