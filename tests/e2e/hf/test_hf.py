@@ -51,6 +51,21 @@ def model(folder, dtype="fp32", home=(3, "none", "none"), nvme=None, **more):
             "model": {"import": str(folder), "seq": 16}, **more}
 
 
+def test_an_export_is_what_transformers_reads(place):
+    """Of a model that nobody has published; what it computes is in test_proof.py."""
+    out = place.folder / "out"
+    r = place.good(1, {**run.typed("bf16"), "run.export": str(out)})
+    assert "exported step 3 to" in r.out
+    assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert {k: t[1] for k, t in hf.read(out).items()} == hf.gpt2_shapes(run.MODEL)
+    c, want = json.loads((out / "config.json").read_text()), config_of("gpt2")
+    for key in ("architectures", "model_type", "n_layer", "n_head", "n_embd",
+                "n_positions", "vocab_size", "activation_function",
+                "layer_norm_epsilon"):
+        assert c[key] == want[key], key
+    assert c["tie_word_embeddings"] is True
+
+
 # By ranks.
 HOMES = {1: (3, "nvme", "nvme"), 2: (1, "cpu", "none"), 3: (3, "cpu", "cpu")}
 

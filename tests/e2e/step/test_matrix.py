@@ -210,3 +210,6 @@ def test_several_files_of_records_are_one(model, start, place):
     row = {**ONE, "model": model, "batch": 12, "eval_batches": 1}
     one, two = (start(row, more) for more in ({}, {"data.path": [str(x) for x in paths]}))
     assert one.numbers == two.numbers and one.validation == two.validation
+    paths[1].write_bytes(b"".join(data[37:-1]) + b"\xff" * len(data[-1]))
+    r = start(row, {"data.path": [str(x) for x in paths]}, good=False)
+    run.refused(r, "b.bin: record 62: its label is n")

@@ -70,6 +70,16 @@ def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, start, place):
     assert 0 < touched <= 7 * BATCH and moved > 20
 
 
+def test_the_first_step_is_dense_adams_without_decay(start):
+    """m and v are zero: Adam leaves rows without a gradient where they are."""
+    more = {**STEP, "run.steps": 1, "optimizer.params.weight_decay": 0}
+    a = start("sparse", 1, more)
+    b = start("dlrm", 1, more)
+    assert a.hash == b.hash and a.losses == b.losses
+    decayed = start("sparse", 1, {**STEP, "run.steps": 1})
+    assert decayed.hash != start("dlrm", 1, {**STEP, "run.steps": 1}).hash
+
+
 def epoch(place, n):
     """n records, which are the batch of every step; the rows they read."""
     model, rng = DLRM, random.Random(3)
@@ -130,7 +140,7 @@ def test_only_touched_rows_are_moved(order, stage, ranks, start, place):
     rest = [sum(u[1:]) for u in units] + [(ranks - 1) * head]
     times = micros if order == "ranks_first" else 1
     sent = 4 * (sum(own) * (ranks - 1) + times * sum(rest))
-    scalars = 8 * (4 + len(own)) * (ranks - 1)
+    scalars = 8 * (5 + len(own)) * (ranks - 1)
     # the initial weights that are kept whole; a little is said at both ends
     once = 4 * (sum(shard) + head) * (ranks - 1) if stage < 3 else 0
     assert 0 <= r.summary["sent_bytes"] - steps * (sent + scalars) - once < 1500

@@ -3,6 +3,7 @@
  * what memory has to leave free. */
 #include "tests/runtime/plan/plans.h"
 
+#include "models/gpt2.h"
 #include "runtime/plan/fit.h"
 #include "runtime/plan/unit_sizes.h"
 
@@ -305,9 +306,85 @@ static void a_gpu_has_room_for_the_tables_of_pinned_memory(void **state)
     assert_int_equal(fit(&p, &c, l), 0);
 }
 
+/* Clipping needs the norm of all gradients, fp16 to know that all are finite.
+ */
+static void updates_are_early_that_wait_for_no_norm(void **state)
+{
+    for (int clipped = 0; clipped < 2; clipped++)
+        for (int t = IZ_F32; t <= IZ_F16; t++) {
+            struct iz_config c = plain(2, (enum iz_dtype)t);
+            c.gradient_clipping = clipped;
+            make(&p, &c, 2, &target2);
+            assert_int_equal(p.zero.early, !clipped && t != IZ_F16);
+        }
+}
+
+/* A CPU has one memory: the same bytes, on its other tier. */
+static void boundaries_of_a_cpu_take_no_slots(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    make(&p, &c, 1, &target2);
+    c.cpu_checkpointing = true;
+    make(&q, &c, 1, &target2);
+    assert_int_equal(q.act.boundary_slots, 0);
+    assert_true(q.bytes.b[IZ_TIER_CPU][IZ_MEM_BOUNDARY] > 0);
+    assert_true(iz_plan_host_bytes(&p) == iz_plan_host_bytes(&q));
+}
+
+/* The GPU's bytes with these kernels, where units repeat all. */
+static int64_t attended(struct iz_config c, enum iz_attention_by by)
+{
+    c.run.gpu_attention = c.run.gpu_attention_backward = by;
+    make(&p, &c, 1, &gpu_bf16);
+    return iz_plan_device_bytes(&p);
+}
+
+/* Without the scratch of cuDNN's backward its forward is taken alone, and one
+ * that is asked for does not bring the other. */
+static void attention_is_cudnns_where_the_plan_has_room(void **state)
+{
+    const enum iz_attention_by AUTO = IZ_ATTENTION_AUTO, OWN = IZ_ATTENTION_OWN,
+                               ITS = IZ_ATTENTION_CUDNN;
+    struct iz_gpt2_config small = {2, 8, 256, 2048, 512};
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_model *was = model;
+    assert_int_equal(iz_gpt2_open(&model, &small), 0);
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    c.run.sequence_chunk = IZ_CHUNK_OFF;
+    int64_t own = attended(c, OWN), all = attended(c, ITS);
+    assert_true(all - own > INT64_C(16) << 20);
+    const struct {
+        int64_t device;
+        int capability;
+        enum iz_attention_by asked, forward, backward;
+        const char *why; /* not backward */
+    } cases[] = {{all, 90, AUTO, ITS, ITS, NULL},
+                 {all - 1, 90, AUTO, ITS, OWN, "no room"},
+                 {own - 1, 90, AUTO, OWN, OWN, NULL}, /* nor does ours fit */
+                 {all, 80, ITS, ITS, OWN, "capability 9.0"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct iz_limits l = {.host = INT64_MAX, .device = cases[i].device};
+        struct iz_target t = gpu_bf16;
+        struct iz_config d = c;
+        t.numerics.capability = cases[i].capability;
+        d.run.gpu_attention = cases[i].asked;
+        choose(&d, 1, &t, l, 1e11);
+        assert_int_equal(d.run.gpu_attention, cases[i].forward);
+        assert_int_equal(d.run.gpu_attention_backward, cases[i].backward);
+        const char *why = t.why_own[0] ? t.why_own[0] : t.why_own[1];
+        assert_int_equal(!why, !cases[i].why);
+        assert_true(!why || strstr(why, cases[i].why));
+    }
+    iz_model_close(&model);
+    model = was;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(updates_are_early_that_wait_for_no_norm),
+        cmocka_unit_test(boundaries_of_a_cpu_take_no_slots),
+        cmocka_unit_test(attention_is_cudnns_where_the_plan_has_room),
         cmocka_unit_test(shards_cover_every_unit),
         cmocka_unit_test(a_slot_has_room_for_every_unit_of_its_ring),
         cmocka_unit_test(memory_is_zeroed_and_begins_with_a_huge_page),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An offloaded optimizer shared out between the host and a GPU: what each then
- * holds, the ratio that "auto" chooses, the ratio as a way out; and where sums
- * for the host are formed. */
+ * holds, the ratio that "auto" chooses; and where sums for the host are formed.
+ */
 #include "runtime/plan/forecast.h"
 #include "tests/runtime/plan/plans.h"
 
