@@ -89,7 +89,7 @@ static void pass_group(const struct stream *s, int64_t g)
     pass_on((void *)(uintptr_t)s, first, out, n);
 }
 
-/* Words of groups come in any pieces. */
+/* Words of groups come in any lengths. */
 static void pass_words(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct stream *s = arg;

@@ -25,7 +25,7 @@
 #include "runtime/step/submit.h"
 
 /* Of one unit at most 64, and a block may begin and end inside of one. */
-#define PIECES_MAX 72
+#define CHUNKS_MAX 72
 
 struct iz_ckpt_saver {
     struct iz_engine *e;
@@ -75,10 +75,10 @@ struct snapshot_arg {
     int64_t at; /* element of the buffer at which the first one goes */
     enum iz_moment_type type;
     enum iz_moment which;
-    struct source source[PIECES_MAX];
+    struct source source[CHUNKS_MAX];
 };
 
-/* buf: buffer, then what holds the pieces. */
+/* buf: buffer, then what holds the chunks. */
 static void run_snapshot(struct iz_exec *x, void **buf, const void *arg)
 {
     const struct snapshot_arg *a = arg;
@@ -155,8 +155,8 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
         struct iz_extent p = extent_at(r, done);
         if (p.home != home)
             break;
-        if (a.n == PIECES_MAX)
-            iz_die("checkpoint: a block of more than %d chunks", PIECES_MAX);
+        if (a.n == CHUNKS_MAX)
+            iz_die("checkpoint: a block of more than %d chunks", CHUNKS_MAX);
         a.source[a.n] = (struct source){p.base, p.at, p.n, p.room};
         iz_task_add(&t, handle_of(&p), STARPU_R);
         done += p.n;
@@ -253,7 +253,7 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     }
 }
 
-/* A block of a checkpoint is a piece of the file. */
+/* A block of a checkpoint is a range of the file. */
 static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
 {
     const struct iz_unit_memory *g = &r->e->unit[r->unit];

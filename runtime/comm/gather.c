@@ -10,7 +10,8 @@
 
 /* Bytes per peer and message.  Within a host: so that a buffer may be larger
  * than an int, and so that every few megabytes a new wait starts with fast
- * polling.  Between hosts: see iz_coll_pipeline. */
+ * polling.  Between hosts, with IZ_FLIGHT_DEPTH of them in flight: so that a
+ * wait for a receiver's answer does not leave the link idle. */
 #define GATHER_LOCAL ((int64_t)4 << 20)
 #define GATHER_REMOTE ((int64_t)256 << 10)
 

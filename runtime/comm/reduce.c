@@ -39,7 +39,8 @@ static int64_t fragment_bytes(const struct iz_coll *c, int r, int64_t at,
     return max64(min64(pipeline.bytes, shard_bytes(c, r) - at), 0);
 }
 
-/* Ranks whose contributions are added in one sum, in order. */
+/* Ranks whose contributions are added in one sum, in order: those of a group,
+ * or one of each group. */
 struct group {
     int first, stride, n, self; /* self: this rank's place */
     int flight;                 /* its first set of requests */

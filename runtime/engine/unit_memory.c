@@ -28,7 +28,7 @@ static void child_filter(void *parent, void *child,
 
 /* StarPU switches between the whole and its children by itself: adam's chunks
  * write children side by side, fetch reads the whole. */
-static void register_pieces(struct iz_engine *e, struct iz_unit_memory *g,
+static void register_chunks(struct iz_engine *e, struct iz_unit_memory *g,
                             int u, int64_t held)
 {
     int n = g->plan->chunks;
@@ -78,7 +78,7 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
         if (apart || !iz_plan_frozen_apart(&e->plan))
             g->frozen[i].param = (char *)p + g->frozen[i].param_first * size;
     if (!apart)
-        register_pieces(e, g, a->of, n);
+        register_chunks(e, g, a->of, n);
     return 0;
 }
 

@@ -466,7 +466,7 @@ int iz_hf_read(struct iz_hf_reader *r, int unit, int64_t from, int64_t n,
 {
     int err = 0;
     float *second = has_second_names(r, unit)
-                        ? iz_take(n, sizeof(*second), "a piece of parameters")
+                        ? iz_take(n, sizeof(*second), "a buffer of parameters")
                         : NULL;
     /* Tied tensors come last in the map: what they are compared with is there.
      */

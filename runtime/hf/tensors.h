@@ -90,7 +90,7 @@ int iz_hf_write_open(struct iz_hf_writer **out, const struct iz_hf_order *o,
 #define IZ_HF_BUFFER ((int64_t)1 << 22)
 static inline float *iz_hf_take_buffer(void)
 {
-    return iz_take(IZ_HF_BUFFER, sizeof(float), "a piece of parameters");
+    return iz_take(IZ_HF_BUFFER, sizeof(float), "a buffer of parameters");
 }
 
 /* Elements [from, from + n) of a unit's flat array; n <= IZ_HF_BUFFER.  What is

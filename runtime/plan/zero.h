@@ -11,13 +11,16 @@
 #include "codelets/flat/dtype.h"
 #include "runtime/config/config.h"
 
-/* Formed by runtime/step/reduce.c but for ranks, by runtime/comm/reduce.c.
- * tests/fake/summed.c forms all of them again. */
+/* What forms each level's sums; tests/fake/summed.c forms all of them again.
+ * The tied use of a parameter has an accumulator of its own where several
+ * micro-batches are added: runtime/step/norm.c adds it at the end. */
 enum iz_sum_over {
-    IZ_SUM_SLICES,
-    IZ_SUM_MICRO_BATCHES,
-    IZ_SUM_RANKS, /* of a group: consecutive ones */
-    IZ_SUM_GROUPS /* next to the level of ranks, which is below */
+    IZ_SUM_SLICES,        /* backward: slices of a micro-batch come together */
+    IZ_SUM_MICRO_BATCHES, /* runtime/step/reduce.c; above ranks also reduce_add,
+                             which adds to what is there */
+    IZ_SUM_RANKS,         /* of a group, which are consecutive; reduce_add in
+                             runtime/comm/reduce.c, or its kernel */
+    IZ_SUM_GROUPS /* next to the level of ranks, which is below; there */
 };
 
 /* The n sums of the level below, in order: the first one begins the running
@@ -37,8 +40,9 @@ struct iz_sum_order {
     struct iz_sum_level level[IZ_SUM_LEVELS];
 };
 
-/* What the config says, or auto: local first, where a rank has whole gradients
- * anyway or needs that of one unit at a time. */
+/* What the config says, or auto: local first in stages 0 to 2, but where a GPU
+ * offloads its optimizer, and where a rank needs the whole gradient of one unit
+ * at a time. */
 enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
 
 /* Whether so many ranks can add like that: in stage 3 none has a whole

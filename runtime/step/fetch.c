@@ -452,8 +452,8 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
     return s->handle;
 }
 
-/* Padding past a short last chunk is never touched: the pieces cover the owned
- * elements exactly, so only the part behind them needs the all-gather. */
+/* Padding past a short last chunk is never touched: the chunks cover the owned
+ * elements exactly. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
     const struct iz_plan_zero *z = &e->plan.zero;

@@ -385,7 +385,8 @@ static void add_together(struct iz_engine *e, int unit, int acc,
 enum route {
     BACKWARD, /* which writes the only one into the accumulator */
     ON_GPU,   /* on the GPU of a single rank that offloads its optimizer */
-    TO_HOST,  /* on the host, which a GPU sends it to */
+    TO_HOST,  /* on the host, which a GPU sends contributions to, or (by NCCL)
+               * the sums of all ranks */
     PIECES,   /* by all workers of the host */
     TOGETHER  /* by one task, as all collectives are */
 };

@@ -18,7 +18,7 @@
 #include "runtime/base/progress.h"
 #include "runtime/plan/limits.h"
 
-#define ALIGN 4096 /* of pieces of a pool: as disks want it */
+#define ALIGN 4096 /* of places in a pool: as disks want it */
 
 /* One allocation that is given out from front to back. */
 struct pool {

@@ -83,7 +83,7 @@ def test_the_bytes_are_those_that_the_run_counts(place):
     r, out = trace(place, 2, CONFIG, "--steps", "0:7")
     sent = sum(e["args"].get("bytes", 0) for e in tasks(out)
                if e["pid"] == 0 and e["name"] in ("fetch", "reduce"))
-    scalars = 7 * 8 * (4 + UNITS)
+    scalars = 7 * 8 * (5 + UNITS)
     told = r.summary["sent_bytes"]
     assert sent <= told <= sent + scalars + 1024, (sent, told)
     gathered = sum(e["args"]["bytes"] for e in tasks(out)

@@ -32,9 +32,9 @@ def test_memory_for_staging_that_one_rank_lacks(victim, place, nvme):
 
 @pytest.mark.parametrize("victim", (0, 1))
 def test_memory_that_one_rank_lacks_in_an_import(victim, place):
-    """A piece of the adapters' values, and one of the folder's."""
+    """A buffer of the adapters' values, and one of the folder's."""
     folder = place.folder / "weights"
     place.good(1, {**SCARCE, "run.export": str(folder)})
     c = {"model.import": str(folder), "lora": {"rank": 2, "targets": "*"}}
     assert WEIGHTS in scarce(place, c, victim, 1 << 20)
-    assert "a piece of parameters" in scarce(place, c, victim, 16 << 20)
+    assert "a buffer of parameters" in scarce(place, c, victim, 16 << 20)

@@ -94,7 +94,7 @@ def test_frozen_parameters_are_copied_once(a_step):
     # as many bytes as a shard of four has in fp32
     embed, *_, block, head = run.units(run.MODEL, RANKS)
     trained = embed + head + block + run.padded(8 * c * c + 9 * c, RANKS)  # but attention
-    fetched = plain["fetched_bytes"] // 4  # a far shard comes to a host once
+    fetched = plain["fetched_bytes"] // 4  # a remote shard comes to a host once
     assert plain["far_bytes"] - got["far_bytes"] == fetched - trained
 
 

@@ -40,7 +40,7 @@ static void bytes_open(void)
 
 /* Where the parts of the ranks start and end, in coll->first: `shard` each, or
  * of uneven ones those of number -1 - shard, `times` as long: none, a few, and
- * several pieces. */
+ * several fragments. */
 static int64_t cut_parts(int64_t shard, int times)
 {
     static const int64_t length[] = {0, 5, 40001, 1, 160003, 0, 64};
@@ -240,8 +240,8 @@ static void reduce_scatter_is_the_serial_sum(void **state)
     }
 }
 
-/* Of nothing, which writes nothing; in many pieces, whole ones only and with an
- * odd last one; and in place. */
+/* Of nothing, which writes nothing; in many fragments, whole ones only and with
+ * an odd last one; and in place. */
 static void reduce_scatter_of_any_length(void **state)
 {
     float out = 3.0f, full = 4.0f;
@@ -287,8 +287,8 @@ static void scratch_is_bounded(void **state)
         assert_true(iz_coll_scratch_bytes(ranks, mib * 100) <= 16 * mib);
 }
 
-/* Of fp32 and of 16 bits, or the norm's order would depend on the pieces. */
-static void pieces_are_whole_blocks_of_the_norm(void **state)
+/* Of fp32 and of 16 bits, or the norm's order would depend on the fragments. */
+static void fragments_are_whole_blocks_of_the_norm(void **state)
 {
     struct iz_coll c = {.size = 2};
     for (; c.size <= 300; c.size++) {
@@ -499,7 +499,7 @@ static int check_all(void)
         cmocka_unit_test(memory_is_read_when_it_is_ready),
         cmocka_unit_test(moves_between_hosts),
         cmocka_unit_test(scratch_is_bounded),
-        cmocka_unit_test(pieces_are_whole_blocks_of_the_norm),
+        cmocka_unit_test(fragments_are_whole_blocks_of_the_norm),
         cmocka_unit_test(broadcast_reaches_all),
         cmocka_unit_test(doubles_are_gathered),
         cmocka_unit_test(one_refusal_is_seen_by_all),

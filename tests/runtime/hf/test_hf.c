@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Published checkpoints of a toy model whose table uses all there is: tensors
+/* Published checkpoints of a toy model whose names use all there is: tensors
  * that lie the other way round, parameters cut into several by columns and by
  * rows, a second name.  Written by some ranks, read in any ranges. */
 #include "tests/runtime/fixture.h"
