@@ -131,7 +131,8 @@ static int move_all(const struct iz_disk *d, void *buf, bool write)
     return 0;
 }
 
-/* One way and back, as a chunk of states goes; the first write is not timed. */
+/* One way and back, as a chunk of states goes; the first write is not timed.
+ * Then the file is zero again, as a new one is. */
 static int measure(struct iz_disk *d)
 {
     void *buf = aligned_alloc(IZ_NVME_ALIGN, (size_t)TRIAL_REQUEST);
@@ -145,6 +146,9 @@ static int measure(struct iz_disk *d)
     if (!err)
         err = move_all(d, buf, false);
     d->rate = 2e9 * (double)d->bytes / (double)(iz_clock_ns() - begin + 1);
+    memset(buf, 0, (size_t)TRIAL_REQUEST);
+    if (!err)
+        err = move_all(d, buf, true);
     free(buf);
     return err ? iz_durable_refuse("nvme", d->path, "cannot measure its rate",
                                    err)

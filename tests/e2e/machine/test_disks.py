@@ -18,13 +18,17 @@ def homes(folders):
             "activation_checkpointing.nvme_path": folders, "run.nvme_checksum": True}
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_several_disks_change_no_bit(ranks, place, nvme):
-    folders = [nvme / "a", nvme / "b", nvme / "c"]
+@pytest.mark.parametrize("ranks, imported", ((1, False), (2, False), (1, True)))
+def test_several_disks_change_no_bit(ranks, imported, place, nvme):
+    """Of a model that is imported nobody writes the states before a step does."""
+    folders, weights = [nvme / "a", nvme / "b", nvme / "c"], place.folder / "weights"
     for f in folders:
         f.mkdir(exist_ok=True)
-    one = place.good(ranks, homes(str(nvme)))
-    three = place.good(ranks, homes([str(f) for f in folders]))
+    if imported:
+        place.good(1, {**BIG, "run.steps": 0, "run.export": str(weights)})
+    more = {"model.import": str(weights)} if imported else {}
+    one = place.good(ranks, {**homes(str(nvme)), **more})
+    three = place.good(ranks, {**homes([str(f) for f in folders]), **more})
     assert three.numbers == one.numbers
     assert "on disks" not in one.out
     for what in ("states", "parameters", "boundaries"):
