@@ -115,12 +115,6 @@ static starpu_data_handle_t handle_of(const struct iz_extent *p)
     return p->state ? p->chunk->state_handle : p->chunk->param_handle;
 }
 
-/* Byte of the range's quantised words among those of this rank. */
-static int64_t words_at(const struct range *r)
-{
-    return 4 * (r->from - iz_param_quant_words(r->e, r->unit).first);
-}
-
 /* Copies to `buffer` from what lives there. */
 static struct iz_task snapshot_task(const struct range *r, enum iz_home home,
                                     void (*run)(struct iz_exec *, void **,
@@ -170,12 +164,16 @@ static int64_t snapshot_home(const struct range *r, starpu_data_handle_t buffer,
 
 /* ---- frozen parameters ---- */
 
-/* They are in the type of parameters: the bytes of n elements go to the end of
- * the room that as many fp32 have in a buffer, in whole pages, and are widened
- * from there. */
-static int64_t raw_at(const struct iz_engine *e, int64_t n)
+/* They are in the type of parameters, or words of quantised ones: the bytes of
+ * n elements go to the end of the room that as many fp32 have in a buffer, in
+ * whole pages, and are widened from there. */
+static int64_t raw_size(const struct range *r)
 {
-    int64_t size = iz_dtype_bytes(e->plan.param_type);
+    return r->array == IZ_FROZEN ? iz_dtype_bytes(r->e->plan.param_type) : 4;
+}
+
+static int64_t raw_at(int64_t n, int64_t size)
+{
     return (4 - size) * round_up(n * size, IZ_NVME_ALIGN) / size;
 }
 
@@ -183,7 +181,7 @@ static void widen_frozen(const struct iz_engine *e, char *buffer, int64_t n)
 {
     enum { BLOCK = 1024 };
     int64_t size = iz_dtype_bytes(e->plan.param_type);
-    const char *raw = buffer + raw_at(e, n);
+    const char *raw = buffer + raw_at(n, size);
     char block[4 * BLOCK];
     if (e->plan.param_type == IZ_F32)
         return;
@@ -208,19 +206,11 @@ static void run_raw(struct iz_exec *x, void **buf, const void *arg)
 
 static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
 {
-    const struct iz_unit_memory *g = &r->e->unit[r->unit];
-    int64_t size = iz_dtype_bytes(r->e->plan.param_type);
-    struct raw_arg a;
-    if (r->array == IZ_QUANT_WORDS)
-        a = (struct raw_arg){
-            .from = g->quant + iz_param_quant_own(r->e, r->unit) + words_at(r),
-            .bytes = 4 * r->n};
-    else {
-        struct iz_extent p = extent_at(r, 0);
-        a = (struct raw_arg){.from = p.chunk->param + p.at * size,
-                             .at = raw_at(r->e, r->n),
-                             .bytes = r->n * size};
-    }
+    struct iz_extent p = extent_at(r, 0);
+    int64_t size = raw_size(r);
+    struct raw_arg a = {.from = p.chunk->param + p.at * size,
+                        .at = raw_at(r->n, size),
+                        .bytes = r->n * size};
     struct iz_task t =
         snapshot_task(r, r->e->plan.zero.frozen.home, run_raw, buffer, true);
     t.bytes = (double)a.bytes;
@@ -234,9 +224,7 @@ static void frozen_memory(const struct range *r, starpu_data_handle_t buffer)
  * read. */
 static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
 {
-    bool frozen = r->array == IZ_FROZEN;
-    int64_t size = frozen ? iz_dtype_bytes(r->e->plan.param_type) : 4;
-    int64_t to = frozen ? raw_at(r->e, r->n) : 0;
+    int64_t size = raw_size(r), to = raw_at(r->n, size);
     struct iz_extent p;
     for (int64_t done = 0; done < r->n; done += p.n) {
         p = extent_at(r, done);
@@ -253,24 +241,12 @@ static void snapshot_disk(const struct range *r, starpu_data_handle_t buffer)
     }
 }
 
-/* A block of a checkpoint is a range of the file. */
-static void quant_disk(const struct range *r, starpu_data_handle_t buffer)
-{
-    const struct iz_unit_memory *g = &r->e->unit[r->unit];
-    struct iz_io io = {.file = r->e->file.param,
-                       .offset = g->quant_at + words_at(r),
-                       .bytes = round_up(4 * r->n, IZ_NVME_ALIGN)};
-    iz_disk_io(r->e, IZ_LOAD, r->unit, buffer, STARPU_W, g->quant_handle, io);
-}
-
 static void submit_snapshot(const struct range *r, starpu_data_handle_t buffer)
 {
     bool frozen = r->array < IZ_MASTER;
     enum iz_home home =
         frozen ? r->e->plan.zero.frozen.home : extent_at(r, 0).home;
-    if (home == IZ_HOME_NVME && r->array == IZ_QUANT_WORDS)
-        quant_disk(r, buffer);
-    else if (home == IZ_HOME_NVME)
+    if (home == IZ_HOME_NVME)
         snapshot_disk(r, buffer);
     else if (frozen)
         frozen_memory(r, buffer);

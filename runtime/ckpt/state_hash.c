@@ -62,28 +62,16 @@ struct range {
     int64_t from, n;
 };
 
-static int part_chunks(const struct iz_plan_unit *g, enum iz_unit_part part)
-{
-    return part == IZ_PART_TRAINED  ? g->chunks
-           : part == IZ_PART_FROZEN ? g->frozen.chunks
-                                    : 1;
-}
-
-/* What this rank hashes of a chunk; quantised words have none. */
+/* What this rank hashes of a chunk. */
 static struct range whole_chunk(const struct iz_engine *e, int u,
-                                enum iz_unit_part part, int chunk)
+                                enum iz_unit_part part,
+                                const struct iz_chunk *k)
 {
-    const struct iz_unit_memory *g = &e->unit[u];
-    bool quant = part == IZ_PART_QUANT;
-    struct iz_owned p = quant ? iz_owned_of_array(e, u, IZ_QUANT_WORDS)
-                              : iz_owned_of(e, u, part);
-    int64_t from = p.begin, end = p.end;
-    if (!quant) {
-        const struct iz_chunk *k =
-            &(part == IZ_PART_FROZEN ? g->frozen : g->chunk)[chunk];
-        from = max64(from, p.first + k->first);
-        end = min64(end, p.first + k->first + k->count);
-    }
+    static const enum iz_array arrays[IZ_PARTS] = {IZ_MASTER, IZ_FROZEN,
+                                                   IZ_QUANT_WORDS};
+    struct iz_owned p = iz_owned_of_array(e, u, arrays[part]);
+    int64_t from = max64(p.begin, p.first + k->first);
+    int64_t end = min64(p.end, p.first + k->first + k->count);
     return (struct range){u, part, from, max64(end - from, 0)};
 }
 
@@ -91,9 +79,10 @@ static bool next_range(struct sums *s, struct range *p)
 {
     int64_t i = atomic_fetch_add(&s->next, 1);
     for (int u = 0; u < s->e->plan.n_units; u++)
-        for (int part = 0; part < IZ_PARTS; part++)
-            for (int c = 0; c < part_chunks(s->e->unit[u].plan, part); c++) {
-                *p = whole_chunk(s->e, u, part, c);
+        for (int part = 0; part < IZ_PARTS; part++) {
+            struct iz_chunks k = iz_unit_chunks(&s->e->unit[u], part);
+            for (int c = 0; c < k.n; c++) {
+                *p = whole_chunk(s->e, u, part, &k.list[c]);
                 int64_t ranges = (p->n + RANGE_ELEMS - 1) / RANGE_ELEMS;
                 p->from += i * RANGE_ELEMS;
                 p->n = min64(p->n - i * RANGE_ELEMS, RANGE_ELEMS);
@@ -101,6 +90,7 @@ static bool next_range(struct sums *s, struct range *p)
                     return true;
                 i -= ranges;
             }
+        }
     return false;
 }
 

@@ -3,7 +3,9 @@
 #include "runtime/engine/access.h"
 
 #include <assert.h>
+#include <stdlib.h>
 
+#include "codelets/base/die.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
@@ -17,10 +19,9 @@ static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
                          enum iz_staging_kind what, bool store)
 {
     bool state = what == IZ_STAGING_STATE;
-    int64_t size = iz_dtype_bytes(e->plan.param_type);
     struct iz_nvme *file = state ? e->file.state : e->file.param;
     int64_t at = state ? k->state_at : k->param_at;
-    int64_t bytes = state ? k->state_bytes : k->filed * size;
+    int64_t bytes = state ? k->state_bytes : k->param_bytes;
     if (state ? k->state != NULL : k->param != NULL)
         return state ? (char *)k->state : k->param;
     struct iz_staging_ring *s = &e->staging[what];
@@ -131,33 +132,60 @@ static void move_halves(struct iz_engine *e, struct iz_chunk *k, int64_t at,
     }
 }
 
+struct iz_quant_groups iz_owned_groups(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_quant *q = &e->unit[unit].plan->quant;
+    struct iz_owned words = iz_owned_of_array(e, unit, IZ_QUANT_WORDS);
+    int64_t each = iz_quant_bytes(q->format) / 4;
+    return (struct iz_quant_groups){words.begin / each, words.end / each};
+}
+
+/* Of a quantised part, whose shards are whole groups. */
+static struct iz_owned owned_values(const struct iz_engine *e, int unit)
+{
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    const struct iz_unit *u = &e->model->unit[unit];
+    struct iz_owned q = {
+        .array = IZ_QUANT_VALUES, .n = p->quant.n, .at = p->n + p->frozen.n};
+    if (!q.n)
+        return q;
+    struct iz_quant_groups g = iz_owned_groups(e, unit);
+    iz_unit_quant_group(u, g.first, &q.first);
+    iz_unit_quant_group(u, g.last, &q.last);
+    q.begin = q.first;
+    q.end = q.last;
+    return q;
+}
+
+/* Words of what is quantised a rank owns of its shard alone. */
 struct iz_owned iz_owned_of_array(const struct iz_engine *e, int unit,
                                   enum iz_array a)
 {
-    if (a == IZ_QUANT_WORDS)
-        return iz_param_quant_words(e, unit);
-    return iz_owned_of(e, unit, iz_array_part(a));
+    const struct iz_plan_unit *p = e->unit[unit].plan;
+    const struct iz_plan_frozen trained = {
+        .n = p->n, .shard = p->shard, .owned = p->owned};
+    const struct iz_plan_frozen *f = a == IZ_QUANT_WORDS ? &p->quant.words
+                                     : a == IZ_FROZEN    ? &p->frozen
+                                                         : &trained;
+    int64_t own = f->shard * e->plan.rank;
+    int64_t first = e->plan.zero.state.whole && a != IZ_QUANT_WORDS ? 0 : own;
+    if (a == IZ_QUANT_VALUES)
+        return owned_values(e, unit);
+    return (struct iz_owned){.array = a,
+                             .n = f->n,
+                             .first = first,
+                             .last = min64(first + f->owned, f->n),
+                             .begin = min64(own, f->n),
+                             .end = min64(own + f->shard, f->n),
+                             .at = a == IZ_FROZEN ? p->n : 0};
 }
 
 struct iz_owned iz_owned_of(const struct iz_engine *e, int unit,
                             enum iz_unit_part part)
 {
-    const struct iz_plan_unit *p = e->unit[unit].plan;
-    const struct iz_plan_frozen *f = &p->frozen;
-    bool frozen = part == IZ_PART_FROZEN;
-    if (part == IZ_PART_QUANT)
-        return iz_param_quant_values(e, unit);
-    int64_t n = frozen ? f->n : p->n, shard = frozen ? f->shard : p->shard;
-    int64_t own = shard * e->plan.rank;
-    int64_t first = e->plan.zero.state.whole ? 0 : own;
-    return (struct iz_owned){
-        .array = frozen ? IZ_FROZEN : IZ_MASTER,
-        .n = n,
-        .first = first,
-        .last = min64(first + (frozen ? f->owned : p->owned), n),
-        .begin = min64(own, n),
-        .end = min64(own + shard, n),
-        .at = frozen ? p->n : 0};
+    static const enum iz_array arrays[IZ_PARTS] = {IZ_MASTER, IZ_FROZEN,
+                                                   IZ_QUANT_VALUES};
+    return iz_owned_of_array(e, unit, arrays[part]);
 }
 
 int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
@@ -172,13 +200,11 @@ struct iz_extent iz_engine_extent(const struct iz_engine *e, int unit,
                                   enum iz_array a, int64_t at, int64_t n)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
-    bool frozen = a == IZ_FROZEN;
-    struct iz_chunk *k = frozen ? g->frozen : g->chunk;
-    const struct iz_chunk *stop =
-        k + (frozen ? g->plan->frozen.chunks : g->plan->chunks);
+    struct iz_chunks chunks = iz_unit_chunks(g, iz_array_part(a));
+    struct iz_chunk *k = chunks.list;
     int64_t first = iz_owned_of_array(e, unit, a).first, begin, end;
     for (;; k++) {
-        assert(k < stop);
+        assert(k < chunks.list + chunks.n);
         begin = iz_engine_array(e, unit, a, first + k->first);
         end = iz_engine_array(e, unit, a, first + k->first + k->count);
         if (at < end)
@@ -204,11 +230,6 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
-    if (a == IZ_QUANT_WORDS) {
-        from -= iz_param_quant_words(e, unit).first;
-        iz_param_quant_move(e, unit, from * 4, (char *)host, n * 4, put);
-        return;
-    }
     for (struct iz_extent p; n > 0; from += p.n, host += p.n, n -= p.n) {
         p = iz_engine_extent(e, unit, a, from, n);
         bool halves = a == IZ_MASTER && p.states.lower;
@@ -236,11 +257,55 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
     }
 }
 
+/* The groups that elements [from, from + n) lie in. */
+static struct iz_quant_groups groups_of(const struct iz_unit *u, int64_t from,
+                                        int64_t n)
+{
+    struct iz_quant_matrix m = {0};
+    struct iz_quant_groups g = {-1, 0};
+    while (iz_unit_next_quant(u, &m)) {
+        int64_t first = max64(from - m.first, 0);
+        int64_t last = min64(from + n - m.first, m.n);
+        if (first >= last)
+            continue;
+        if (g.first < 0)
+            g.first = m.group + first / IZ_QUANT_GROUP;
+        g.last = m.group + iz_quant_groups(last);
+    }
+    return g;
+}
+
+static void get_values(struct iz_engine *e, int unit, int64_t from, float *out,
+                       int64_t n)
+{
+    const struct iz_unit *u = &e->model->unit[unit];
+    enum iz_dtype type = e->plan.param_type;
+    struct iz_quant_groups g = groups_of(u, from, n);
+    enum iz_quant format = e->unit[unit].plan->quant.format;
+    int64_t size = iz_quant_bytes(format), words = size / 4, first;
+    float values[IZ_QUANT_GROUP];
+    char *group = malloc((size_t)((g.last - g.first) * size));
+    if (!group)
+        iz_die("%s: no memory to read quantised parameters", u->name);
+    move_array(e, unit, IZ_QUANT_WORDS, g.first * words, (float *)group,
+               (g.last - g.first) * words, false);
+    for (int64_t i = g.first, k; n > 0; i++, from += k, out += k, n -= k) {
+        int64_t count = iz_unit_quant_group(u, i, &first);
+        k = min64(first + count - from, n);
+        iz_quant_load(format, values, type, group + (i - g.first) * size,
+                      count);
+        iz_cast(out, IZ_F32,
+                (char *)values + (from - first) * iz_dtype_bytes(type), type,
+                k);
+    }
+    free(group);
+}
+
 void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    float *out, int64_t n)
 {
     if (a == IZ_QUANT_VALUES)
-        iz_param_quant_get(e, unit, from, out, n);
+        get_values(e, unit, from, out, n);
     else
         move_array(e, unit, a, from, out, n, false);
 }

@@ -2,7 +2,25 @@
 /* Reads and writes parameters and states where they live, when no task runs. */
 #pragma once
 
-#include "runtime/engine/param_quant.h"
+#include "runtime/engine/engine.h"
+
+/* IZ_STATE and on: the optimizer's states.  Of quantised parameters the values,
+ * and their groups as words of 4 bytes, which are no numbers. */
+enum iz_array {
+    IZ_QUANT_WORDS = -3,
+    IZ_QUANT_VALUES,
+    IZ_FROZEN,
+    IZ_MASTER,
+    IZ_STATE
+};
+
+/* A part of a unit's parameters, n without padding.  This rank owns
+ * [first, last); what all ranks have together is cut into [begin, end). */
+struct iz_owned {
+    enum iz_array array; /* IZ_MASTER, IZ_FROZEN, IZ_QUANT_VALUES */
+    int64_t n, first, last, begin, end;
+    int64_t at; /* where they begin in all of the unit's, end to end */
+};
 
 /* How a chunk's states lie, in memory or in a file. */
 static inline struct iz_state_layout
@@ -31,6 +49,13 @@ struct iz_owned iz_owned_of_array(const struct iz_engine *e, int unit,
 int64_t iz_engine_array(const struct iz_engine *e, int unit, enum iz_array a,
                         int64_t at);
 
+/* The groups that this rank owns, of a unit that has quantised parameters:
+ * [first, last). */
+struct iz_quant_groups {
+    int64_t first, last;
+};
+struct iz_quant_groups iz_owned_groups(const struct iz_engine *e, int unit);
+
 /* Elements of an array that lie together, among the states of a chunk or its
  * parameters. */
 struct iz_extent {
@@ -44,7 +69,7 @@ struct iz_extent {
 };
 
 /* Those of an array from element `at` on, which this rank has: n at most.  All
- * arrays but those of quantised parameters are in chunks. */
+ * arrays but IZ_QUANT_VALUES are in chunks. */
 struct iz_extent iz_engine_extent(const struct iz_engine *e, int unit,
                                   enum iz_array a, int64_t at, int64_t n);
 

@@ -20,14 +20,13 @@
 /* The optimizer's state and this rank's parameters are updated chunk by chunk.
  */
 struct iz_chunk {
-    enum iz_home home;          /* of its states */
-    enum iz_home param_home;    /* of its parameters */
-    int64_t first, count;       /* in the owned elements of the unit */
-    int64_t lacks;              /* see iz_plan_chunk_lacks */
-    int64_t state_bytes;        /* in a file */
-    int64_t param_first;        /* in its parameters in memory */
-    char *param;                /* they there; NULL when on disk */
-    int64_t filed;              /* elements between two chunks of a file */
+    enum iz_home home;                /* of its states */
+    enum iz_home param_home;          /* of its parameters */
+    int64_t first, count;             /* in the owned elements of the unit */
+    int64_t lacks;                    /* see iz_plan_chunk_lacks */
+    int64_t state_bytes, param_bytes; /* in a file */
+    int64_t param_first;              /* in its parameters in memory */
+    char *param;                      /* they there; NULL when on disk */
     float *state;               /* see iz_chunk_states; NULL when on disk */
     int64_t state_at, param_at; /* file offsets, bytes */
     starpu_data_handle_t
@@ -42,8 +41,8 @@ struct iz_unit_memory {
     int64_t *offset;
     struct iz_segment *segment; /* of parameters that are updated alike */
     /* Parameters in memory, full or shard: those that are frozen may have a
-     * buffer of their own. */
-    starpu_data_handle_t param_handle, frozen_handle;
+     * buffer of their own, and groups of quantised ones have. */
+    starpu_data_handle_t param_handle, frozen_handle, quant_handle;
     starpu_data_handle_t secondary_handle; /* of a group's copy; NULL: none */
     int64_t secondary_version; /* 1 + the one that it is of; 0: of none, frozen
                                   or not */
@@ -56,19 +55,34 @@ struct iz_unit_memory {
     /* A rank's sums over its micro-batches, for each accumulator: its own
      * buffer, or the one of the ring that it has this time. */
     starpu_data_handle_t sum_handle[2];
-    /* Groups of quantised parameters: of all ranks or a shard; NULL when on
-     * disk, from this byte of the file on, where the handle is a token. */
-    char *quant;
-    int64_t quant_at;
-    starpu_data_handle_t quant_handle;
     int contributions[2]; /* of this step so far: the first one overwrites */
     starpu_data_handle_t norm2_handle;
     struct iz_chunk *chunk;
     struct iz_chunk *frozen;     /* of the frozen parameters: without states */
+    struct iz_chunk *quant;      /* of the words of quantised ones: as those */
     starpu_data_handle_t *child; /* of param_handle: one per chunk */
     int64_t version; /* counts updates, so that a ring slot knows it is stale */
     struct iz_slot *slot; /* it was fetched into last; NULL: none yet */
 };
+
+/* Those of a part of the unit. */
+struct iz_chunks {
+    struct iz_chunk *list;
+    int n;
+};
+
+static inline struct iz_chunks iz_unit_chunks(const struct iz_unit_memory *g,
+                                              enum iz_unit_part part)
+{
+    switch (part) {
+    case IZ_PART_FROZEN:
+        return (struct iz_chunks){g->frozen, g->plan->frozen.chunks};
+    case IZ_PART_QUANT:
+        return (struct iz_chunks){g->quant, g->plan->quant.words.chunks};
+    default:
+        return (struct iz_chunks){g->chunk, g->plan->chunks};
+    }
+}
 
 /* A buffer of a ring. */
 struct iz_slot {

@@ -17,7 +17,6 @@ static starpu_data_handle_t *owner_of(struct iz_engine *e,
                                       int64_t **at)
 {
     int of = a->of, i = a->index;
-    struct iz_unit_memory *g;
     struct iz_chunk *k;
     switch (a->what) {
     case IZ_DATUM_SCRATCH:
@@ -31,11 +30,6 @@ static starpu_data_handle_t *owner_of(struct iz_engine *e,
         return NULL;
     case IZ_DATUM_LOGITS:
         return &e->scalar.logits_handle;
-    case IZ_DATUM_QUANT:
-        g = &e->unit[of];
-        *address = &g->quant;
-        *at = &g->quant_at;
-        return &g->quant_handle;
     case IZ_DATUM_SECONDARY:
         return &e->unit[of].secondary_handle;
     case IZ_DATUM_STATE:
@@ -93,6 +87,7 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
     switch (a->what) {
     case IZ_DATUM_PARAM:
     case IZ_DATUM_FROZEN:
+    case IZ_DATUM_QUANT:
         return iz_unit_memory_params(e, a, p);
     case IZ_DATUM_GRAD:
     case IZ_DATUM_BLOCK_SUMS:

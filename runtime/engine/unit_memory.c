@@ -49,16 +49,26 @@ static void register_chunks(struct iz_engine *e, struct iz_unit_memory *g,
     }
 }
 
+static void place_chunks(struct iz_chunks k, char *p, int64_t size)
+{
+    for (int i = 0; i < k.n; i++)
+        k.list[i].param = p + k.list[i].param_first * size;
+}
+
 int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
                           void *p)
 {
     struct iz_unit_memory *g = &e->unit[a->of];
-    bool apart = a->what == IZ_DATUM_FROZEN;
-    struct iz_chunk *k = apart ? g->frozen : g->chunk;
-    int64_t size = iz_dtype_bytes(e->plan.param_type), n = a->bytes / size;
+    bool quant = a->what == IZ_DATUM_QUANT;
+    enum iz_unit_part part = quant                        ? IZ_PART_QUANT
+                             : a->what == IZ_DATUM_FROZEN ? IZ_PART_FROZEN
+                                                          : IZ_PART_TRAINED;
+    struct iz_chunks k = iz_unit_chunks(g, part);
+    int64_t size = quant ? 4 : iz_dtype_bytes(e->plan.param_type);
+    int64_t n = a->bytes / size;
     if (!p) {
-        k[a->index].param_at = a->at;
-        k[a->index].param_handle = iz_handle_token(e, IZ_DATUM_PARAM, a->of);
+        k.list[a->index].param_at = a->at;
+        k.list[a->index].param_handle = iz_handle_token(e, a->what, a->of);
         return 0;
     }
     if (n > UINT32_MAX) {
@@ -68,17 +78,17 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
                 e->model->unit[a->of].name, (long long)n, UINT32_MAX);
         return -EINVAL;
     }
-    starpu_data_handle_t *h = apart ? &g->frozen_handle : &g->param_handle;
+    starpu_data_handle_t *h = (starpu_data_handle_t *[]){
+        &g->param_handle, &g->frozen_handle, &g->quant_handle}[part];
     starpu_vector_data_register(h, STARPU_MAIN_RAM, iz_handle_address(e, p),
                                 (uint32_t)n, (size_t)size);
     iz_handle_keep(e, *h, a->what, a->of);
-    for (int i = 0; !apart && i < g->plan->chunks; i++)
-        g->chunk[i].param = (char *)p + g->chunk[i].param_first * size;
-    for (int i = 0; i < g->plan->frozen.chunks; i++)
-        if (apart || !iz_plan_frozen_apart(&e->plan))
-            g->frozen[i].param = (char *)p + g->frozen[i].param_first * size;
-    if (!apart)
-        register_chunks(e, g, a->of, n);
+    place_chunks(k, p, size);
+    if (part != IZ_PART_TRAINED)
+        return 0;
+    if (!iz_plan_frozen_apart(&e->plan))
+        place_chunks(iz_unit_chunks(g, IZ_PART_FROZEN), p, size);
+    register_chunks(e, g, a->of, n);
     return 0;
 }
 
@@ -113,7 +123,7 @@ static struct iz_chunk *open_chunks(struct iz_engine *e, int64_t chunk,
         c[i].first = first;
         c[i].count = left < chunk ? left : chunk;
         c[i].param_first = own + first;
-        c[i].filed = chunk;
+        c[i].param_bytes = chunk * iz_dtype_bytes(e->plan.param_type);
     }
     return c;
 }
@@ -125,6 +135,7 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     const struct iz_unit *unit = &e->model->unit[u];
     const struct iz_plan_unit *p = g->plan = &e->plan.unit[u];
     const struct iz_plan_zero *z = &e->plan.zero;
+    const struct iz_plan_frozen *words = &p->quant.words;
     int rank = z->param.whole && !z->state.whole ? e->plan.rank : 0;
     g->offset = iz_engine_take(e, unit->n_params, sizeof(*g->offset));
     g->chunk = open_chunks(e, p->chunk, p->owned, p->shard * rank);
@@ -133,6 +144,8 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
                     p->frozen.shard * rank + (iz_plan_frozen_apart(&e->plan) ? 0
                                               : z->param.whole ? p->padded
                                                                : p->shard));
+    g->quant = open_chunks(e, words->chunk, words->owned,
+                           z->param.whole ? words->shard * e->plan.rank : 0);
     g->segment = iz_engine_own(e, iz_rules_segments(unit));
     for (int i = 0; i < p->chunks; i++) {
         g->chunk[i].home = i < p->host_chunks ? z->state.home : IZ_HOME_NONE;
@@ -142,6 +155,10 @@ static void open_layout(struct iz_engine *e, struct iz_unit_memory *g, int u)
     }
     for (int i = 0; i < p->frozen.chunks; i++)
         g->frozen[i].param_home = z->frozen.home;
+    for (int i = 0; i < words->chunks; i++) {
+        g->quant[i].param_home = z->frozen.home;
+        g->quant[i].param_bytes = 4 * iz_plan_quant_filed(p, i);
+    }
     int64_t from[IZ_PARTS] = {0, p->padded, p->padded + p->frozen.padded};
     iz_unit_offsets(unit, from, g->offset);
     g->layout = (struct iz_unit_layout){

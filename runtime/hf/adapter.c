@@ -11,6 +11,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
+#include "runtime/engine/param_quant.h"
 #include "runtime/formats/published.h"
 #include "runtime/model/lora.h"
 

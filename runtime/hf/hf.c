@@ -11,6 +11,7 @@
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
+#include "runtime/engine/param_quant.h"
 #include "runtime/formats/imported.h"
 #include "runtime/formats/peft.h"
 #include "runtime/formats/published.h"

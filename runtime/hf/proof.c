@@ -10,6 +10,7 @@
 #include "codelets/ops/ops.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
+#include "runtime/engine/param_quant.h"
 #include "runtime/formats/published.h"
 #include "runtime/hf/adapter.h"
 #include "runtime/hf/tensors.h"

@@ -187,7 +187,7 @@ static double shard_bytes(const struct iz_plan *p, const struct iz_plan_unit *g)
 {
     return (double)((g->shard + g->frozen.shard) *
                         iz_dtype_bytes(p->param_type) +
-                    iz_plan_quant_shard(g));
+                    4 * g->quant.words.shard);
 }
 
 /* A slot with unit u, and whether it holds it already; NULL: it has none. */

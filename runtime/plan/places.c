@@ -106,10 +106,13 @@ static void put_params(struct iz_plan *p, const struct iz_plan_unit *g, int u)
                  g->frozen.chunk * size);
     else if (iz_plan_frozen_apart(p))
         put(p, IZ_DATUM_FROZEN, tier_of(z->frozen.home), u, 0, frozen);
-    put(p, IZ_DATUM_QUANT, tier_of(z->frozen.home), u, 0,
-        frozen_file      ? iz_plan_quant_filed(g)
-        : z->param.whole ? iz_plan_quant_whole(p, g)
-                         : iz_plan_quant_shard(g));
+    for (int i = 0; frozen_file && i < g->quant.words.chunks; i++)
+        put(p, IZ_DATUM_QUANT, IZ_TIER_NVME, u, i,
+            4 * iz_plan_quant_filed(g, i));
+    if (!frozen_file)
+        put(p, IZ_DATUM_QUANT, tier_of(z->frozen.home), u, 0,
+            4 * (z->param.whole ? g->quant.words.padded
+                                : g->quant.words.shard));
     if (z->group < p->ranks)
         put(p, IZ_DATUM_SECONDARY, tier_of(z->param.home), u, 0,
             (g->padded + g->frozen.padded) / z->group * size);

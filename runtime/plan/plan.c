@@ -70,6 +70,21 @@ static bool sums_squares(const struct iz_plan *p, const struct iz_plan_unit *g)
     return iz_plan_grads_to_host(p) && !iz_plan_straight(p, g->reductions == 1);
 }
 
+static void plan_quant(const struct iz_plan *p, const struct iz_unit *u,
+                       struct iz_plan_quant *q)
+{
+    struct iz_quant_matrix all = {0};
+    while (iz_unit_next_quant(u, &all))
+        ;
+    *q = (struct iz_plan_quant){.n = all.first, .format = iz_unit_quant(u)};
+    int64_t words = iz_quant_bytes(q->format) / 4;
+    int64_t shard = (all.group + p->ranks - 1) / p->ranks * words;
+    q->words = (struct iz_plan_frozen){
+        all.group * words, shard,
+        shard * p->ranks,  shard,
+        IZ_CKPT_BLOCK,     (int)((shard + IZ_CKPT_BLOCK - 1) / IZ_CKPT_BLOCK)};
+}
+
 static void plan_unit(struct iz_plan *p, const struct iz_config *c,
                       const struct iz_model *m, int u)
 {
@@ -91,12 +106,7 @@ static void plan_unit(struct iz_plan *p, const struct iz_config *c,
     g->chunk = part[0].chunk;
     g->chunks = part[0].chunks;
     g->frozen = part[1];
-    struct iz_quant_matrix all = {0};
-    while (iz_unit_next_quant(&m->unit[u], &all))
-        ;
-    g->quant = (struct iz_plan_quant){all.first, all.group,
-                                      (all.group + p->ranks - 1) / p->ranks,
-                                      iz_unit_quant(&m->unit[u])};
+    plan_quant(p, &m->unit[u], &g->quant);
     plan_rows(p, m, u);
     bool many = p->micro_batches > 1;
     g->split_accum = g->ties && many;
@@ -439,7 +449,7 @@ void iz_plan_print(const struct iz_plan *p, const struct iz_model *m, FILE *out)
         quant += p->unit[u].quant.n;
         if (p->unit[u].quant.n)
             format = p->unit[u].quant.format;
-        quant_bytes += iz_plan_quant_whole(p, &p->unit[u]);
+        quant_bytes += 4 * p->unit[u].quant.words.padded;
     }
     fprintf(out, "plan: %s, %.2fM parameters", m->name,
             (double)(n + frozen) / 1e6);

@@ -17,11 +17,13 @@ struct iz_plan_frozen {
     int chunks;
 };
 
-/* Quantised parameters: elements, end to end, and groups of them; a rank's
- * shard is whole groups (codelets/flat/quant.h). */
+/* Quantised parameters: their values, end to end, and the groups that hold them
+ * (codelets/flat/quant.h) as words of 4 bytes, which are frozen like others.  A
+ * shard is whole groups, a chunk a block of a checkpoint. */
 struct iz_plan_quant {
-    int64_t n, groups, shard;
+    int64_t n;
     enum iz_quant format;
+    struct iz_plan_frozen words;
 };
 
 /* The flat parameters of one unit: those that are trained, then the frozen

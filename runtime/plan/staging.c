@@ -37,7 +37,9 @@ static struct largest find_largest(const struct iz_plan *p)
     bool file = p->zero.frozen.home == IZ_HOME_NVME;
     for (int u = 0; u < p->n_units; u++) {
         const struct iz_plan_unit *g = &p->unit[u];
-        int64_t quant = iz_plan_quant_filed(g);
+        int64_t quant = 0;
+        for (int i = 0; i < g->quant.words.chunks; i++)
+            quant += 4 * iz_plan_quant_filed(g, i);
         l.unit = max64(l.unit, g->padded);
         l.frozen = max64(l.frozen, g->frozen.padded);
         l.chunk = max64(l.chunk, g->n ? g->chunk : 0);
@@ -48,7 +50,7 @@ static struct largest find_largest(const struct iz_plan *p)
         l.filed =
             max64(l.filed, iz_plan_filed(p, g) * iz_dtype_bytes(p->param_type) +
                                (file ? quant : 0));
-        l.quant = max64(l.quant, iz_plan_quant_whole(p, g));
+        l.quant = max64(l.quant, 4 * g->quant.words.padded);
         l.staged = max64(l.staged, staged_elems(p, g));
         l.save = max64(l.save, round_up(g->shard, IZ_CHUNK_ALIGN));
         l.save = max64(l.save, round_up(g->frozen.shard, IZ_CHUNK_ALIGN));

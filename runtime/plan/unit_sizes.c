@@ -40,20 +40,11 @@ int64_t iz_plan_gathered(const struct iz_plan_unit *g)
     return g->rows ? g->packed : g->padded + g->frozen.padded + g->quant.n;
 }
 
-int64_t iz_plan_quant_shard(const struct iz_plan_unit *g)
+int64_t iz_plan_quant_filed(const struct iz_plan_unit *g, int chunk)
 {
-    return g->quant.shard * iz_quant_bytes(g->quant.format);
-}
-
-int64_t iz_plan_quant_whole(const struct iz_plan *p,
-                            const struct iz_plan_unit *g)
-{
-    return iz_plan_quant_shard(g) * p->ranks;
-}
-
-int64_t iz_plan_quant_filed(const struct iz_plan_unit *g)
-{
-    return round_up(iz_plan_quant_shard(g), PAGE_BYTES);
+    const struct iz_plan_frozen *w = &g->quant.words;
+    return round_up(min64(w->shard - chunk * w->chunk, w->chunk),
+                    PAGE_BYTES / 4);
 }
 
 int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g)

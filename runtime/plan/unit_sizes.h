@@ -9,12 +9,8 @@
  * them; and of those that lie in a file, in whole chunks. */
 int64_t iz_plan_gathered(const struct iz_plan_unit *g);
 int64_t iz_plan_filed(const struct iz_plan *p, const struct iz_plan_unit *g);
-/* Bytes of the quantised: a rank's shard; of all ranks; in whole pages, as on
- * disk. */
-int64_t iz_plan_quant_shard(const struct iz_plan_unit *g);
-int64_t iz_plan_quant_whole(const struct iz_plan *p,
-                            const struct iz_plan_unit *g);
-int64_t iz_plan_quant_filed(const struct iz_plan_unit *g);
+/* Words of a chunk of quantised parameters in a file: whole pages. */
+int64_t iz_plan_quant_filed(const struct iz_plan_unit *g, int chunk);
 /* Bytes of a chunk's states in a file: whole pages. */
 int64_t iz_plan_chunk_bytes(const struct iz_plan *p,
                             const struct iz_plan_unit *g, int chunk);

@@ -125,38 +125,28 @@ static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
         submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, slot, NULL, m);
 }
 
-/* n chunks of a file into a staging buffer from element `at` on. */
-static void load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
-                        const struct iz_chunk *k, int n, int64_t at)
+/* The chunks of a part from their file into a staging buffer, from byte `at`
+ * on; returns the byte behind them. */
+static int64_t load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
+                           enum iz_unit_part part, int64_t at)
 {
-    for (int i = 0; i < n; i++) {
+    struct iz_chunks k = iz_unit_chunks(&e->unit[unit], part);
+    int bytes = part == IZ_PART_QUANT ? 4 : (int)iz_step_param_bytes(e, 1);
+    for (int i = 0; i < k.n; i++) {
+        const struct iz_chunk *c = &k.list[i];
         struct iz_io a = {.file = e->file.param,
-                          .offset = k[i].param_at,
-                          .bytes = iz_step_param_bytes(e, k[i].filed),
-                          .at = iz_step_param_bytes(e, at + k[i].first),
-                          .first = iz_chunk_first(e, unit, &k[i]),
-                          .count = k[i].count,
-                          .array = {{0, iz_step_param_bytes(e, 1), 1}},
+                          .offset = c->param_at,
+                          .bytes = c->param_bytes,
+                          .at = at,
+                          .first = iz_chunk_first(e, unit, c),
+                          .count = c->count,
+                          .array = {{0, bytes, 1}},
                           .arrays = 1};
-        iz_disk_io(e, IZ_LOAD, unit, s->handle, at || i ? STARPU_RW : STARPU_W,
-                   k[i].param_handle, a);
+        iz_disk_io(e, IZ_LOAD, unit, s->handle, at ? STARPU_RW : STARPU_W,
+                   c->param_handle, a);
+        at += c->param_bytes;
     }
-}
-
-/* Quantised parameters follow the others in the buffer. */
-static void load_quant(struct iz_engine *e, int unit, struct iz_staging *s)
-{
-    const struct iz_unit_memory *g = &e->unit[unit];
-    int64_t filed = iz_plan_quant_filed(g->plan), n;
-    for (int64_t i = 0; i < filed; i += n) {
-        n = min64(filed - i, IZ_QUANT_BUFFER_BYTES);
-        struct iz_io a = {
-            .file = e->file.param,
-            .offset = g->quant_at + i,
-            .bytes = n,
-            .at = iz_step_param_bytes(e, iz_plan_filed(&e->plan, g->plan)) + i};
-        iz_disk_io(e, IZ_LOAD, unit, s->handle, STARPU_RW, g->quant_handle, a);
-    }
+    return at;
 }
 
 /* What is on disk first comes into a staging buffer, chunk by chunk; NULL:
@@ -170,14 +160,12 @@ static starpu_data_handle_t load_shard(struct iz_engine *e, int unit)
     if (!iz_plan_filed(&e->plan, g->plan) && !(frozen && g->plan->quant.n))
         return NULL;
     struct iz_staging *s = iz_engine_next_staging(e, IZ_STAGING_PARAM);
-    if (z->param.home == IZ_HOME_NVME) {
-        load_chunks(e, unit, s, g->chunk, g->plan->chunks, 0);
-        at = g->plan->chunk * g->plan->chunks;
-    }
-    if (frozen) {
-        load_chunks(e, unit, s, g->frozen, g->plan->frozen.chunks, at);
-        load_quant(e, unit, s);
-    }
+    if (z->param.home == IZ_HOME_NVME)
+        at = load_chunks(e, unit, s, IZ_PART_TRAINED, at);
+    if (frozen)
+        at = load_chunks(e, unit, s, IZ_PART_FROZEN, at);
+    if (frozen)
+        load_chunks(e, unit, s, IZ_PART_QUANT, at);
     return s->handle;
 }
 
@@ -283,8 +271,8 @@ static void run_dequantize(struct iz_exec *x, void **buf, const void *arg)
 static struct iz_move groups_of(const struct iz_engine *e, int unit,
                                 int64_t from, struct iz_stretch *s)
 {
-    *s = (struct iz_stretch){.from = from,
-                             .bytes = iz_plan_quant_shard(e->unit[unit].plan)};
+    const struct iz_plan_frozen *words = &e->unit[unit].plan->quant.words;
+    *s = (struct iz_stretch){.from = from, .bytes = 4 * words->shard};
     return (struct iz_move){
         .n = 1, .list = s, .group = e->plan.ranks, .gpu = e->plan.target.gpu};
 }
@@ -321,12 +309,12 @@ static void submit_dequantize(struct iz_engine *e, int unit,
         from = all;
         a.from = 0;
     }
-    t.bytes = (double)(iz_plan_quant_whole(p, u) +
+    t.bytes = (double)(4 * u->quant.words.padded +
                        iz_step_param_bytes(e, u->quant.n));
     iz_task_add(&t, slot->handle, STARPU_RW);
     iz_task_add(&t, from, STARPU_R);
     iz_step_submit(e, &t, &a, sizeof(a));
-    e->counts.fetched_bytes += iz_plan_quant_whole(p, u);
+    e->counts.fetched_bytes += 4 * u->quant.words.padded;
 }
 
 static void submit_fetch(struct iz_engine *e, int unit, struct iz_slot *slot)
@@ -463,7 +451,8 @@ void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
         g->secondary_version = 0;
     if (!z->param.whole || e->plan.ranks == 1)
         return;
-    if (frozen && g->quant) /* each rank has made those of its shard alone */
+    if (frozen &&
+        g->quant_handle) /* each rank has made those of its shard alone */
         submit_move(e, IZ_FETCH, IZ_ON_COMM, unit, g->quant_handle, NULL,
                     groups_of(e, unit, 0, s));
     if (z->state.whole)

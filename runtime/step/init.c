@@ -13,6 +13,7 @@
 #include "runtime/comm/coll.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/bounce.h"
+#include "runtime/engine/param_quant.h"
 #include "runtime/step/fetch.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/train.h"
@@ -146,7 +147,6 @@ static void init_chunk(const struct init *a, int u, bool frozen,
                        const struct iz_chunk *k, int i)
 {
     struct iz_engine *e = a->e;
-    int64_t size = iz_step_param_bytes(e, 1);
     bool state_file = !frozen && !k->state, param_file = !k->param;
     void *state = k->state;
     char *param =
@@ -156,12 +156,12 @@ static void init_chunk(const struct init *a, int u, bool frozen,
         memset(state, 0, (size_t)k->state_bytes);
     }
     if (param_file)
-        memset(param, 0, (size_t)(k->filed * size));
+        memset(param, 0, (size_t)k->param_bytes);
     fill_chunk(a, u, frozen, k, param, state);
     if (state_file)
         iz_nvme_write(e->file.state, state, k->state_at, k->state_bytes);
     if (param_file)
-        iz_nvme_write(e->file.param, param, k->param_at, k->filed * size);
+        iz_nvme_write(e->file.param, param, k->param_at, k->param_bytes);
 }
 
 static int chunks_of(const struct iz_plan_unit *g)

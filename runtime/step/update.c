@@ -245,7 +245,7 @@ static void move_chunk(const struct chunk_pass *u, enum iz_kind kind,
         return;
     io.file = e->file.param;
     io.offset = k->param_at;
-    io.bytes = iz_step_param_bytes(e, k->filed);
+    io.bytes = k->param_bytes;
     io.array[0] = (struct iz_state_bytes){0, iz_step_param_bytes(e, 1), 1};
     io.arrays = 1;
     iz_disk_io(e, kind, u->unit, staging, mode, k->param_handle, io);
