@@ -163,7 +163,7 @@ TUNED["int8"] = {**TUNED["nf4"], "model.base_dtype": "int8"}
 # that begins too high is halved at one to five of six.
 TYPES = {**{t: run.typed(t, initial_scale_power=8, loss_scale_window=2)
             for t in ("fp32", "bf16", "fp16")},
-         "fp16 that overflows": run.typed("fp16", initial_scale_power=19, hysteresis=1,
+         "fp16 that overflows": run.typed("fp16", initial_scale_power=18, hysteresis=1,
                                           loss_scale_window=2),
          "bf16_products": {"bf16.enabled": True, "run.cpu_products": "bf16"}}
 UPDATES = {"adam": {}, "lion": {"optimizer": {
