@@ -65,7 +65,7 @@ struct iz_hyper {
 struct iz_hyper_at {
     struct iz_hyper hyper;
     int64_t t;        /* 1-based number of this update */
-    float grad_scale; /* multiplies g: clip / (loss scale * N * G) */
+    float grad_scale; /* multiplies g: clip / (loss scale * all contributions) */
     bool matrix;      /* the range is of matrices that are updated as such */
 };
 

@@ -24,7 +24,7 @@
 #include "runtime/step/disk.h"
 #include "runtime/step/submit.h"
 
-/* Of one unit at most 64, and a block may begin and end inside of one. */
+/* A unit has at most 64 chunks, and a block may begin and end inside of one. */
 #define CHUNKS_MAX 72
 
 struct iz_ckpt_saver {

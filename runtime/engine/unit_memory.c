@@ -66,9 +66,11 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
     struct iz_chunks k = iz_unit_chunks(g, part);
     int64_t size = quant ? 4 : iz_dtype_bytes(e->plan.param_type);
     int64_t n = a->bytes / size;
-    if (!p) {
+    if (!p) { /* no task writes what is quantised: one token is enough */
         k.list[a->index].param_at = a->at;
-        k.list[a->index].param_handle = iz_handle_token(e, a->what, a->of);
+        k.list[a->index].param_handle =
+            quant && a->index ? k.list[0].param_handle
+                              : iz_handle_token(e, a->what, a->of);
         return 0;
     }
     if (n > UINT32_MAX) {

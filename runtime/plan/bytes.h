@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes by class (what a buffer is for) and tier (where it lives).  The planner
- * fills one such table by arithmetic, the allocations of a run fill another; a
- * run in which they differ ends before its first step. */
+ * fills one such table as it lists its places, and a run another as it takes
+ * them, of which the summary tells. */
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +17,7 @@ enum iz_class {
     IZ_MEM_BOUNDARY,  /* activations between units, and their gradients */
     IZ_MEM_SAVED,     /* activations kept inside units */
     IZ_MEM_SCRATCH,   /* of each compute worker */
-    IZ_MEM_STAGING,   /* buffers between nvme and the rest */
+    IZ_MEM_STAGING,   /* buffers on the way: nvme, host and GPU, checkpoints */
     IZ_MEM_BATCH,     /* samples and scalars */
     IZ_MEM_MATRIX,    /* units whose matrices are updated as such */
     IZ_MEM_COMM,      /* receive buffers of collectives */

@@ -28,7 +28,7 @@ struct iz_state_layout {
     int64_t bytes; /* of all arrays */
     bool master;   /* at byte 0; else the parameters are their own */
     bool lower;    /* of the master only the lower halves of iz_cast_split: the
-                      upper    ones are the parameters */
+                      upper ones are the parameters */
     int states;
     int64_t at[IZ_STATES_MAX]; /* byte at which a state begins */
     enum iz_moment_type type;  /* of every state */

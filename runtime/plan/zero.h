@@ -13,14 +13,15 @@
 
 /* What forms each level's sums; tests/fake/summed.c forms all of them again.
  * The tied use of a parameter has an accumulator of its own where several
- * micro-batches are added: runtime/step/norm.c adds it at the end. */
+ * micro-batches are added, which is added to the unit's own at the end.  Of one
+ * micro-batch the use that comes first in the backward begins the sum. */
 enum iz_sum_over {
-    IZ_SUM_SLICES,        /* backward: slices of a micro-batch come together */
-    IZ_SUM_MICRO_BATCHES, /* runtime/step/reduce.c; above ranks also reduce_add,
-                             which adds to what is there */
+    IZ_SUM_SLICES,        /* of a micro-batch, each with a buffer of its own */
+    IZ_SUM_MICRO_BATCHES, /* both in runtime/step/reduce.c; above ranks also
+                             reduce_add, which adds to what is there */
     IZ_SUM_RANKS,         /* of a group, which are consecutive; reduce_add in
-                             runtime/comm/reduce.c, or its kernel */
-    IZ_SUM_GROUPS /* next to the level of ranks, which is below; there */
+                             runtime/comm/reduce.c */
+    IZ_SUM_GROUPS         /* of ranks, whose level is the one below; there */
 };
 
 /* The n sums of the level below, in order: the first one begins the running

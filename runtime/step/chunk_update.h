@@ -21,8 +21,8 @@ struct iz_chunk_update {
     int64_t n, grad_first;
     const struct iz_plan *plan;
     const struct iz_plan_unit *unit;
-    const struct iz_segment *segment; /* of the unit; of its elements, this */
-    int64_t first;                    /* one is the chunk's first */
+    const struct iz_segment *segment; /* of the unit */
+    int64_t first;                    /* element of the unit */
     enum iz_dtype grad_type, param_type;
     bool early; /* the scalars are those above; the control is not read */
     struct iz_state_layout states;

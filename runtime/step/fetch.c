@@ -440,8 +440,6 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit)
     return s->handle;
 }
 
-/* Padding past a short last chunk is never touched: the chunks cover the owned
- * elements exactly. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen)
 {
     const struct iz_plan_zero *z = &e->plan.zero;

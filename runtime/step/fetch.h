@@ -13,7 +13,7 @@ void iz_fetch_ahead(struct iz_engine *e, const struct iz_uses *u, int from);
 /* Buffer that holds the parameters of a unit now. */
 starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit);
 /* All-gather of the parameters that the stage keeps whole; with `frozen` also
- * of the frozen ones, after they were set: a group's copy is of none then. */
+ * of the frozen ones, after they were set: a group's copy is stale then. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen);
 
 /* In-place all-gather of an array that every rank keeps whole: parameters or

@@ -16,7 +16,7 @@ struct iz_move {
     int n;
     const struct iz_stretch *list;
     /* Consecutive ranks with a shard each, which goes to its place in the
-     * whole; the comm worker gathers the others' behind it.  0: 1. */
+     * whole; then the comm worker gathers those of the others.  0: 1. */
     int group;
     bool refreshes; /* renews a group's copy instead: iz_coll_refresh */
     bool gpu;       /* the whole is there */
