@@ -276,6 +276,13 @@ def product(**factors):
     return list(filter(valid, rows))
 
 
+def drawn(factors, valid, n, seed=11):
+    """So many valid rows, at random but always the same."""
+    rng = random.Random(seed)
+    every = ({f: rng.choice(v) for f, v in factors.items()} for _ in itertools.count())
+    return list(itertools.islice(filter(valid, every), n))
+
+
 def name_of(row):
     return "-".join({True: "yes", False: "no"}[v] if isinstance(v, bool) else
                     {10**9: "max"}.get(v, str(v)) for v in row.values())

@@ -69,7 +69,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
     def settings(ranks):
         home = PLACES[(case + ranks) % len(PLACES)]
         return {"train_batch_size": 12, "run.save": True, "run.workers": 1,
-                "train_micro_batch_size_per_gpu": 3 if ranks == 4 else 2,
+                "train_micro_batch_size_per_gpu": 1,  # of which experts' balance is
                 "run.sum_order": "ranks_first", "run.steps": 6, "run.eval_batches": 2,
                 **run.offload(*home, nvme), **run.typed(dtype), **beside}
     whole = place.good(saved_by, {**settings(saved_by), "run.save_interval": 3,
@@ -85,7 +85,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
     more = place.good(loaded_by, others, ["--resume"], output=whole.output)
     loss, norm = (1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)
     was, now = ({x["step"]: x for x in r.steps if x["step"] > 3} for r in (whole, more))
-    assert len(was) == 3 and more.bits[-3:] != whole.bits[-3:]
+    assert len(was) == 3
     for step, x in was.items():
         y = now[step]
         assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)

@@ -4,8 +4,6 @@ are those of a run on the CPU, bit for bit, in every stage and placement, also o
 that goes on with another place's checkpoint, with random delays in front of tasks and
 of everything on a stream; on a real GPU (IZ_TEST_GPU=real) they are those of the
 plainest run there."""
-import itertools
-import random
 import re
 
 import pytest
@@ -57,8 +55,7 @@ ROWS = cover.rows(FACTORS, valid_on_gpu, [
     for stage, param in ((1, "none"), (2, "none"), (3, "none"), (3, "cpu"))
     for ratio in (0.4, 0)], few=cover.rows(SUMS, valid_on_gpu))
 if run.FULL:
-    every = [dict(zip(FACTORS, v)) for v in itertools.product(*FACTORS.values())]
-    ROWS += random.Random(11).sample(list(filter(valid_on_gpu, every)), 300)
+    ROWS += rows.drawn(FACTORS, valid_on_gpu, 300)
 
 # Two chunks of a shard of a block on three ranks.
 PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "device": "cuda",

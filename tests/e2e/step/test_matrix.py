@@ -4,9 +4,6 @@ from, its numbers and files are those of the plainest one: stage 0, nothing offl
 depth first.  A part of the matrix that covers every pair of settings, and a smaller
 one of other models than GPT-2; IZ_TEST_FULL=1 runs the whole product of stages, homes,
 schedules, schedulers, ranks and delays, and random rows of all models."""
-import itertools
-import random
-
 import pytest
 
 import cover
@@ -63,10 +60,8 @@ def full_rows():
     """The whole product; what it does not name varies at random."""
     named = (*PLACES, "schedule", "scheduler", "delay_us")
     for row in product(ranks=(1, 2, 3, 4), **{k: FREE[k] for k in named}):
-        rng = random.Random(repr(row))
-        drawn = ({f: row[f] if f in row else rng.choice(v) for f, v in FACTORS.items()}
-                 for _ in itertools.count())
-        yield next(filter(valid, drawn))
+        fixed = {f: (v,) for f, v in row.items()}
+        yield from rows.drawn({**FACTORS, **fixed}, valid, 1, repr(row))
 
 
 # Each kind of bits needs a plain run: so few kinds.
@@ -92,9 +87,7 @@ OTHERS += [{**next(r for r in OTHERS if r["model"] == "sparse" and r["ranks"] ==
 if run.FULL:
     every = {**FREE, **OTHER_SUMS, **OTHER_FREE, "moments": SUMS["moments"],
              "clip": SUMS["clip"], "group": (1,)}
-    rng = random.Random(11)
-    OTHERS += [r for r in ({f: rng.choice(v) for f, v in every.items()}
-                           for _ in range(4000)) if valid(r)]
+    OTHERS += rows.drawn(every, valid, 200)
 
 
 def whole(row):
