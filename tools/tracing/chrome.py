@@ -33,9 +33,7 @@ def name_rank(w, rank):
 def put_tasks(w, rank):
     t = rank.tasks
     for i in range(len(t)):
-        unit = t.unit[i]
-        name = rank.units[unit] if 0 <= unit < len(rank.units) else ""
-        args = {"unit": name, "step": t.step[i] + 1, "position": t.position[i],
+        args = {"unit": rank.unit_of(i), "step": t.step[i] + 1, "position": t.position[i],
                 "job": t.job[i], "priority": t.priority[i]}
         if t.bytes[i]:
             args["bytes"] = t.bytes[i]

@@ -65,6 +65,11 @@ class Rank:
     def name(self):
         return f"rank {self.number}"
 
+    def unit_of(self, i):
+        """The name of a task's unit, or nothing."""
+        unit = self.tasks.unit[i]
+        return self.units[unit] if 0 <= unit < len(self.units) else ""
+
 
 def records(path):
     """Yields the records of a .rec file as dicts: "Key: value" lines, ended by

@@ -3,8 +3,6 @@
 // zoom.  D is the data that report.py wrote into the page.
 "use strict";
 const D = JSON.parse(document.getElementById("data").textContent);
-const MOVES_IN = ["batch", "load", "fetch"], UPDATES = ["adam"];
-const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store", "snapshot", "save"];
 addEventListener("error", e => { document.documentElement.dataset.error = e.message; });
 const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
 const panels = [];
@@ -44,15 +42,11 @@ function bytes(n) {
 function perSecond(n, unit) {
     const prefix = ["", "k", "M", "G", "T", "P"];
     let i = 0;
-    while (n >= 1000 && i < 5) { n /= 1000; i++; }
+    while (n >= 999.5 && i < 5) { n /= 1000; i++; }
     return n.toPrecision(3) + " " + prefix[i] + unit + "/s";
 }
 
 // ---- the frame of a picture ----
-
-function gutter(width) {
-    return width < 700 ? 92 : 150;
-}
 
 // [[time, text]], all in one unit and with the decimals that tell them apart.
 function ticks(from, to, most) {
@@ -67,7 +61,8 @@ function ticks(from, to, most) {
 }
 
 class Panel {
-    // draw(p) and tip(x, y, p) get the panel; height(): pixels without axis.
+    // draw(p) and tell(x, y, p) get the panel; height(): pixels without axis, or 0
+    // where there is nothing to draw.
     constructor(id, height, draw, tell) {
         this.canvas = document.getElementById(id);
         this.height = height;
@@ -87,13 +82,15 @@ class Panel {
 
     render() {
         const c = this.canvas, ratio = window.devicePixelRatio || 1;
-        const width = c.parentElement.clientWidth, height = this.height() + 20;
+        this.bottom = this.height();
+        c.parentElement.hidden = !this.bottom;
+        if (!this.bottom) return;
+        const width = c.parentElement.clientWidth, height = this.bottom + 20;
         c.style.height = height + "px";
         c.width = Math.round(width * ratio);
         c.height = Math.round(height * ratio);
-        this.left = gutter(width);
+        this.left = width < 700 ? 92 : 150;
         this.width = Math.max(1, width - this.left - 8);
-        this.bottom = height - 20;
         const g = this.g = c.getContext("2d");
         g.setTransform(ratio, 0, 0, ratio, 0, 0);
         g.font = "12px system-ui, 'DejaVu Sans', sans-serif";
@@ -124,7 +121,7 @@ class Panel {
         const g = this.g;
         g.strokeStyle = css("--mark");
         g.setLineDash([4, 3]);
-        for (const [, end] of D.steps)
+        for (const end of D.ends)
             if (end >= view.from && end <= view.to) this.upright(end);
         g.setLineDash([]);
     }
@@ -230,10 +227,6 @@ function firstFrom(rank, row, t) {
     return count(row, i => rank.b[i] + rank.d[i] < t);
 }
 
-function dimmed(rank, i) {
-    return view.only >= 0 && rank.k[i] !== view.only;
-}
-
 function drawRow(p, rank, row, y, h) {
     const g = p.g;
     let lastX = -9, lastKind = -1;
@@ -246,7 +239,7 @@ function drawRow(p, rank, row, y, h) {
         if (w < 1 && x - lastX < 0.7 && rank.k[i] === lastKind) continue;
         lastX = x;
         lastKind = rank.k[i];
-        g.globalAlpha = dimmed(rank, i) ? 0.12 : 1;
+        g.globalAlpha = view.only < 0 || view.only === rank.k[i] ? 1 : 0.12;
         g.fillStyle = shown(D.kinds[rank.k[i]].color);
         g.fillRect(x, y, w, h);
         if (w > 6) {
@@ -299,14 +292,9 @@ function rowsBy(rank, key) {
     return rows;
 }
 
-function band(kind) {
-    const n = D.kinds[kind].name;
-    return MOVES_IN.includes(n) ? 0 : MOVES_OUT.includes(n) ? 2 : UPDATES.includes(n) ? 3 : 1;
-}
-
 for (const r of D.ranks) {
     r.byWorker = rowsBy(r, i => r.w[i]);
-    r.byUnit = rowsBy(r, i => r.u[i] * 4 + band(r.k[i]));
+    r.byUnit = rowsBy(r, i => r.u[i] * 4 + D.kinds[r.k[i]].band);
 }
 
 function chosen() {
@@ -372,14 +360,8 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
 
 // ---- curves ----
 
-// Value of a step function [times, values] at t.
-function valueAt([times, values], t) {
-    const n = count(times, u => u <= t);
-    return n ? values[n - 1] : 0;
-}
-
-// Largest value in [a, b).
-function maxIn([times, values], a, b) {
+// Largest value of a step function [times, values] from a to b.
+function maxIn([times, values], a, b = a) {
     let n = count(times, u => u <= a), most = n ? values[n - 1] : 0;
     for (; n < times.length && times[n] < b; n++) most = Math.max(most, values[n]);
     return most;
@@ -387,7 +369,6 @@ function maxIn([times, values], a, b) {
 
 function scale(p, top, text) {
     p.label(text, 8, true);
-    p.g.fillStyle = css("--faint");
     return v => p.bottom - v / top * (p.bottom - 6);
 }
 
@@ -419,7 +400,6 @@ function dashed(p, y, color) {
 function memoryPanel(tier) {
     const of = () => one().memory[tier];
     new Panel("memory-" + tier, () => of() ? 110 : 0, p => {
-        if (!of()) return;
         const m = of(), y = scale(p, m.plan * 1.06, bytes(m.plan * 1.06));
         p.label(tier, p.bottom / 2);
         const under = new Array(Math.ceil(p.width)).fill(0);
@@ -427,8 +407,7 @@ function memoryPanel(tier) {
             p.g.fillStyle = shown(D.classes[c.name]);
             columns(p).forEach(([x, a, b], i) => {
                 const v = maxIn(c.points, a, b);
-                const h = v / (m.plan * 1.06) * (p.bottom - 6);
-                if (h > 0) p.g.fillRect(x, y(under[i] + v), 1, h);
+                p.g.fillRect(x, y(under[i] + v), 1, y(under[i]) - y(under[i] + v));
                 under[i] += v;
             });
         });
@@ -443,7 +422,7 @@ function memoryPanel(tier) {
         p.g.lineWidth = 1;
     }, (x, y, p) => {
         const m = of(), t = p.time(x);
-        const rows = m.classes.map(c => [c.name, valueAt(c.points, t), c.plan]);
+        const rows = m.classes.map(c => [c.name, maxIn(c.points, t), c.plan]);
         const sum = rows.reduce((s, r) => s + r[1], 0);
         return [`${tier} at ${time(t)}: ${bytes(sum)} of ${bytes(m.plan)}`,
             ...rows.reverse().map(r => `${r[0]}: ${bytes(r[1])} of ${bytes(r[2])}`)].join("\n");
@@ -464,85 +443,70 @@ new Panel("links", () => linkRows().length ? 120 : 0, p => {
         if (l.limit) dashed(p, y(l.limit), shown(D.linkColors[link]));
     });
 }, (x, y, p) => linkRows().map(([link, l]) =>
-    `${link}: ${perSecond(valueAt([D.bins, l.v], p.time(x)), "B")}` +
+    `${link}: ${perSecond(maxIn([D.bins, l.v], p.time(x)), "B")}` +
     (l.limit ? ` of ${perSecond(l.limit, "B")}` : "")).join("\n"));
 
 new Panel("ready", () => one().ready[0].length ? 80 : 0, p => {
     const top = Math.max(1, ...one().ready[1]) * 1.06;
     line(p, one().ready, scale(p, top, Math.floor(top) + " tasks"), shown("#0072b2"));
-}, (x, y, p) => `${valueAt(one().ready, p.time(x))} tasks ready`);
+}, (x, y, p) => `${maxIn(one().ready, p.time(x))} tasks ready`);
 
 // ---- controls ----
 
-function legend() {
-    const place = document.getElementById("legend");
-    D.kinds.forEach((k, n) => {
-        if (!k.used) return;
-        const b = document.createElement("button"), i = document.createElement("i");
-        i.style.background = shown(k.color);
-        b.append(i, k.name);
-        b.title = "show only these";
-        b.onclick = () => {
-            view.only = view.only === n ? -1 : n;
-            for (const o of place.children) o.className = view.only < 0 || o === b ? "" : "off";
-            renderAll();
-        };
-        place.append(b);
-    });
-}
+const root = document.documentElement, legend = document.getElementById("legend").children;
+for (const b of legend)
+    b.onclick = () => {
+        const kind = Number(b.dataset.kind);
+        view.only = view.only === kind ? -1 : kind;
+        for (const o of legend) o.className = view.only < 0 || o === b ? "" : "off";
+        renderAll();
+    };
 
-function paintKeys() {
+function setTheme(dark) {
+    root.dataset.theme = dark ? "dark" : "light";
     for (const i of document.querySelectorAll("i[data-color]"))
         i.style.background = shown(i.dataset.color);
-    document.getElementById("legend").replaceChildren();
-    legend();
-}
-
-function setTheme(theme) {
-    document.documentElement.dataset.theme = theme;
-    paintKeys();
     renderAll();
 }
 
-document.getElementById("all").onclick = () => zoom(...D.range);
-for (const [id, part] of [["in", 1 / 4], ["out", -1 / 2]])
-    document.getElementById(id).onclick = () => {
-        const w = (view.to - view.from) * part;
-        zoom(view.from + w, view.to - w);
-    };
-for (const [id, sign] of [["left", -1], ["right", 1]])
-    document.getElementById(id).onclick = () => {
-        const w = view.to - view.from;
-        const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + sign * w / 2));
-        zoom(from, from + w);
-    };
+// Takes a part of the width away on both sides.
+function narrow(part) {
+    const w = (view.to - view.from) * part;
+    zoom(view.from + w, view.to - w);
+}
+
+function move(part) {
+    const w = view.to - view.from;
+    const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + w * part));
+    zoom(from, from + w);
+}
+
 // The step after the one that the view begins in; the first one of all.
-document.getElementById("step").onclick = () => {
-    const ends = D.steps.map(s => s[1]).filter(e => e > D.range[0] && e < D.range[1]);
+function nextStep() {
+    const ends = D.ends.filter(e => e > D.range[0] && e < D.range[1]);
     const all = [D.range[0], ...ends, D.range[1]];
     const whole = view.from === D.range[0] && view.to === D.range[1];
     const now = all.findIndex(e => e > view.from + (view.to - view.from) * 0.02);
     const n = whole || now < 1 || now + 1 >= all.length ? 1 : now + 1;
     zoom(all[n - 1], all[n]);
-};
+}
+
+const BUTTONS = { all: () => zoom(...D.range), step: nextStep, in: () => narrow(1 / 4),
+    out: () => narrow(-1 / 2), left: () => move(-1 / 2), right: () => move(1 / 2),
+    theme: () => setTheme(root.dataset.theme === "light") };
+for (const id in BUTTONS) document.getElementById(id).onclick = BUTTONS[id];
 const KEYS = { "+": "in", "-": "out", w: "in", s: "out", a: "left", d: "right",
     ArrowLeft: "left", ArrowRight: "right", n: "step", 0: "all" };
 addEventListener("keydown", e => {
     if (!(e.key in KEYS) || e.ctrlKey || e.altKey || e.metaKey || e.target.tagName === "SELECT") return;
     e.preventDefault();
-    document.getElementById(KEYS[e.key]).click();
+    BUTTONS[KEYS[e.key]]();
 });
-document.getElementById("theme").onclick = () => {
-    const dark = luminance(css("--paper")) < 0.5;
-    setTheme(dark ? "light" : "dark");
-};
 const pick = document.getElementById("rank");
 if (pick) pick.onchange = () => { view.rank = Number(pick.value); renderAll(); };
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { paintKeys(); renderAll(); });
 addEventListener("resize", renderAll);
 if (D.ranks.length > 4) view.rank = 0;
-if (["#light", "#dark"].includes(location.hash))
-    document.documentElement.dataset.theme = location.hash.slice(1);
-paintKeys();
-zoom(...D.first);
-document.documentElement.dataset.drawn = panels.length;
+const night = matchMedia("(prefers-color-scheme: dark)");
+night.addEventListener("change", () => setTheme(night.matches));
+setTheme(location.hash ? location.hash === "#dark" : night.matches);
+root.dataset.drawn = panels.length;

@@ -11,7 +11,7 @@ import run
 from rows import standin
 
 sys.path.insert(0, str(run.ROOT / "tools"))
-from tracing import starvz  # noqa: E402
+from tracing import path, starvz  # noqa: E402
 
 TRACE = run.ROOT / "tools" / "trace"
 UNITS = run.MODEL["layers"] + 2
@@ -75,6 +75,9 @@ def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
     for key, kinds in found.items():
         assert kinds == of_a_step(fetches), key
     assert "http" not in (out / "report.html").read_text()
+    about = json.loads((out / "raw/rank-0.json").read_text())
+    assert {k["name"] for k in about["kinds"]} == {
+        kind for kind, where in path.ADVICE if not where}
 
 
 def test_the_bytes_are_those_that_the_run_counts(place):

@@ -44,7 +44,7 @@ const turn = ctrlKey => {
     return [view.from, view.to];
 };
 const said = () => [...document.querySelectorAll(".of")].map(x => x.textContent);
-const found = {range: D.range, ends: D.steps.map(s => s[1]), all: press("all")};
+const found = {range: D.range, ends: D.ends, all: press("all")};
 found.steps = [1, 2, 3, 4, 5].map(() => press("step"));
 found.keys = ["0", "n", "w", "s", "d", "ArrowLeft", "0"].map(key);
 found.wheel = [turn(false), turn(true)];
@@ -56,6 +56,17 @@ choice.onchange();
 found.said.push(said());
 choice.value = "-1";
 choice.onchange();
+document.querySelector("#legend button").click();
+found.legend = [];
+for (let i = 0; i < 2; i++) {
+    document.getElementById("theme").click();
+    found.legend.push([e.dataset.theme, document.querySelectorAll("#legend .off").length]);
+}
+document.querySelector("#legend button").click();
+found.rates = [0, 999.4, 999.6, 1e18].map(n => perSecond(n, "B"));
+one().ready = [[], []];
+renderAll();
+found.hidden = panels.filter(p => !p.canvas.offsetWidth).map(p => p.canvas.id);
 found.ticks = [ticks(7e5, 1.3e6, 4), ticks(0, 9, 5), ticks(900, 1100, 5)].map(
     x => x.map(t => t[1]));
 document.body.style.width = "60px"; // less than the names on the left take
@@ -128,6 +139,10 @@ def check_controls(found):
     assert found["wheel"][1][1] - found["wheel"][1][0] == pytest.approx(
         0.8 * (end - begin))
     assert found["said"] == [[" of rank 0"] * 4, [" of rank 1"] * 4]
+    # A change of colours keeps the kind that is chosen.
+    assert sorted(found["legend"]) == [["dark", 8], ["light", 8]]
+    assert found["rates"] == ["0.00 B/s", "999 B/s", "1.00 kB/s", "1.00e+3 PB/s"]
+    assert found["hidden"] == ["ready"]
     assert found["ticks"] == [["0.8 s", "1.0 s", "1.2 s"],
                               ["0 µs", "2 µs", "4 µs", "6 µs", "8 µs"],
                               ["0.90 ms", "0.95 ms", "1.00 ms", "1.05 ms", "1.10 ms"]]
