@@ -17,12 +17,9 @@ LINKS = {"network": "comm", "to the GPU": "up", "to the host": "down",
 def unite(spans):
     """Sorted, joined where they touch."""
     out = []
-    for a, b in sorted(spans):
-        if b <= a:
-            continue
+    for a, b in sorted(s for s in spans if s[0] < s[1]):
         if out and a <= out[-1][1]:
-            if b > out[-1][1]:
-                out[-1][1] = b
+            out[-1][1] = max(out[-1][1], b)
         else:
             out.append([a, b])
     return out
@@ -111,19 +108,14 @@ def part(some, of):
 
 # ---- workers ----
 
-def where_of_worker(rank, w):
-    workers = rank.about["workers"]
-    return workers[w] if w < len(workers) else "host"
-
-
 def worker_name(rank, w):
     """What a worker is there for, numbered where there are several."""
     title = {"compute": "GPU", "host": "CPU", "comm": "collectives",
              "up": "copies to GPU", "down": "copies to host", "io": "disk"}
-    where = where_of_worker(rank, w)
-    same = [i for i, p in enumerate(rank.about["workers"]) if p == where]
+    workers = rank.about["workers"]
+    same = [i for i, p in enumerate(workers) if p == workers[w]]
     number = f" {same.index(w)}" if len(same) > 1 else ""
-    return title[where] + number
+    return title[workers[w]] + number
 
 
 def is_transfer(rank, i):
@@ -150,7 +142,7 @@ def workers(ranks, begin, end):
             runtime_us = sum(b - a - taken.of(a, b) for a, b in own)
             rows.append({
                 "rank": rank.number, "worker": w, "name": worker_name(rank, w),
-                "where": where_of_worker(rank, w),
+                "where": rank.about["workers"][w],
                 "tasks": len(work) + len(moves),
                 "busy_us": work_us, "transfer_us": moves_us,
                 "runtime_us": runtime_us,

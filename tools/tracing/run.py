@@ -151,10 +151,6 @@ def convert(tool, raw, about):
                        env=tool_environment(about))
     if r.returncode or not (folder / "tasks.rec").is_file():
         raise Refused(f"{tool} failed on rank {rank}:\n{r.stderr[-1000:]}")
-    backward = re.search(r".*communications? finished before.*",
-                         r.stderr + r.stdout)
-    if backward:
-        say(f"rank {rank}: {backward.group(0).strip()}")
     return folder
 
 
