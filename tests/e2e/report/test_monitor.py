@@ -35,13 +35,14 @@ def line(step, loss, **more):
 
 
 def test_the_rate_is_that_of_what_the_model_reads(tmp_path):
-    text = line(1, 2.0).replace("tokens_per_s", "images_per_s")
+    text = line(1, 2.0, tokens_per_s=23456.7).replace("tokens_per_s", "images_per_s")
     folder = write_run(tmp_path / "vit", text)
     out = subprocess.run([MONITOR, folder, "--csv", "-"], capture_output=True,
                          text=True, check=True).stdout
     assert dict(zip(*map(lambda x: x.split(","), out.splitlines()[:2])))[
-        "items_per_s"] == "100.0"
-    assert "100 images/s" in shown(folder, "--once")
+        "items_per_s"] == "23456.7"
+    out = shown(folder, "--once")
+    assert "23457 images/s" in out and "throughput, images/s  23457" in out
 
 
 END = (json.dumps({"summary": {"reason": "finished", "steps": 30}}) + "\n" +
@@ -196,6 +197,8 @@ def test_a_step_that_is_not_finite_is_a_gap_with_a_mark(resumed, tmp_path, drawn
     assert [list(x.get_xdata()) for x in axes[0].lines if x.get_marker() == "x"] == [
         [22], []]
     assert axes[0].get_xlim() == axes[4].get_xlim()
+    ticks = pictures.figure(both[1:], (), 1).axes[0].get_xticks()
+    assert list(ticks) == [round(x) for x in ticks], "half a step"
 
 
 def test_the_page_needs_nothing_else(resumed, tmp_path, drawn):
