@@ -212,27 +212,12 @@ function renderAll() {
 
 // ---- tasks ----
 
-// How many of a list are before something; they are its first ones.
-function count(list, before) {
-    let lo = 0, hi = list.length;
-    while (lo < hi) {
-        const mid = (lo + hi) >> 1;
-        if (before(list[mid])) lo = mid + 1; else hi = mid;
-    }
-    return lo;
-}
-
-// Tasks of one row, sorted by begin; indexes into the rank's arrays.
-function firstFrom(rank, row, t) {
-    return count(row, i => rank.b[i] + rank.d[i] < t);
-}
-
+// row: the tasks of one row, sorted by begin, as indexes into the rank's arrays.
 function drawRow(p, rank, row, y, h) {
     const g = p.g;
     let lastX = -9, lastKind = -1;
-    for (let n = firstFrom(rank, row, view.from); n < row.length; n++) {
-        const i = row[n];
-        if (rank.b[i] > view.to) break;
+    for (const i of row) {
+        if (rank.b[i] + rank.d[i] < view.from || rank.b[i] > view.to) continue;
         const x = Math.max(p.x(rank.b[i]), p.left);
         const end = Math.min(p.x(rank.b[i] + rank.d[i]), p.left + p.width);
         const w = Math.max(end - x, 0.7);
@@ -274,13 +259,11 @@ function describe(rank, i) {
 
 // The task of a row at time t, or one that is at most 3 pixels away.
 function taskAt(p, rank, row, x) {
-    const near = 3 / p.width * (view.to - view.from), t = p.time(x);
-    let best = -1, distance = near;
-    for (let n = firstFrom(rank, row, t - near); n < row.length; n++) {
-        const i = row[n], b = rank.b[i];
-        if (b > t + near) break;
-        const d = Math.max(b - t, t - b - rank.d[i], 0);
-        if (d < distance || (d === distance && best < 0)) { best = i; distance = d; }
+    const t = p.time(x);
+    let best = -1, distance = p.time(x + 3) - t;
+    for (const i of row) {
+        const d = Math.max(rank.b[i] - t, t - rank.b[i] - rank.d[i], 0);
+        if (d < distance) { best = i; distance = d; }
     }
     return best;
 }
@@ -362,7 +345,12 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
 
 // Largest value of a step function [times, values] from a to b.
 function maxIn([times, values], a, b = a) {
-    let n = count(times, u => u <= a), most = n ? values[n - 1] : 0;
+    let n = 0, end = times.length;
+    while (n < end) { // n becomes the number of times up to a
+        const middle = (n + end) >> 1;
+        if (times[middle] <= a) n = middle + 1; else end = middle;
+    }
+    let most = n ? values[n - 1] : 0;
     for (; n < times.length && times[n] < b; n++) most = Math.max(most, values[n]);
     return most;
 }

@@ -306,7 +306,9 @@ def about_line(ranks):
     a, steps = ranks[0].about, [s for r in ranks for s in r.tasks.step]
     where = ("a simulated run" if a["simulated"] else
              f"a run on {a['host']}" + (" with a GPU" if a["gpu"] else ""))
-    return esc(f"Steps {min(steps) + 1} to {max(steps) + 1} of {where}, "
+    first, last = min(steps) + 1, max(steps) + 1
+    steps = f"Steps {first} to {last}" if first < last else f"Step {first}"
+    return esc(f"{steps} of {where}, "
                f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
                f"{len(a['units'])} units, izar {a['version']}.")
 

@@ -67,6 +67,7 @@ found.rates = [0, 999.4, 999.6, 1e18].map(n => perSecond(n, "B"));
 one().ready = [[], []];
 renderAll();
 found.hidden = panels.filter(p => !p.canvas.offsetWidth).map(p => p.canvas.id);
+found.long = taskAt(panels[0], {b: [0, 1, 2, 3], d: [9e9, 1, 1, 1]}, [0, 1, 2, 3], 400);
 found.ticks = [ticks(7e5, 1.3e6, 4), ticks(0, 9, 5), ticks(900, 1100, 5)].map(
     x => x.map(t => t[1]));
 document.body.style.width = "60px"; // less than the names on the left take
@@ -143,6 +144,7 @@ def check_controls(found):
     assert sorted(found["legend"]) == [["dark", 8], ["light", 8]]
     assert found["rates"] == ["0.00 B/s", "999 B/s", "1.00 kB/s", "1.00e+3 PB/s"]
     assert found["hidden"] == ["ready"]
+    assert found["long"] == 0, "a task that lasts longer than those behind it"
     assert found["ticks"] == [["0.8 s", "1.0 s", "1.2 s"],
                               ["0 µs", "2 µs", "4 µs", "6 µs", "8 µs"],
                               ["0.90 ms", "0.95 ms", "1.00 ms", "1.05 ms", "1.10 ms"]]
