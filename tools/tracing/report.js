@@ -4,7 +4,8 @@
 "use strict";
 const D = JSON.parse(document.getElementById("data").textContent);
 addEventListener("error", e => { document.documentElement.dataset.error = e.message; });
-const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
+const pick = document.getElementById("rank"); // null: there is one
+const view = { from: D.range[0], to: D.range[1], rank: Number(pick?.value ?? 0), only: -1 };
 const panels = [];
 const tip = document.getElementById("tip");
 
@@ -290,24 +291,28 @@ function one() {
 
 // ---- Gantt ----
 
-const ROW = 22;
-
 function ganttRows() {
     return chosen().flatMap(r => r.workers.map((name, w) => ({ r, w, name })));
 }
 
-new Panel("gantt", () => ganttRows().length * ROW, p => {
+// The least is that of a line of text.
+function rowHeight() {
+    return ganttRows().length > 40 ? 13 : 22;
+}
+
+new Panel("gantt", () => ganttRows().length * rowHeight(), p => {
+    const h = rowHeight();
     ganttRows().forEach(({ r, w, name }, n) => {
         const many = chosen().length > 1 ? `r${r.rank} ` : "";
-        p.label(many + name, n * ROW + ROW / 2);
-        drawRow(p, r, r.byWorker[w] || [], n * ROW + 2, ROW - 4);
+        p.label(many + name, n * h + h / 2);
+        drawRow(p, r, r.byWorker[w] || [], n * h + 2, h - 4);
         if (n && !w) {
             p.g.strokeStyle = css("--line");
-            p.g.strokeRect(0, n * ROW, p.left + p.width, 0);
+            p.g.strokeRect(0, n * h, p.left + p.width, 0);
         }
     });
 }, (x, y, p) => {
-    const row = ganttRows()[Math.floor(y / ROW)];
+    const row = ganttRows()[Math.floor(y / rowHeight())];
     if (!row) return null;
     const i = taskAt(p, row.r, row.r.byWorker[row.w] || [], x);
     return i < 0 ? null : describe(row.r, i);
@@ -490,10 +495,8 @@ addEventListener("keydown", e => {
     e.preventDefault();
     BUTTONS[KEYS[e.key]]();
 });
-const pick = document.getElementById("rank");
 if (pick) pick.onchange = () => { view.rank = Number(pick.value); renderAll(); };
 addEventListener("resize", renderAll);
-if (D.ranks.length > 4) view.rank = 0;
 const night = matchMedia("(prefers-color-scheme: dark)");
 night.addEventListener("change", () => setTheme(night.matches));
 setTheme(location.hash ? location.hash === "#dark" : night.matches);

@@ -302,11 +302,10 @@ def legend(ranks):
         for i, k in enumerate(ranks[0].about["kinds"]) if i in used)
 
 
-def about_line(ranks):
-    a, steps = ranks[0].about, [s for r in ranks for s in r.tasks.step]
+def about_line(a):
     where = ("a simulated run" if a["simulated"] else
              f"a run on {a['host']}" + (" with a GPU" if a["gpu"] else ""))
-    first, last = min(steps) + 1, max(steps) + 1
+    first, last = a["from"] + 1, a["to"]
     steps = f"Steps {first} to {last}" if first < last else f"Step {first}"
     return esc(f"{steps} of {where}, "
                f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
@@ -316,8 +315,9 @@ def about_line(ranks):
 def rank_choice(shown):
     if len(shown) < 2:
         return ""
+    first = " selected" if len(shown) > 4 else ""
     return ('<select id="rank"><option value="-1">all ranks</option>' + "".join(
-        f'<option value="{i}">rank {r.number}</option>'
+        f'<option value="{i}"{first if i == 0 else ""}>rank {r.number}</option>'
         for i, r in enumerate(shown)) + "</select>")
 
 
@@ -336,10 +336,10 @@ def write(path_out, ranks, memories, path, command, warnings):
     links = figures.links(ranks, begin, end)
     page = string.Template((HERE / "report.html").read_text(encoding="utf-8"))
     path_out.write_text(page.substitute(
-        title=esc(f"izar: {' '.join(command.split()[-2:])}"),
+        title=esc(f"izar: {path_out.resolve().parent.name}"),
         css=(HERE / "report.css").read_text(encoding="utf-8"),
         js=(HERE / "report.js").read_text(encoding="utf-8"),
-        about=about_line(ranks), command=esc(command),
+        about=about_line(ranks[0].about), command=esc(command),
         warnings=esc("\n".join(warnings)), cards=cards(window, workers, hidden),
         path=path_section(ranks, path, colors), legend=legend(ranks),
         choice=rank_choice(shown_ranks(ranks)), classes=keys(data["classes"]),

@@ -26,11 +26,12 @@ def running(box):
 
 def rank_of(box):
     """Its tasks; those that run end where the box was written."""
-    rank = records.Rank(box["about"])
     tasks = box["tasks"] + [{**x, "end_us": max(box["now_us"], x["begin_us"])}
                             for x in running(box)]
     if not tasks:
-        raise run.Refused(f"the box of {rank.name()} has no task")
+        raise run.Refused(f"the box of rank {box['about']['rank']} has no task")
+    steps = [x["step"] for x in tasks]
+    rank = records.Rank({**box["about"], "from": min(steps), "to": max(steps) + 1})
     where = [figures.WORKER_KINDS.index(w) for w in rank.about["workers"]]
     rows = sorted((x["end_us"], x["begin_us"], x["worker"], rank.kinds.index(x["task"]),
                    where[x["worker"]], x["unit"], x["position"], x["step"],

@@ -373,6 +373,11 @@ def test_pictures_show_as_many_whole_steps_as_they_hold(rank, window, monkeypatc
         assert report.picture_range([rank], begin, end)[1] == until, most
 
 
+def test_of_many_ranks_the_first_one_is_chosen(rank):
+    assert "selected" not in report.rank_choice([rank] * 4)
+    assert '<option value="0" selected>' in report.rank_choice([rank] * 5)
+
+
 def test_rates_have_three_figures():
     assert [report.rate(v, "B") for v in (0, 999.4, 999.6, 2.5e7, 3e18)] == [
         "", "999 B/s", "1 kB/s", "25 MB/s", "3e+03 PB/s"]
