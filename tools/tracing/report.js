@@ -90,7 +90,7 @@ class Panel {
         c.style.height = height + "px";
         c.width = Math.round(width * ratio);
         c.height = Math.round(height * ratio);
-        this.left = width < 700 ? 92 : 150;
+        this.left = width < 700 ? 100 : 150;
         this.width = Math.max(1, width - this.left - 8);
         const g = this.g = c.getContext("2d");
         g.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -155,23 +155,21 @@ class Panel {
     listen() {
         const c = this.canvas;
         let down = null;
-        const at = e => e.clientX - c.getBoundingClientRect().left;
-        c.addEventListener("pointerdown", e => { down = at(e); });
+        const dragged = e => down !== null && Math.abs(e.offsetX - down) > 4;
+        c.addEventListener("pointerdown", e => { down = e.offsetX; });
         c.addEventListener("pointermove", e => {
-            if (down !== null && Math.abs(at(e) - down) > 4) {
+            if (dragged(e)) {
                 this.render();
                 this.g.fillStyle = css("--mark");
                 this.g.globalAlpha = 0.2;
-                this.g.fillRect(Math.min(down, at(e)), 0, Math.abs(at(e) - down), this.bottom);
+                this.g.fillRect(down, 0, e.offsetX - down, this.bottom);
                 this.g.globalAlpha = 1;
-                return;
-            }
-            const y = e.clientY - c.getBoundingClientRect().top;
-            showTip(at(e) >= this.left ? this.tell(at(e), y, this) : null, e);
+            } else
+                showTip(e.offsetX < this.left ? null : this.tell(e.offsetX, e.offsetY, this), e);
         });
         c.addEventListener("pointerup", e => {
-            const [a, b] = [down, at(e)].map(x => this.time(x)).sort((p, q) => p - q);
-            const far = down !== null && Math.abs(at(e) - down) > 4;
+            const [a, b] = [down, e.offsetX].map(x => this.time(x)).sort((p, q) => p - q);
+            const far = dragged(e);
             down = null;
             if (far) zoom(a, b);
         });
@@ -180,7 +178,7 @@ class Panel {
         c.addEventListener("wheel", e => {
             if (!e.ctrlKey) return; // that scrolls the page
             e.preventDefault();
-            const t = this.time(at(e)), by = e.deltaY < 0 ? 0.8 : 1.25;
+            const t = this.time(e.offsetX), by = e.deltaY < 0 ? 0.8 : 1.25;
             zoom(t - (t - view.from) * by, t + (view.to - t) * by);
         }, { passive: false });
     }
@@ -393,7 +391,7 @@ function dashed(p, y, color) {
 function memoryPanel(tier) {
     const of = () => one().memory[tier];
     new Panel("memory-" + tier, () => of() ? 110 : 0, p => {
-        const m = of(), y = scale(p, m.plan * 1.06, bytes(m.plan * 1.06));
+        const m = of(), y = scale(p, m.plan * 1.06, "plan " + bytes(m.plan));
         p.label(tier, p.bottom / 2);
         const under = new Array(Math.ceil(p.width)).fill(0);
         m.classes.forEach((c, n) => {
@@ -405,14 +403,6 @@ function memoryPanel(tier) {
             });
         });
         dashed(p, y(m.plan), css("--mark"));
-        p.g.fillStyle = css("--ink");
-        p.g.textAlign = "left";
-        p.g.textBaseline = "top";
-        p.g.strokeStyle = css("--panel");
-        p.g.lineWidth = 4;
-        for (const write of ["strokeText", "fillText"])
-            p.g[write]("plan " + bytes(m.plan), p.left + 6, Math.max(0, y(m.plan) + 3));
-        p.g.lineWidth = 1;
     }, (x, y, p) => {
         const m = of(), t = p.time(x);
         const rows = m.classes.map(c => [c.name, maxIn(c.points, t), c.plan]);

@@ -30,6 +30,8 @@ document.getElementById("in").click();
 e.dataset.zoomed = view.to - view.from < before;
 document.getElementById("theme").click();
 document.getElementById("theme").click();
+const drag = (...xs) => xs.forEach((x, n) => c.dispatchEvent(new PointerEvent(
+    ["pointerdown", "pointermove", "pointerup"][n], {clientX: r.left + x, clientY: r.top + 9})));
 const press = id => {
     document.getElementById(id).click();
     return [view.from, view.to];
@@ -49,6 +51,12 @@ found.steps = [1, 2, 3, 4, 5].map(() => press("step"));
 found.keys = ["0", "n", "w", "s", "d", "ArrowLeft", "0"].map(key);
 found.wheel = [turn(false), turn(true)];
 press("all");
+drag(300, 250, 200);
+found.drag = [view.from, view.to];
+press("all");
+found.drag = [...found.drag, panels[0].time(200), panels[0].time(300)];
+drag(300, 301, 302);
+found.drag.push(view.from);
 found.said = [said()];
 const choice = document.getElementById("rank");
 choice.value = "1";
@@ -139,6 +147,8 @@ def check_controls(found):
     assert found["wheel"][0] == [begin, end]
     assert found["wheel"][1][1] - found["wheel"][1][0] == pytest.approx(
         0.8 * (end - begin))
+    assert found["drag"][:2] == pytest.approx(found["drag"][2:4])
+    assert found["drag"][4] == begin, "a click is no drag"
     assert found["said"] == [[" of rank 0"] * 4, [" of rank 1"] * 4]
     # A change of colours keeps the kind that is chosen.
     assert sorted(found["legend"]) == [["dark", 8], ["light", 8]]
