@@ -248,11 +248,12 @@ function name(p, rank, i, x, y, w, h) {
 
 function describe(rank, i) {
     const k = D.kinds[rank.k[i]].name, unit = D.units[rank.u[i]];
+    const seconds = Math.max(rank.d[i], 0.1) / 1e6; // they are rounded to 0.1 µs
     const lines = [`${k}${unit ? " " + unit : ""}, step ${rank.s[i] + 1}`,
         `rank ${rank.rank}, ${rank.workers[rank.w[i]]}`,
         `${time(rank.d[i])} from ${time(rank.b[i])}`];
-    if (rank.n[i]) lines.push(`${bytes(rank.n[i])}, ${perSecond(rank.n[i] / rank.d[i] * 1e6, "B")}`);
-    if (rank.f[i]) lines.push(perSecond(rank.f[i] / rank.d[i] * 1e6, "FLOP"));
+    if (rank.n[i]) lines.push(`${bytes(rank.n[i])}, ${perSecond(rank.n[i] / seconds, "B")}`);
+    if (rank.f[i]) lines.push(perSecond(rank.f[i] / seconds, "FLOP"));
     return lines.join("\n");
 }
 
