@@ -150,7 +150,7 @@ def read_all(raw):
     raw = raw.resolve()
     about = descriptions(raw)
     if not about:
-        raise Refused("the command left no trace: it must start a program of "
+        raise Refused(f"no trace in {raw}: the command must start a program of "
                       "izar that trains or simulates")
     lost = set(range(about[0]["ranks"])) - {a["rank"] for a in about}
     if lost and not about[0]["simulated"]:

@@ -206,7 +206,7 @@ def test_starvz_has_the_tasks_of_all_ranks(place):
 
 def test_a_command_without_a_trace_is_told(tmp_path):
     r = run.call(TRACE, tmp_path / "out", "--", "true")
-    assert r.rc == 1 and "left no trace" in r.err
+    assert r.rc == 1 and f"no trace in {tmp_path}/out/raw: " in r.err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 
 import pytest
-import sample
 import test_sample
 
 BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome")
