@@ -29,6 +29,7 @@ def draw(axes, series, drawn):
     circles = "   (circles: validation)" * any(one.marks for one in drawn)
     axes.set_title(series.label + circles, loc="left", fontsize=10)
     axes.set_xlabel("step", fontsize=9)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(True, lw=0.5, color="#dddddd")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -62,7 +62,8 @@ def title_of(series, drawn, cols):
     """The name, and the last value of each run, as far as they fit."""
     title = series.label
     for one in drawn:
-        title += f"  {one.run.last(series.key) * series.scale:.4g}"
+        value = one.run.last(series.key) * series.scale
+        title += f"  {value:.0f}" if 1e4 < abs(value) < 1e9 else f"  {value:.4g}"
         if one.bad:
             title += f" (not finite: step {one.bad[-1]})"
     return title[:cols - 2]

@@ -17,12 +17,9 @@ LINKS = {"network": "comm", "to the GPU": "up", "to the host": "down",
 def unite(spans):
     """Sorted, joined where they touch."""
     out = []
-    for a, b in sorted(spans):
-        if b <= a:
-            continue
+    for a, b in sorted(s for s in spans if s[0] < s[1]):
         if out and a <= out[-1][1]:
-            if b > out[-1][1]:
-                out[-1][1] = b
+            out[-1][1] = max(out[-1][1], b)
         else:
             out.append([a, b])
     return out
@@ -54,13 +51,18 @@ class Cover:
 
 # ---- the window ----
 
-def step_ends(rank):
-    """[(step, end of its last task clip)] in order.  An evaluation has a clip
-    too, but not at the end of the graph of a step."""
+def clips(rank):
+    """The tasks that end a step.  An evaluation has a clip too, but not at the end
+    of the graph of a step."""
     t, clip = rank.tasks, rank.kinds.index("clip")
     last = 2 * len(rank.units)
-    return sorted((t.step[i], t.end[i]) for i in range(len(t))
-                  if t.kind[i] == clip and t.position[i] == last)
+    return [i for i in range(len(t)) if t.kind[i] == clip and t.position[i] == last]
+
+
+def step_ends(rank):
+    """[(step, its end)] in order."""
+    t = rank.tasks
+    return sorted((t.step[i], t.end[i]) for i in clips(rank))
 
 
 def window(ranks):
@@ -106,19 +108,14 @@ def part(some, of):
 
 # ---- workers ----
 
-def where_of_worker(rank, w):
-    workers = rank.about["workers"]
-    return workers[w] if w < len(workers) else "host"
-
-
 def worker_name(rank, w):
     """What a worker is there for, numbered where there are several."""
     title = {"compute": "GPU", "host": "CPU", "comm": "collectives",
              "up": "copies to GPU", "down": "copies to host", "io": "disk"}
-    where = where_of_worker(rank, w)
-    same = [i for i, p in enumerate(rank.about["workers"]) if p == where]
+    workers = rank.about["workers"]
+    same = [i for i, p in enumerate(workers) if p == workers[w]]
     number = f" {same.index(w)}" if len(same) > 1 else ""
-    return title[where] + number
+    return title[workers[w]] + number
 
 
 def is_transfer(rank, i):
@@ -145,7 +142,7 @@ def workers(ranks, begin, end):
             runtime_us = sum(b - a - taken.of(a, b) for a, b in own)
             rows.append({
                 "rank": rank.number, "worker": w, "name": worker_name(rank, w),
-                "where": where_of_worker(rank, w),
+                "where": rank.about["workers"][w],
                 "tasks": len(work) + len(moves),
                 "busy_us": work_us, "transfer_us": moves_us,
                 "runtime_us": runtime_us,
@@ -172,7 +169,8 @@ def kinds(ranks, begin, end):
             if what == "bytes" or g["flops"]:
                 g["limit_percent"] = part(rate, limit.get(f"{what}_per_s")) or None
         rows.append({
-            "kind": name, "where": WORKER_KINDS[where], **g, "count": len(us),
+            "kind": name, "codelet": ranks[0].about["kinds"][kind]["codelet"],
+            "where": WORKER_KINDS[where], **g, "count": len(us),
             "total_us": total, "mean_us": total / len(us),
             "median_us": statistics.median(us), "max_us": max(us),
             "hidden_percent": (None if name in COMPUTE else
@@ -319,18 +317,20 @@ def matched(ranks):
 
 
 def waits(ranks, groups, begin, end):
-    """({rank: us its collectives waited for a rank that came later}, {rank: how
-    often it came last}) in the window."""
-    waited, last = dict.fromkeys(range(len(ranks)), 0.0), {}
+    """Of the collectives that the last rank begins in the window: ([us that they
+    took on each rank], [us of them that it waited for a later one], {rank: how often
+    it came last})."""
+    took, waited, last = [0.0] * len(ranks), [0.0] * len(ranks), {}
     for g in groups:
         latest, who = max((ranks[r].tasks.begin[i], r) for r, i in g)
         if not begin <= latest < end:
             continue
         last[who] = last.get(who, 0) + 1
         for r, i in g:
-            waited[r] += (min(latest, ranks[r].tasks.end[i]) -
-                          ranks[r].tasks.begin[i])
-    return waited, last
+            t = ranks[r].tasks
+            took[r] += t.end[i] - t.begin[i]
+            waited[r] += min(latest, t.end[i]) - t.begin[i]
+    return took, waited, last
 
 
 def backward(ranks, groups):

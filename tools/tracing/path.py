@@ -47,11 +47,9 @@ class Graph:
     def clips(self, begin, end):
         """The nodes of the first and the last end of a step in the window; the
         first is None if there is no other."""
-        rank, t = self.ranks[0], self.ranks[0].tasks
-        found = [self.node[i] for i in range(len(t))
-                 if t.kind[i] == rank.kinds.index("clip") and
-                 t.position[i] == 2 * len(rank.units) and
-                 begin <= t.end[i] <= end + 1e-3]
+        ends = self.ranks[0].tasks.end
+        found = [self.node[i] for i in figures.clips(self.ranks[0])
+                 if begin <= ends[i] <= end + 1e-3]
         found = sorted(found, key=self.end.get) or [
             max(self.order, key=self.end.get)]
         return found[0] if len(found) > 1 else None, found[-1]
@@ -118,6 +116,7 @@ ADVICE = {
                        "micro-batches",
     ("adam", None): "the optimizer: more cores per rank, more ranks, or "
                     "smaller chunks (zero_optimization.sub_group_size)",
+    ("muon", None): "the updates of Muon: more samples per step, or more ranks",
     ("norm", None): "sums of squares: more cores per rank",
     ("load", None): "reads from disk: a faster disk, more buffers "
                     "(buffer_count), or a home in memory",
@@ -127,6 +126,8 @@ ADVICE = {
     ("save", None): "writes of a checkpoint: a longer run.save_interval",
     ("clip", None): "the scalars of a step: ranks that come late to it",
     ("batch", None): "reading samples: faster storage for the data",
+    ("eval", None): "evaluations: a longer run.eval_interval",
+    ("sample", None): "texts of the model: fewer run.sample_tokens",
 }
 GAPS = ("between tasks: larger tasks (a larger micro-batch, fewer slices) or "
         "fewer workers than cores")
@@ -159,7 +160,7 @@ def words(graph, chain, saved, gap_percent):
         if saved[kind] < 0.01:
             continue
         where = where_of(graph, kind, chain)
-        text = (ADVICE.get((kind, where)) or ADVICE.get((kind, None)) or kind)
+        text = ADVICE.get((kind, where)) or ADVICE[kind, None]
         out.append(f"{text}. Half of it would save "
                    f"{100 * saved[kind]:.0f} % of a step.")
     if gap_percent >= 10:
@@ -171,15 +172,12 @@ def words(graph, chain, saved, gap_percent):
     return out
 
 
-def late_words(graph, begin, end):
+def late_words(graph, waited, last, span):
     """Whether ranks wait for each other."""
-    waited, last = figures.waits(graph.ranks, graph.groups, begin, end)
-    if not last:
-        return []
-    part = 100 * sum(waited.values()) / len(waited) / (end - begin)
-    who = max(last, key=last.get)
+    part = 100 * sum(waited) / len(waited) / span
     if part < 5:
         return []
+    who = max(last, key=last.get)
     return [f"{part:.0f} % of the time a rank's collectives wait for a rank "
             f"that comes later; rank {graph.ranks[who].number} is last at "
             f"{100 * last[who] / sum(last.values()):.0f} % of them."]
@@ -193,25 +191,30 @@ def analyse(ranks, begin, end, steps):
     present = sorted({graph.kind(n) for n in graph.order})
     saved = savings(graph, begin, end, present)
     gap_percent = 100 * gaps / (end - begin)
-    spoken = (words(graph, chain, saved, gap_percent) +
-              late_words(graph, begin, end))
+    took, waited, last = figures.waits(ranks, graph.groups, begin, end)
     return {
         "step_us": (end - begin) / steps, "steps": steps,
         "kinds": {k: v / steps for k, v in kinds.items()},
         "gaps_us": gaps / steps, "saved": saved,
-        "words": spoken,
-        "waits": figures.waits(ranks, graph.groups, begin, end),
+        "words": (words(graph, chain, saved, gap_percent) +
+                  late_words(graph, waited, last, end - begin)),
+        "waits": {r.number: figures.part(w, us)
+                  for r, w, us in zip(ranks, waited, took)},
         "chain": [describe(graph, n, gap, begin) for n, gap in tasks],
-        "backward": figures.backward(ranks, graph.groups)}
+        "clocks": clock_words(*figures.backward(ranks, graph.groups))}
+
+
+def clock_words(n, apart_us):
+    return [f"{n} collectives end on one rank before another began them: the ranks' "
+            f"clocks are at least {apart_us:.1f} µs apart."] if n else []
 
 
 def describe(graph, n, gap, begin):
     r, i = graph.who[n]
     rank = graph.ranks[r]
     t = rank.tasks
-    unit = t.unit[i]
     return {"rank": rank.number, "kind": graph.kind(n), "step": t.step[i],
-            "unit": rank.units[unit] if 0 <= unit < len(rank.units) else "",
+            "unit": rank.unit_of(i),
             "worker": figures.worker_name(rank, t.worker[i]),
             "begin_us": graph.begin[n], "task": i, "gap_us": gap,
             "us": graph.end[n] - max(graph.begin[n], begin)}

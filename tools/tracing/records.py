@@ -8,7 +8,7 @@ from array import array
 
 # of a task's tag; see codelets/task/task.h
 WHERE_BITS, UNIT_BITS, BYTES_BITS = 4, 16, 40
-TOKEN = re.compile(r'"([^"]*)"|(\S+)')
+WORD = re.compile(r'"[^"]*"|\S+')
 WORKER = re.compile(r"(?:\d+_)?w(\d+)")
 # States of a worker in which it neither works for a task nor prepares one.
 NOT_RUNTIME = {"Idle", "Sleeping", "Initializing", "Deinitializing",
@@ -65,6 +65,11 @@ class Rank:
     def name(self):
         return f"rank {self.number}"
 
+    def unit_of(self, i):
+        """The name of a task's unit, or nothing."""
+        unit = self.tasks.unit[i]
+        return self.units[unit] if 0 <= unit < len(self.units) else ""
+
 
 def records(path):
     """Yields the records of a .rec file as dicts: "Key: value" lines, ended by
@@ -84,22 +89,36 @@ def records(path):
 
 # ---- paje.trace ----
 
-def paje_events(path, wanted):
-    """Yields (name, {field: value}) of the events whose name is wanted."""
-    names, fields = {}, {}  # of an event, by its number
+def paje_header(path):
+    """{number of an event: (name, fields)}, in the order of the file."""
+    events = {}
     with open(path, encoding="utf-8", errors="replace") as f:
         for line in f:
-            if line.startswith("%"):
-                word, *more = line[1:].split() or [""]
-                if word == "EventDef":
-                    number = more[1]
-                    names[number] = more[0].removeprefix("Paje")
-                    fields[number] = []
-                elif word not in ("", "EndEventDef"):
-                    fields[number].append(word)
-            elif names.get("".join(line.split(None, 1)[:1])) in wanted:
-                number, *values = (a or b for a, b in TOKEN.findall(line))
-                yield names[number], dict(zip(fields[number], values))
+            word, *more = line[1:].split() or [""]
+            if not line.startswith("%"):
+                break
+            if word == "EventDef":
+                fields = []
+                events[more[1]] = more[0].removeprefix("Paje"), fields
+            elif word not in ("", "EndEventDef"):
+                fields.append(word)
+    return events
+
+
+def paje_lines(path, events):
+    """Yields (number, {field: value}) of these events, values as they are written."""
+    with open(path, encoding="utf-8", errors="replace") as f:
+        for line in f:
+            number = "".join(line.split(None, 1)[:1])
+            if number in events:
+                yield number, dict(zip(events[number][1], WORD.findall(line)[1:]))
+
+
+def paje_events(path, wanted):
+    """Yields (name, {field: value}) of the events whose name is wanted."""
+    events = {n: e for n, e in paje_header(path).items() if e[0] in wanted}
+    for number, e in paje_lines(path, events):
+        yield events[number][0], {f: v.strip('"') for f, v in e.items()}
 
 
 def read_paje(rank, path):

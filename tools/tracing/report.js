@@ -3,10 +3,9 @@
 // zoom.  D is the data that report.py wrote into the page.
 "use strict";
 const D = JSON.parse(document.getElementById("data").textContent);
-const MOVES_IN = ["batch", "load", "fetch"], UPDATES = ["adam"];
-const MOVES_OUT = ["reduce", "offload", "norm", "clip", "store", "snapshot", "save"];
 addEventListener("error", e => { document.documentElement.dataset.error = e.message; });
-const view = { from: D.range[0], to: D.range[1], rank: -1, only: -1 };
+const pick = document.getElementById("rank"); // null: there is one
+const view = { from: D.range[0], to: D.range[1], rank: Number(pick?.value ?? 0), only: -1 };
 const panels = [];
 const tip = document.getElementById("tip");
 
@@ -44,15 +43,11 @@ function bytes(n) {
 function perSecond(n, unit) {
     const prefix = ["", "k", "M", "G", "T", "P"];
     let i = 0;
-    while (n >= 1000 && i < 5) { n /= 1000; i++; }
+    while (n >= 999.5 && i < 5) { n /= 1000; i++; }
     return n.toPrecision(3) + " " + prefix[i] + unit + "/s";
 }
 
 // ---- the frame of a picture ----
-
-function gutter(width) {
-    return width < 700 ? 92 : 150;
-}
 
 // [[time, text]], all in one unit and with the decimals that tell them apart.
 function ticks(from, to, most) {
@@ -67,7 +62,8 @@ function ticks(from, to, most) {
 }
 
 class Panel {
-    // draw(p) and tip(x, y, p) get the panel; height(): pixels without axis.
+    // draw(p) and tell(x, y, p) get the panel; height(): pixels without axis, or 0
+    // where there is nothing to draw.
     constructor(id, height, draw, tell) {
         this.canvas = document.getElementById(id);
         this.height = height;
@@ -87,13 +83,15 @@ class Panel {
 
     render() {
         const c = this.canvas, ratio = window.devicePixelRatio || 1;
-        const width = c.parentElement.clientWidth, height = this.height() + 20;
+        this.bottom = this.height();
+        c.parentElement.hidden = !this.bottom;
+        if (!this.bottom) return;
+        const width = c.parentElement.clientWidth, height = this.bottom + 20;
         c.style.height = height + "px";
         c.width = Math.round(width * ratio);
         c.height = Math.round(height * ratio);
-        this.left = gutter(width);
+        this.left = width < 700 ? 100 : 150;
         this.width = Math.max(1, width - this.left - 8);
-        this.bottom = height - 20;
         const g = this.g = c.getContext("2d");
         g.setTransform(ratio, 0, 0, ratio, 0, 0);
         g.font = "12px system-ui, 'DejaVu Sans', sans-serif";
@@ -124,7 +122,7 @@ class Panel {
         const g = this.g;
         g.strokeStyle = css("--mark");
         g.setLineDash([4, 3]);
-        for (const [, end] of D.steps)
+        for (const end of D.ends)
             if (end >= view.from && end <= view.to) this.upright(end);
         g.setLineDash([]);
     }
@@ -157,23 +155,21 @@ class Panel {
     listen() {
         const c = this.canvas;
         let down = null;
-        const at = e => e.clientX - c.getBoundingClientRect().left;
-        c.addEventListener("pointerdown", e => { down = at(e); });
+        const dragged = e => down !== null && Math.abs(e.offsetX - down) > 4;
+        c.addEventListener("pointerdown", e => { down = e.offsetX; });
         c.addEventListener("pointermove", e => {
-            if (down !== null && Math.abs(at(e) - down) > 4) {
+            if (dragged(e)) {
                 this.render();
                 this.g.fillStyle = css("--mark");
                 this.g.globalAlpha = 0.2;
-                this.g.fillRect(Math.min(down, at(e)), 0, Math.abs(at(e) - down), this.bottom);
+                this.g.fillRect(down, 0, e.offsetX - down, this.bottom);
                 this.g.globalAlpha = 1;
-                return;
-            }
-            const y = e.clientY - c.getBoundingClientRect().top;
-            showTip(at(e) >= this.left ? this.tell(at(e), y, this) : null, e);
+            } else
+                showTip(e.offsetX < this.left ? null : this.tell(e.offsetX, e.offsetY, this), e);
         });
         c.addEventListener("pointerup", e => {
-            const [a, b] = [down, at(e)].map(x => this.time(x)).sort((p, q) => p - q);
-            const far = down !== null && Math.abs(at(e) - down) > 4;
+            const [a, b] = [down, e.offsetX].map(x => this.time(x)).sort((p, q) => p - q);
+            const far = dragged(e);
             down = null;
             if (far) zoom(a, b);
         });
@@ -182,7 +178,7 @@ class Panel {
         c.addEventListener("wheel", e => {
             if (!e.ctrlKey) return; // that scrolls the page
             e.preventDefault();
-            const t = this.time(at(e)), by = e.deltaY < 0 ? 0.8 : 1.25;
+            const t = this.time(e.offsetX), by = e.deltaY < 0 ? 0.8 : 1.25;
             zoom(t - (t - view.from) * by, t + (view.to - t) * by);
         }, { passive: false });
     }
@@ -215,38 +211,19 @@ function renderAll() {
 
 // ---- tasks ----
 
-// How many of a list are before something; they are its first ones.
-function count(list, before) {
-    let lo = 0, hi = list.length;
-    while (lo < hi) {
-        const mid = (lo + hi) >> 1;
-        if (before(list[mid])) lo = mid + 1; else hi = mid;
-    }
-    return lo;
-}
-
-// Tasks of one row, sorted by begin; indexes into the rank's arrays.
-function firstFrom(rank, row, t) {
-    return count(row, i => rank.b[i] + rank.d[i] < t);
-}
-
-function dimmed(rank, i) {
-    return view.only >= 0 && rank.k[i] !== view.only;
-}
-
+// row: the tasks of one row, sorted by begin, as indexes into the rank's arrays.
 function drawRow(p, rank, row, y, h) {
     const g = p.g;
     let lastX = -9, lastKind = -1;
-    for (let n = firstFrom(rank, row, view.from); n < row.length; n++) {
-        const i = row[n];
-        if (rank.b[i] > view.to) break;
+    for (const i of row) {
+        if (rank.b[i] + rank.d[i] < view.from || rank.b[i] > view.to) continue;
         const x = Math.max(p.x(rank.b[i]), p.left);
         const end = Math.min(p.x(rank.b[i] + rank.d[i]), p.left + p.width);
         const w = Math.max(end - x, 0.7);
         if (w < 1 && x - lastX < 0.7 && rank.k[i] === lastKind) continue;
         lastX = x;
         lastKind = rank.k[i];
-        g.globalAlpha = dimmed(rank, i) ? 0.12 : 1;
+        g.globalAlpha = view.only < 0 || view.only === rank.k[i] ? 1 : 0.12;
         g.fillStyle = shown(D.kinds[rank.k[i]].color);
         g.fillRect(x, y, w, h);
         if (w > 6) {
@@ -271,23 +248,22 @@ function name(p, rank, i, x, y, w, h) {
 
 function describe(rank, i) {
     const k = D.kinds[rank.k[i]].name, unit = D.units[rank.u[i]];
+    const seconds = Math.max(rank.d[i], 0.1) / 1e6; // they are rounded to 0.1 µs
     const lines = [`${k}${unit ? " " + unit : ""}, step ${rank.s[i] + 1}`,
         `rank ${rank.rank}, ${rank.workers[rank.w[i]]}`,
         `${time(rank.d[i])} from ${time(rank.b[i])}`];
-    if (rank.n[i]) lines.push(`${bytes(rank.n[i])}, ${perSecond(rank.n[i] / rank.d[i] * 1e6, "B")}`);
-    if (rank.f[i]) lines.push(perSecond(rank.f[i] / rank.d[i] * 1e6, "FLOP"));
+    if (rank.n[i]) lines.push(`${bytes(rank.n[i])}, ${perSecond(rank.n[i] / seconds, "B")}`);
+    if (rank.f[i]) lines.push(perSecond(rank.f[i] / seconds, "FLOP"));
     return lines.join("\n");
 }
 
 // The task of a row at time t, or one that is at most 3 pixels away.
 function taskAt(p, rank, row, x) {
-    const near = 3 / p.width * (view.to - view.from), t = p.time(x);
-    let best = -1, distance = near;
-    for (let n = firstFrom(rank, row, t - near); n < row.length; n++) {
-        const i = row[n], b = rank.b[i];
-        if (b > t + near) break;
-        const d = Math.max(b - t, t - b - rank.d[i], 0);
-        if (d < distance || (d === distance && best < 0)) { best = i; distance = d; }
+    const t = p.time(x);
+    let best = -1, distance = p.time(x + 3) - t;
+    for (const i of row) {
+        const d = Math.max(rank.b[i] - t, t - rank.b[i] - rank.d[i], 0);
+        if (d < distance) { best = i; distance = d; }
     }
     return best;
 }
@@ -299,14 +275,9 @@ function rowsBy(rank, key) {
     return rows;
 }
 
-function band(kind) {
-    const n = D.kinds[kind].name;
-    return MOVES_IN.includes(n) ? 0 : MOVES_OUT.includes(n) ? 2 : UPDATES.includes(n) ? 3 : 1;
-}
-
 for (const r of D.ranks) {
     r.byWorker = rowsBy(r, i => r.w[i]);
-    r.byUnit = rowsBy(r, i => r.u[i] * 4 + band(r.k[i]));
+    r.byUnit = rowsBy(r, i => r.u[i] * 4 + D.kinds[r.k[i]].band);
 }
 
 function chosen() {
@@ -319,24 +290,28 @@ function one() {
 
 // ---- Gantt ----
 
-const ROW = 22;
-
 function ganttRows() {
     return chosen().flatMap(r => r.workers.map((name, w) => ({ r, w, name })));
 }
 
-new Panel("gantt", () => ganttRows().length * ROW, p => {
+// The least is that of a line of text.
+function rowHeight() {
+    return ganttRows().length > 40 ? 13 : 22;
+}
+
+new Panel("gantt", () => ganttRows().length * rowHeight(), p => {
+    const h = rowHeight();
     ganttRows().forEach(({ r, w, name }, n) => {
         const many = chosen().length > 1 ? `r${r.rank} ` : "";
-        p.label(many + name, n * ROW + ROW / 2);
-        drawRow(p, r, r.byWorker[w] || [], n * ROW + 2, ROW - 4);
+        p.label(many + name, n * h + h / 2);
+        drawRow(p, r, r.byWorker[w] || [], n * h + 2, h - 4);
         if (n && !w) {
             p.g.strokeStyle = css("--line");
-            p.g.strokeRect(0, n * ROW, p.left + p.width, 0);
+            p.g.strokeRect(0, n * h, p.left + p.width, 0);
         }
     });
 }, (x, y, p) => {
-    const row = ganttRows()[Math.floor(y / ROW)];
+    const row = ganttRows()[Math.floor(y / rowHeight())];
     if (!row) return null;
     const i = taskAt(p, row.r, row.r.byWorker[row.w] || [], x);
     return i < 0 ? null : describe(row.r, i);
@@ -372,22 +347,20 @@ new Panel("units", () => unitHeight() * D.units.length, p => {
 
 // ---- curves ----
 
-// Value of a step function [times, values] at t.
-function valueAt([times, values], t) {
-    const n = count(times, u => u <= t);
-    return n ? values[n - 1] : 0;
-}
-
-// Largest value in [a, b).
-function maxIn([times, values], a, b) {
-    let n = count(times, u => u <= a), most = n ? values[n - 1] : 0;
+// Largest value of a step function [times, values] from a to b.
+function maxIn([times, values], a, b = a) {
+    let n = 0, end = times.length;
+    while (n < end) { // n becomes the number of times up to a
+        const middle = (n + end) >> 1;
+        if (times[middle] <= a) n = middle + 1; else end = middle;
+    }
+    let most = n ? values[n - 1] : 0;
     for (; n < times.length && times[n] < b; n++) most = Math.max(most, values[n]);
     return most;
 }
 
 function scale(p, top, text) {
     p.label(text, 8, true);
-    p.g.fillStyle = css("--faint");
     return v => p.bottom - v / top * (p.bottom - 6);
 }
 
@@ -419,31 +392,21 @@ function dashed(p, y, color) {
 function memoryPanel(tier) {
     const of = () => one().memory[tier];
     new Panel("memory-" + tier, () => of() ? 110 : 0, p => {
-        if (!of()) return;
-        const m = of(), y = scale(p, m.plan * 1.06, bytes(m.plan * 1.06));
+        const m = of(), y = scale(p, m.plan * 1.06, "plan " + bytes(m.plan));
         p.label(tier, p.bottom / 2);
         const under = new Array(Math.ceil(p.width)).fill(0);
         m.classes.forEach((c, n) => {
             p.g.fillStyle = shown(D.classes[c.name]);
             columns(p).forEach(([x, a, b], i) => {
                 const v = maxIn(c.points, a, b);
-                const h = v / (m.plan * 1.06) * (p.bottom - 6);
-                if (h > 0) p.g.fillRect(x, y(under[i] + v), 1, h);
+                p.g.fillRect(x, y(under[i] + v), 1, y(under[i]) - y(under[i] + v));
                 under[i] += v;
             });
         });
         dashed(p, y(m.plan), css("--mark"));
-        p.g.fillStyle = css("--ink");
-        p.g.textAlign = "left";
-        p.g.textBaseline = "top";
-        p.g.strokeStyle = css("--panel");
-        p.g.lineWidth = 4;
-        for (const write of ["strokeText", "fillText"])
-            p.g[write]("plan " + bytes(m.plan), p.left + 6, Math.max(0, y(m.plan) + 3));
-        p.g.lineWidth = 1;
     }, (x, y, p) => {
         const m = of(), t = p.time(x);
-        const rows = m.classes.map(c => [c.name, valueAt(c.points, t), c.plan]);
+        const rows = m.classes.map(c => [c.name, maxIn(c.points, t), c.plan]);
         const sum = rows.reduce((s, r) => s + r[1], 0);
         return [`${tier} at ${time(t)}: ${bytes(sum)} of ${bytes(m.plan)}`,
             ...rows.reverse().map(r => `${r[0]}: ${bytes(r[1])} of ${bytes(r[2])}`)].join("\n");
@@ -464,85 +427,68 @@ new Panel("links", () => linkRows().length ? 120 : 0, p => {
         if (l.limit) dashed(p, y(l.limit), shown(D.linkColors[link]));
     });
 }, (x, y, p) => linkRows().map(([link, l]) =>
-    `${link}: ${perSecond(valueAt([D.bins, l.v], p.time(x)), "B")}` +
+    `${link}: ${perSecond(maxIn([D.bins, l.v], p.time(x)), "B")}` +
     (l.limit ? ` of ${perSecond(l.limit, "B")}` : "")).join("\n"));
 
 new Panel("ready", () => one().ready[0].length ? 80 : 0, p => {
     const top = Math.max(1, ...one().ready[1]) * 1.06;
     line(p, one().ready, scale(p, top, Math.floor(top) + " tasks"), shown("#0072b2"));
-}, (x, y, p) => `${valueAt(one().ready, p.time(x))} tasks ready`);
+}, (x, y, p) => `${maxIn(one().ready, p.time(x))} tasks ready`);
 
 // ---- controls ----
 
-function legend() {
-    const place = document.getElementById("legend");
-    D.kinds.forEach((k, n) => {
-        if (!k.used) return;
-        const b = document.createElement("button"), i = document.createElement("i");
-        i.style.background = shown(k.color);
-        b.append(i, k.name);
-        b.title = "show only these";
-        b.onclick = () => {
-            view.only = view.only === n ? -1 : n;
-            for (const o of place.children) o.className = view.only < 0 || o === b ? "" : "off";
-            renderAll();
-        };
-        place.append(b);
-    });
-}
+const root = document.documentElement, legend = document.getElementById("legend").children;
+for (const b of legend)
+    b.onclick = () => {
+        const kind = Number(b.dataset.kind);
+        view.only = view.only === kind ? -1 : kind;
+        for (const o of legend) o.className = view.only < 0 || o === b ? "" : "off";
+        renderAll();
+    };
 
-function paintKeys() {
+function setTheme(dark) {
+    root.dataset.theme = dark ? "dark" : "light";
     for (const i of document.querySelectorAll("i[data-color]"))
         i.style.background = shown(i.dataset.color);
-    document.getElementById("legend").replaceChildren();
-    legend();
-}
-
-function setTheme(theme) {
-    document.documentElement.dataset.theme = theme;
-    paintKeys();
     renderAll();
 }
 
-document.getElementById("all").onclick = () => zoom(...D.range);
-for (const [id, part] of [["in", 1 / 4], ["out", -1 / 2]])
-    document.getElementById(id).onclick = () => {
-        const w = (view.to - view.from) * part;
-        zoom(view.from + w, view.to - w);
-    };
-for (const [id, sign] of [["left", -1], ["right", 1]])
-    document.getElementById(id).onclick = () => {
-        const w = view.to - view.from;
-        const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + sign * w / 2));
-        zoom(from, from + w);
-    };
+// Takes a part of the width away on both sides.
+function narrow(part) {
+    const w = (view.to - view.from) * part;
+    zoom(view.from + w, view.to - w);
+}
+
+function move(part) {
+    const w = view.to - view.from;
+    const from = Math.max(D.range[0], Math.min(D.range[1] - w, view.from + w * part));
+    zoom(from, from + w);
+}
+
 // The step after the one that the view begins in; the first one of all.
-document.getElementById("step").onclick = () => {
-    const ends = D.steps.map(s => s[1]).filter(e => e > D.range[0] && e < D.range[1]);
+function nextStep() {
+    const ends = D.ends.filter(e => e > D.range[0] && e < D.range[1]);
     const all = [D.range[0], ...ends, D.range[1]];
     const whole = view.from === D.range[0] && view.to === D.range[1];
     const now = all.findIndex(e => e > view.from + (view.to - view.from) * 0.02);
     const n = whole || now < 1 || now + 1 >= all.length ? 1 : now + 1;
     zoom(all[n - 1], all[n]);
-};
+}
+
+const BUTTONS = { all: () => zoom(...D.range), step: nextStep, in: () => narrow(1 / 4),
+    out: () => narrow(-1 / 2), left: () => move(-1 / 2), right: () => move(1 / 2),
+    theme: () => setTheme(root.dataset.theme === "light") };
+for (const id in BUTTONS) document.getElementById(id).onclick = BUTTONS[id];
 const KEYS = { "+": "in", "-": "out", w: "in", s: "out", a: "left", d: "right",
     ArrowLeft: "left", ArrowRight: "right", n: "step", 0: "all" };
 addEventListener("keydown", e => {
     if (!(e.key in KEYS) || e.ctrlKey || e.altKey || e.metaKey || e.target.tagName === "SELECT") return;
     e.preventDefault();
-    document.getElementById(KEYS[e.key]).click();
+    BUTTONS[KEYS[e.key]]();
 });
-document.getElementById("theme").onclick = () => {
-    const dark = luminance(css("--paper")) < 0.5;
-    setTheme(dark ? "light" : "dark");
-};
-const pick = document.getElementById("rank");
 if (pick) pick.onchange = () => { view.rank = Number(pick.value); renderAll(); };
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { paintKeys(); renderAll(); });
 addEventListener("resize", renderAll);
-if (D.ranks.length > 4) view.rank = 0;
-if (["#light", "#dark"].includes(location.hash))
-    document.documentElement.dataset.theme = location.hash.slice(1);
-paintKeys();
-zoom(...D.first);
-document.documentElement.dataset.drawn = panels.length;
+const night = matchMedia("(prefers-color-scheme: dark)");
+night.addEventListener("change", () => setTheme(night.matches));
+setTheme(location.hash ? location.hash === "#dark" : night.matches);
+root.dataset.drawn = panels.length;

@@ -2,6 +2,7 @@
 """Writes report.html: one file that needs nothing else.  What stays the same in it is in
 report.html, .css and .js beside this file."""
 import html
+import itertools
 import json
 import pathlib
 import string
@@ -13,6 +14,9 @@ MOST_RANKS = 8  # in the pictures; the tables have all
 MOST_TASKS = 60000  # in the pictures
 MOST_POINTS = 4000  # of a curve
 BINS = 600
+# The row within a unit, from top to bottom, of a codelet's tasks; 1: of all others.
+BANDS = {"batch": 0, "fetch": 0, "reduce": 2, "offload": 2, "norm": 2, "save": 2,
+         "adam": 3}
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00",
           "#f0e442", "#999999", "#88ccee", "#ddcc77", "#aa4499"]
 
@@ -39,10 +43,9 @@ def mib(n):
 
 def rate(v, unit):
     for prefix in ("", "k", "M", "G", "T", "P"):
-        if v < 1000:
+        if v < 999.5 or prefix == "P":
             return f"{v:.3g} {prefix}{unit}/s" if v else ""
         v /= 1000
-    return f"{v * 1000:.3g} P{unit}/s"
 
 
 def esc(v):
@@ -99,7 +102,7 @@ def hidden_rows(kinds):
     for k in kinds:
         if k["hidden_percent"] is None:
             continue
-        name = "optimizer" if k["kind"] == "adam" else "the rest"
+        name = "optimizer" if k["codelet"] == "adam" else "the rest"
         if k["kind"] in figures.TRANSFER:
             name = groups.get(k["where"], "copies and sums in memory")
         sums[name] = [a + b for a, b in zip(
@@ -116,20 +119,15 @@ def hidden_table(sums):
                   for name, (n, total, under, size) in sums.items()])
 
 
-def link_table(rows, ranks, waited):
-    """waited: us that each rank's collectives waited for others."""
-    numbers = [r.number for r in ranks]
-    def waits(r):
-        if r["link"] != "network" or len(ranks) < 2:
-            return ""
-        us = waited[numbers.index(r["rank"])]
-        return percent(100 * us / r["busy_us"] if r["busy_us"] else 0)
+def link_table(rows, waits):
+    """waits: {rank: the part of its collectives' time that is waiting for others}"""
     def row(r):
-        many = f'rank {r["rank"]}: ' if len(ranks) > 1 else ""
+        many = f'rank {r["rank"]}: ' if len(waits) > 1 else ""
+        wait = waits[r["rank"]] if r["link"] == "network" else None
         return [many + r["link"], r["tasks"], mib(r["bytes"]),
                 ms(r["busy_us"]), rate(r["bytes_per_s"], "B"),
                 percent(r["limit_percent"]), percent(r["hidden_percent"]),
-                waits(r)]
+                percent(wait)]
     return table(["link", "tasks", "MiB", "busy ms", "while busy",
                   "% of limit", "hidden %", "waits for ranks %"],
                  [row(r) for r in rows])
@@ -145,7 +143,10 @@ def memory_table(ranks, memories):
     return table(["memory", "most in use, MiB", "planned MiB", "%"], rows)
 
 
-def path_section(path, colors):
+def path_section(ranks, path, colors):
+    """Nothing of a box, which does not tell what its tasks waited for."""
+    if not any(r.tasks.deps for r in ranks):
+        return ""
     step = path["step_us"]
     rows = [[(colors[k], k), ms(us), percent(100 * us / step),
              percent(100 * path["saved"].get(k, 0))]
@@ -153,7 +154,8 @@ def path_section(path, colors):
     rows.append(["between tasks", ms(path["gaps_us"]),
                  percent(100 * path["gaps_us"] / step), ""])
     words = "".join(f"<li>{esc(w)}</li>" for w in path["words"])
-    return (f"<ul>{words or '<li>nothing stands out</li>'}</ul>" +
+    return ("<h2>What would shorten a step</h2>"
+            f"<ul>{words or '<li>nothing stands out</li>'}</ul>" +
             table(["on the path", "ms per step", "% of it",
                    "saved by half, %"], rows) +
             chain_details(path["chain"], colors))
@@ -223,50 +225,42 @@ def rank_data(rank, memory, begin, end, bins):
 
 
 def picture_range(ranks, begin, end):
-    """Everything, or as many whole steps as the pictures hold."""
+    """Everything, or as many whole steps as the pictures hold, one at least."""
+    def tasks_in(a, b):
+        return sum(len(figures.indexes(r, a, b)) for r in shown_ranks(ranks))
     first = min(min(r.tasks.begin) for r in ranks)
     last = max(max(r.tasks.end) for r in ranks)
+    if tasks_in(first, last) <= MOST_TASKS:
+        return first, last, []
+    ends = [e for _, e in figures.step_ends(ranks[0]) if begin < e <= end] or [end]
+    stop = max((e for e in ends if tasks_in(begin, e) <= MOST_TASKS),
+               default=ends[0])
     total = sum(len(r.tasks) for r in ranks)
-    if total <= MOST_TASKS:
-        return first, last, ""
-    ends = [e for _, e in figures.step_ends(ranks[0]) if begin <= e <= end]
-    count, stop = 0, end
-    for a, b in zip(ends, ends[1:]):
-        count += sum(len(figures.indexes(r, a, b)) for r in ranks)
-        if count > MOST_TASKS:
-            break
-        stop = b
-    return begin, stop, (f"The pictures show part of the {total} tasks; the "
-                         "tables count all.")
+    return begin, stop, [f"The pictures show part of the {total} tasks; the "
+                         "tables count all."]
 
 
 def shown_ranks(ranks):
-    if len(ranks) <= MOST_RANKS:
-        return ranks
-    step = len(ranks) / MOST_RANKS
-    return [ranks[int(i * step)] for i in range(MOST_RANKS)]
+    n = min(len(ranks), MOST_RANKS)
+    return [ranks[i * len(ranks) // n] for i in range(n)]
 
 
-def picture_data(ranks, memories, window, span):
+def picture_data(ranks, memories, span):
     shown = shown_ranks(ranks)
     begin, end = span
-    used = {k for r in shown for k in set(r.tasks.kind)}
-    classes = {}
-    for m in memories:
-        for tier in m.values():
-            for name in tier["series"]:
-                classes.setdefault(name, COLORS[len(classes) % len(COLORS)])
+    classes = dict.fromkeys(c for m in memories for tier in m.values()
+                            for c in (*tier["classes"], *tier["series"]))
     data = [rank_data(r, memories[ranks.index(r)], begin, end, BINS)
             for r in shown]
     return {
-        "kinds": [{"name": k["name"], "color": k["color"], "used": i in used}
-                  for i, k in enumerate(ranks[0].about["kinds"])],
+        "kinds": [{"name": k["name"], "color": k["color"],
+                   "band": BANDS.get(k["codelet"], 1)}
+                  for k in ranks[0].about["kinds"]],
         "units": ranks[0].units, "range": [begin, end],
-        "first": [begin, end], "window": list(window[:2]),
-        "steps": [[s, round(e, 1)] for s, e in figures.step_ends(ranks[0])],
+        "ends": [round(e, 1) for _, e in figures.step_ends(ranks[0])],
         "bins": [round(begin + i * (end - begin) / BINS, 1)
                  for i in range(BINS)],
-        "classes": classes, "ranks": data,
+        "classes": dict(zip(classes, itertools.cycle(COLORS))), "ranks": data,
         "linkColors": dict(zip(figures.LINKS, COLORS)),
         "tiers": sorted({t for m in memories for t in m},
                         key=("device", "cpu", "nvme").index)}
@@ -283,7 +277,7 @@ def keys(colors):
 UNSUNG = ("the rest", "copies and sums in memory")  # without a card
 
 
-def cards(window, workers, hidden, path):
+def cards(window, workers, hidden):
     begin, end, steps = window
     compute = [w for w in workers if w["where"] in ("compute", "host")]
     gpu = [w for w in compute if w["where"] == "compute"] or compute
@@ -300,10 +294,20 @@ def cards(window, workers, hidden, path):
         for v, t in items) + "</div>"
 
 
+def legend(ranks):
+    used = {k for r in shown_ranks(ranks) for k in r.tasks.kind}
+    return "".join(
+        f'<button data-kind="{i}" title="show only these">'
+        f'<i data-color="{k["color"]}"></i>{k["name"]}</button>'
+        for i, k in enumerate(ranks[0].about["kinds"]) if i in used)
+
+
 def about_line(a):
     where = ("a simulated run" if a["simulated"] else
              f"a run on {a['host']}" + (" with a GPU" if a["gpu"] else ""))
-    return esc(f"Steps {a['from'] + 1} to {a['to']} of {where}, "
+    first, last = a["from"] + 1, a["to"]
+    steps = f"Steps {first} to {last}" if first < last else f"Step {first}"
+    return esc(f"{steps} of {where}, "
                f"{a['ranks']} rank{'s' if a['ranks'] > 1 else ''}, "
                f"{len(a['units'])} units, izar {a['version']}.")
 
@@ -311,19 +315,10 @@ def about_line(a):
 def rank_choice(shown):
     if len(shown) < 2:
         return ""
+    first = " selected" if len(shown) > 4 else ""
     return ('<select id="rank"><option value="-1">all ranks</option>' + "".join(
-        f'<option value="{i}">rank {r.number}</option>'
+        f'<option value="{i}"{first if i == 0 else ""}>rank {r.number}</option>'
         for i, r in enumerate(shown)) + "</select>")
-
-
-def notes(path, warnings, cut):
-    more = [w for w in (cut, *warnings) if w]
-    n, worst = path["backward"]
-    if n:
-        more.append(f"{n} collectives end on one rank before another began "
-                    f"them: the ranks' clocks are at least {worst:.1f} µs "
-                    "apart.")
-    return "".join(f"<li>{esc(m)}</li>" for m in more)
 
 
 def write(path_out, ranks, memories, path, command, warnings):
@@ -332,7 +327,7 @@ def write(path_out, ranks, memories, path, command, warnings):
     begin, end, _ = window
     colors = {k["name"]: k["color"] for k in ranks[0].about["kinds"]}
     span = picture_range(ranks, begin, end)
-    data = picture_data(ranks, memories, window, span[:2])
+    data = picture_data(ranks, memories, span[:2])
     workers = figures.workers(ranks, begin, end)
     kinds = figures.kinds(ranks, begin, end)
     hidden = hidden_rows(kinds)
@@ -341,22 +336,21 @@ def write(path_out, ranks, memories, path, command, warnings):
     links = figures.links(ranks, begin, end)
     page = string.Template((HERE / "report.html").read_text(encoding="utf-8"))
     path_out.write_text(page.substitute(
-        title=esc(f"izar: {' '.join(command.split()[-2:])}"),
+        title=esc(f"izar: {path_out.resolve().parent.name}"),
         css=(HERE / "report.css").read_text(encoding="utf-8"),
         js=(HERE / "report.js").read_text(encoding="utf-8"),
         about=about_line(ranks[0].about), command=esc(command),
-        warnings="".join(f'<p style="color:var(--mark)">{esc(w)}</p>\n'
-                         for w in warnings),
-        cards=cards(window, workers, hidden, path), path=path_section(path, colors),
+        warnings=esc("\n".join(warnings)), cards=cards(window, workers, hidden),
+        path=path_section(ranks, path, colors), legend=legend(ranks),
         choice=rank_choice(shown_ranks(ranks)), classes=keys(data["classes"]),
         memory="".join(f'<div><canvas id="memory-{t}"></canvas></div>'
                        for t in data["tiers"]),
-        links=keys(used) if used else "<p>Nothing crossed a link.</p>",
+        links=keys(used),
         worker_table=worker_table(workers), kind_table=kind_table(kinds, colors),
         hidden_table=hidden_table(hidden),
-        link_table=link_table(links, ranks, path["waits"][0]),
+        link_table=link_table(links, path["waits"]),
         memory_table=memory_table(ranks, memories),
         begin=duration(begin), end=duration(end),
-        notes=notes(path, warnings, span[2]),
+        notes="".join(f"<li>{esc(n)}</li>" for n in (*span[2], *path["clocks"])),
         data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/")),
         encoding="utf-8")

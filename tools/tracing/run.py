@@ -8,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 from . import records
 
-FLUSH = "FxT is flushing"
+FLUSH = b"FxT is flushing"
 MOST_TASKS = 600000
 OURS = ("raw", "starvz", "report.html", "trace.json")
 
@@ -66,20 +65,6 @@ def hand_on(command, names):
     return command
 
 
-class Watch(threading.Thread):
-    """Passes the error stream on and counts what FxT says in it."""
-
-    def __init__(self, stream):
-        super().__init__(daemon=True)
-        self.stream, self.flushes = stream, 0
-
-    def run(self):
-        for line in self.stream:
-            self.flushes += line.count(FLUSH.encode())
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-
-
 def run(command, raw, steps):
     """Returns the exit status and how often FxT wrote in the middle of it."""
     env = environment(raw, steps)
@@ -90,14 +75,15 @@ def run(command, raw, steps):
                              stderr=subprocess.PIPE)
     except OSError as e:
         raise Refused(f"{command[0]}: {e.strerror}") from e
-    watch = Watch(p.stderr)
-    watch.start()
     # Ctrl-C is for the command: it ends its step, and the trace is made of it.
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    old, flushes = signal.signal(signal.SIGINT, signal.SIG_IGN), 0
+    for line in p.stderr:
+        flushes += line.count(FLUSH)
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
     status = p.wait()
-    watch.join(10)
     signal.signal(signal.SIGINT, old)
-    return status, watch.flushes
+    return status, flushes
 
 
 # ---- conversion ----
@@ -151,10 +137,6 @@ def convert(tool, raw, about):
                        env=tool_environment(about))
     if r.returncode or not (folder / "tasks.rec").is_file():
         raise Refused(f"{tool} failed on rank {rank}:\n{r.stderr[-1000:]}")
-    backward = re.search(r".*communications? finished before.*",
-                         r.stderr + r.stdout)
-    if backward:
-        say(f"rank {rank}: {backward.group(0).strip()}")
     return folder
 
 
@@ -168,7 +150,7 @@ def read_all(raw):
     raw = raw.resolve()
     about = descriptions(raw)
     if not about:
-        raise Refused("the command left no trace: it must start a program of "
+        raise Refused(f"no trace in {raw}: the command must start a program of "
                       "izar that trains or simulates")
     lost = set(range(about[0]["ranks"])) - {a["rank"] for a in about}
     if lost and not about[0]["simulated"]:

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 
-from . import figures, run
+from . import figures, records, run
 
 R_PACKAGES = ("data.tree", "arrow", "starvz")
 PROGRAMS = ("Rscript", "pj_dump", "rec2csv", "awk", "gzip")
@@ -27,7 +27,6 @@ EVENT_20 = ("Time Container Type Value Size Params Footprint Tag JobId "
             "SubmitOrder GFlop X Y Iteration Subiteration NumaNodes").split()
 LINK_MORE = "MPITAG MPIType Priority Handle".split()
 FILL = {"MPITAG": "0", "MPIType": "IntraNode", "Priority": "0"}
-WORD = re.compile(r'"[^"]*"|\S+')
 ROOT = "MPIroot"  # the one container that all ranks share
 OF_RANK = {"Container", "StartContainer", "EndContainer", "JobId"}
 
@@ -43,25 +42,9 @@ def wanted(number, have):
     return have
 
 
-def header(path):
-    """{number of an event: (name, fields)}, in the order of the file."""
-    events, fields = {}, []
-    with open(path, encoding="utf-8", errors="replace") as f:
-        for line in f:
-            words = line[1:].split() if line.startswith("%") else [""]
-            if not line.startswith("%") and line.strip():
-                return events
-            if words[:1] == ["EventDef"]:
-                fields = []
-                events[words[2]] = words[1], fields
-            elif words and words[0] not in ("", "EndEventDef"):
-                fields.append(words[0])
-    return events
-
-
 def header_lines(events):
     for number, (name, fields) in events.items():
-        yield f"%EventDef\t{name}\t{number}\n"
+        yield f"%EventDef\tPaje{name}\t{number}\n"
         for f in wanted(number, fields):
             yield f"%\t{f}\t{'date' if f == 'Time' else 'string'}\n"
         yield "%EndEventDef\n"
@@ -83,11 +66,10 @@ def title(rank, e):
 def of_rank(rank, name, e):
     """Marks what belongs to a rank; definitions and the root belong to all."""
     def mark(value):
-        return f"{rank.number}_{value}".replace(f'{rank.number}_"',
-                                                f'"{rank.number}_')
-    if name == "PajeCreateContainer" and e["Alias"] != ROOT:
+        return re.sub('^"?', rf"\g<0>{rank.number}_", value)
+    if name == "CreateContainer" and e["Alias"] != ROOT:
         e["Name"], e["Alias"] = title(rank, e), mark(e["Alias"])
-    elif name == "PajeDestroyContainer":
+    elif name == "DestroyContainer":
         e["Name"] = mark(e["Name"])
     for f in OF_RANK & e.keys():
         if e[f] not in (ROOT, "0"):
@@ -96,27 +78,22 @@ def of_rank(rank, name, e):
 
 def paje_lines(rank, path, delta_ms):
     """Yields (time, line); -1 is the time of what all ranks have."""
-    events = header(path)
-    with open(path, encoding="utf-8", errors="replace") as f:
-        for line in f:
-            number, *values = WORD.findall(line) or [""]
-            if number not in events:
-                continue
-            name, fields = events[number]
-            e = dict(zip(fields, values))
-            time = -1.0
-            if "Time" in e and e.get("Alias") != ROOT:
-                time = float(e["Time"]) + delta_ms
-                e["Time"] = f"{time:.6f}"
-            of_rank(rank, name, e)
-            yield time, "\t".join([number, *(e.get(f, FILL.get(f, '""'))
-                                            for f in wanted(number, fields))]) + "\n"
+    events = records.paje_header(path)
+    for number, e in records.paje_lines(path, events):
+        name, fields = events[number]
+        time = -1.0
+        if "Time" in e and e.get("Alias") != ROOT:
+            time = float(e["Time"]) + delta_ms
+            e["Time"] = f"{time:.6f}"
+        of_rank(rank, name, e)
+        yield time, "\t".join([number, *(e.get(f, FILL.get(f, '""'))
+                                        for f in wanted(number, fields))]) + "\n"
 
 
 def merge_paje(ranks, paths, delta, target):
     common = set()
     with open(target, "w", encoding="utf-8") as out:
-        out.writelines(header_lines(header(paths[0])))
+        out.writelines(header_lines(records.paje_header(paths[0])))
         for time, line in heapq.merge(*map(paje_lines, ranks, paths, delta),
                                       key=lambda x: x[0]):
             if time >= 0 or line not in common:

@@ -26,24 +26,17 @@ def running(box):
 
 def rank_of(box):
     """Its tasks; those that run end where the box was written."""
-    rank = records.Rank(box["about"])
-    t, kinds = rank.tasks, rank.kinds
     tasks = box["tasks"] + [{**x, "end_us": max(box["now_us"], x["begin_us"])}
                             for x in running(box)]
-    for x in sorted(tasks, key=lambda x: x["end_us"]):
-        where = figures.where_of_worker(rank, x["worker"])
-        t.where.append(figures.WORKER_KINDS.index(where))
-        t.kind.append(kinds.index(x["task"]))
-        for name in ("unit", "step", "position", "worker"):
-            getattr(t, name).append(x[name])
-        t.begin.append(x["begin_us"])
-        t.end.append(x["end_us"])
-        for column in (t.bytes, t.flops, t.job, t.priority):
-            column.append(0)
-        t.first_dep.append(0)
-        t.first_datum.append(0)
-    if not len(t):
-        raise run.Refused(f"the box of {rank.name()} has no task")
+    if not tasks:
+        raise run.Refused(f"the box of rank {box['about']['rank']} has no task")
+    steps = [x["step"] for x in tasks]
+    rank = records.Rank({**box["about"], "from": min(steps), "to": max(steps) + 1})
+    where = [figures.WORKER_KINDS.index(w) for w in rank.about["workers"]]
+    rows = sorted((x["end_us"], x["begin_us"], x["worker"], rank.kinds.index(x["task"]),
+                   where[x["worker"]], x["unit"], x["position"], x["step"],
+                   0, 0, job, 0, ()) for job, x in enumerate(tasks))
+    records.fill(rank.tasks, rows, dict.fromkeys(range(len(rows)), ()))
     return rank
 
 

@@ -21,7 +21,9 @@ def told(place, output):
     to = place.folder / "drawn"
     r = run.call(run.ROOT / "tools/trace", to, "--stuck", output)
     assert r.rc == 0 and json.loads((to / "trace.json").read_text()), str(r)
-    assert "</html>" in (to / "report.html").read_text()
+    page = (to / "report.html").read_text()
+    assert "</html>" in page and "Steps 1 to 0" not in page
+    assert "would shorten" not in page, "boxes lack what tasks waited for"
     return r.err
 
 

@@ -11,7 +11,7 @@ import run
 from rows import standin
 
 sys.path.insert(0, str(run.ROOT / "tools"))
-from tracing import starvz  # noqa: E402
+from tracing import path, starvz  # noqa: E402
 
 TRACE = run.ROOT / "tools" / "trace"
 UNITS = run.MODEL["layers"] + 2
@@ -75,6 +75,9 @@ def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
     for key, kinds in found.items():
         assert kinds == of_a_step(fetches), key
     assert "http" not in (out / "report.html").read_text()
+    about = json.loads((out / "raw/rank-0.json").read_text())
+    assert {k["name"] for k in about["kinds"]} == {
+        kind for kind, where in path.ADVICE if not where}
 
 
 def test_the_bytes_are_those_that_the_run_counts(place):
@@ -203,7 +206,7 @@ def test_starvz_has_the_tasks_of_all_ranks(place):
 
 def test_a_command_without_a_trace_is_told(tmp_path):
     r = run.call(TRACE, tmp_path / "out", "--", "true")
-    assert r.rc == 1 and "left no trace" in r.err
+    assert r.rc == 1 and f"no trace in {tmp_path}/out/raw: " in r.err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

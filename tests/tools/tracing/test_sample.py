@@ -181,6 +181,20 @@ def test_hidden_parts_are_those_of_the_simulation(rank, says):
         pytest.approx(says["copies_hidden_percent"], abs=1e-3))
 
 
+def test_muon_is_of_the_optimizer_too(folder, window):
+    about, (begin, end, _) = sample.unpack(folder), window
+    about["kinds"].append({"name": "muon", "codelet": "adam", "color": "#b04a00"})
+    rank = records.read_rank(about, folder)
+    was = report.hidden_rows(figures.kinds([rank], begin, end))["optimizer"]
+    for i in of_kind(rank, "adam")[::2]:
+        rank.tasks.kind[i] = len(about["kinds"]) - 1
+    now = report.hidden_rows(figures.kinds([rank], begin, end))["optimizer"]
+    assert now == pytest.approx(was) and of_kind(rank, "muon")
+    bands = {k["name"]: k["band"] for k in
+             report.picture_data([rank], [{}], (begin, end))["kinds"]}
+    assert bands["muon"] == bands["adam"] == 3 and bands["eval"] == bands["forward"] == 1
+
+
 # ---- memory ----
 
 def test_memory_stays_within_the_plan(rank, says):
@@ -216,7 +230,7 @@ def test_the_path_has_no_holes_and_ends_the_step(rank, window):
     # The GPU idles most of the time: copies, not products, make this step long.
     assert found["saved"]["fetch"] > found["saved"]["backward"] > 0
     assert "fetches to the GPU" in found["words"][0]
-    assert found["backward"] == (0, 0.0)
+    assert found["clocks"] == []
 
 
 def test_half_the_time_for_everything_halves_a_replayed_step(rank, window):
@@ -251,8 +265,17 @@ def test_ranks_of_one_host_are_on_one_clock(folder):
     groups = figures.matched(ranks)
     assert len(groups) == len(of_kind(ranks[0], "fetch"))
     begin, end, _ = figures.window(ranks)
-    waited, last = figures.waits(ranks, groups, begin, end)
-    assert waited[0] > 0 == waited[1] and set(last) == {1}
+    took, waited, last = figures.waits(ranks, groups, begin, end)
+    assert took[0] > waited[0] > 0 == waited[1] and set(last) == {1}
+    # The column has these parts, and the clip of a step counts as a collective.
+    for r in ranks:
+        for i in of_kind(r, "clip"):
+            r.tasks.where[i] = figures.WORKER_KINDS.index("comm")
+            r.tasks.begin[i] -= 1e5 if r is ranks[0] else 0
+    found = path.analyse(ranks, begin, end, 2)["waits"]
+    assert 90 < found[0] < 100 and found[1] == 0
+    rows = figures.links(ranks, begin, end)
+    assert f"<td>{found[0]:.1f}</td></tr>" in report.link_table(rows, found)
     # The shortest copy takes 10.17 us, so those end before the other begins.
     assert figures.backward(ranks, groups)[1] == pytest.approx(239.8, abs=0.1)
 
@@ -339,6 +362,25 @@ def test_trace_json_begins_at_zero_and_counts_steps_as_paje(pair):
     assert ends == sorted(told) and ends[0] == "end of step 1"
     steps = {e["args"]["step"] for e in events if e.get("cat") == "task"}
     assert steps == {1, 2, 3}
+
+
+def test_pictures_show_as_many_whole_steps_as_they_hold(rank, window, monkeypatch):
+    begin, end, _ = window
+    ends = [e for _, e in figures.step_ends(rank)]
+    for most, until in ((246, max(rank.tasks.end)), (245, ends[2]), (140, ends[1]),
+                        (9, ends[1])):
+        monkeypatch.setattr(report, "MOST_TASKS", most)
+        assert report.picture_range([rank], begin, end)[1] == until, most
+
+
+def test_of_many_ranks_the_first_one_is_chosen(rank):
+    assert "selected" not in report.rank_choice([rank] * 4)
+    assert '<option value="0" selected>' in report.rank_choice([rank] * 5)
+
+
+def test_rates_have_three_figures():
+    assert [report.rate(v, "B") for v in (0, 999.4, 999.6, 2.5e7, 3e18)] == [
+        "", "999 B/s", "1 kB/s", "25 MB/s", "3e+03 PB/s"]
 
 
 def test_the_report_needs_nothing_else(rank, tmp_path):
