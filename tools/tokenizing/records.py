@@ -138,11 +138,11 @@ def conversation_of(value, form):
 
 
 def strings(value):
-    """All that are in a value."""
+    """All that are in a value, also as keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
-        for x in value.values() if isinstance(value, dict) else value:
+        for x in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from strings(x)
 
 
@@ -192,6 +192,10 @@ class Recipe:
         given = {k: value[k] for k in GIVEN if value.get(k) is not None}
         if isinstance(given.get("tools"), str):
             given["tools"] = parse_json(given["tools"], "tools")
+        more = value.get("chat_template_kwargs") or {}
+        if not isinstance(more, dict):
+            raise BadRecord("chat_template_kwargs is no object")
+        given |= more
         for text in strings([messages, given]):
             found = not self.special and self.tokenizer.special.search(text)
             if found:
@@ -199,10 +203,6 @@ class Recipe:
                                 "it would act as one: --special allows it")
             if OPEN in text or CLOSE in text:
                 raise BadRecord("has U+FDD0 or U+FDD1, which are no characters")
-        more = value.get("chat_template_kwargs") or {}
-        if not isinstance(more, dict):
-            raise BadRecord("chat_template_kwargs is no object")
-        given |= more
         found = []
         try:
             *one, other, unlike = self.templates.text(messages, learnt_from, given)

@@ -125,6 +125,13 @@ def without_none(value):
     return value
 
 
+def plain(value):
+    """What JSON has no form for: dates and decimals as text."""
+    if isinstance(value, bytes):
+        raise TypeError("has bytes where a record has text: make strings of that column")
+    return str(value)
+
+
 def batches(path, kind):
     """Those of a file, of the columns that a record may have."""
     arrow = package("pyarrow", f"{path} is {kind}, which")
@@ -156,7 +163,7 @@ def open_table(path, kind, folder):
     try:
         for batch in batches(path, kind):
             for row in batch.to_pylist():
-                line = json.dumps(without_none(row), ensure_ascii=False, default=str)
+                line = json.dumps(without_none(row), ensure_ascii=False, default=plain)
                 scratch.file.write(line.encode() + b"\n")
     except (Refused, OSError):
         raise

@@ -81,6 +81,14 @@ def test_records_are_found_in_tables(place):
 TAR = tarfile.TarInfo("t.txt").tobuf() + bytes(1024)
 
 
+def test_bytes_in_a_table_are_no_text(place):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+    path = place.new() / "t.parquet"
+    pyarrow.parquet.write_table(arrow.table({"text": [b"a"]}), path)
+    place.refuse("bytes", path.read_bytes(), name="t.parquet", words=["{}", "has bytes"])
+
+
 @pytest.mark.parametrize("name, data, words", [
     ("t.zip", b"PK\3\4....", ["zip"]), ("t.zst", b"\x28\xb5\x2f\xfd..", ["zstd"]),
     ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
