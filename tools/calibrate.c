@@ -18,6 +18,7 @@
 #include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/ops.h"
 #include "codelets/task/task.h"
+#include "runtime/base/durable.h"
 #include "runtime/comm/coll.h"
 #include "runtime/machine/measure.h"
 #include "runtime/tier/memory.h"
@@ -350,14 +351,16 @@ static int write_file(const char *path, const struct iz_machine *m,
                       bool measured, int ranks)
 {
     FILE *f = fopen(path, "w");
-    if (!f) {
-        fprintf(stderr, "calibrate: %s: %s\n", path, strerror(errno));
-        return -EIO;
-    }
+    if (!f)
+        return iz_durable_refuse("calibrate", path, "cannot create", errno);
     fputs("{\n  ", f);
     iz_machine_print(m, f);
     write_sources(f, measured, ranks);
-    return fclose(f) ? -EIO : 0;
+    int err = fflush(f) || ferror(f)
+                  ? iz_durable_refuse("calibrate", path, "cannot write", errno)
+                  : 0;
+    fclose(f);
+    return err;
 }
 
 /* Cores that this process may use. */

@@ -14,9 +14,9 @@
 #include "runtime/base/text.h"
 #include "runtime/ckpt/engine_arrays.h"
 #include "runtime/formats/imported.h"
-#include "runtime/formats/peft.h"
 #include "runtime/formats/published.h"
 #include "runtime/hf/adapter.h"
+#include "runtime/hf/hf.h"
 #include "runtime/hf/proof.h"
 #include "runtime/hf/tensors.h"
 #include "runtime/model/lora.h"
@@ -338,40 +338,15 @@ static int add_adapters(const struct checkpoint *c, const struct iz_program *p,
     return l->rank ? iz_lora_restore(m, p->section.hf, find_adapter, c) : 0;
 }
 
-/* What is written: the model with its adapters merged, or these alone. */
-static int open_order(struct iz_hf_order *order, struct iz_hf_map *map,
-                      char **text, const struct ckpt_options *o,
-                      const struct iz_program *p, const struct iz_model *m,
-                      const struct iz_config *like_run)
-{
-    int err = iz_adapter_check_trained(m);
-    if (err)
-        return err;
-    if (o->adapter) {
-        order->file_bytes = INT64_MAX;
-        order->file = IZ_LORA_FILE;
-        order->config_file = IZ_PEFT_CONFIG;
-        err = iz_adapter_open(map, text, p->section.hf, m, like_run);
-    } else {
-        err = iz_hf_map_open(map, p->section.hf, m);
-        *text = err ? NULL
-                    : iz_published_text(&p->section, m->self, order->type,
-                                        order->like);
-        err = err || *text ? err : -EINVAL;
-    }
-    order->config = *text;
-    return err;
-}
-
 /* An export that is to be looked at. */
 struct look {
     const struct ckpt_options *o;
     struct checkpoint *c;
     const struct iz_program *p;
     const struct iz_model *m;
-    const struct iz_config *like_run;
-    enum iz_dtype type, own; /* of the folder; of the run's parameters */
-    bool pairs;              /* the run learnt from such */
+    const struct iz_config *like_run; /* its types, paths and adapters */
+    enum iz_dtype type;               /* of the folder */
+    bool pairs;                       /* the run learnt from such */
     struct stream *s;
     struct iz_coll *coll;
 };
@@ -388,7 +363,7 @@ static int look_at_loss(const struct look *l, const char *folder)
     int64_t seq =
         iz_json_count_of(json_object_get(l->c->index->root, "model"), "seq");
     struct iz_hf_losses losses = {.type = l->type,
-                                  .own = l->own,
+                                  .own = l->like_run->dtype,
                                   .units = l->m->n_units,
                                   .run = ckpt_validation(l->o->dir, l->c->step),
                                   .found = NAN};
@@ -449,23 +424,19 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
                         const struct iz_program *p, struct iz_model *m,
                         struct iz_coll *coll)
 {
-    char path[IZ_PATH_MAX + 32], like[IZ_PATH_MAX + 32] = "";
+    char path[IZ_PATH_MAX + 32], like[IZ_PATH_MAX + 32];
     json_t *config; /* the run's effective one; NULL: not there */
-    struct iz_config run = {0};
+    struct iz_config run = {.lora.export =
+                                o->adapter ? IZ_LORA_ADAPTER : IZ_LORA_MERGED,
+                            .run = {.export_dtype = o->dtype + 1,
+                                    .export_shard_bytes = o->file_bytes}};
     struct iz_hf_map map = {0};
-    struct iz_hf_order order = {.folder = o->out,
-                                .map = &map,
-                                .file_bytes = o->file_bytes,
-                                .file = IZ_HF_SINGLE,
-                                .config_file = IZ_PUBLISHED_CONFIG,
-                                .like = like};
+    struct iz_hf_order order;
     char *text = NULL;
     struct stream *s = NULL;
     struct iz_hf_writer *w;
     struct look look = {
         .o = o, .c = c, .p = p, .m = m, .like_run = &run, .coll = coll};
-    order.check = look_again;
-    order.arg = &look;
     int err = add_adapters(c, p, m, &run.lora);
     if (!err && o->adapter && !run.lora.rank)
         err = iz_text_refuse(stderr, "ckpt: --adapter: %s has no adapters",
@@ -483,13 +454,18 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
     config = iz_json_read(path, NULL);
     snprintf(run.import, sizeof(run.import), "%s",
              iz_json_text_of(json_object_get(config, "model"), "import"));
-    order.type = o->dtype >= 0 ? (enum iz_dtype)o->dtype : run_dtype(config);
-    if (!err && !o->adapter)
-        err = iz_imported_find(like, sizeof(like), o->dir, run.import);
+    snprintf(run.run.output, sizeof(run.run.output), "%s", o->dir);
+    run.dtype = run_dtype(config);
     if (!err)
-        err = open_order(&order, &map, &text, o, p, m, &run);
+        err = iz_adapter_check_trained(m);
     if (!err)
-        err = streams_open(&s, c, m, !o->adapter, run_dtype(config), coll);
+        err = iz_hf_order_open(&order, &map, &text, like, &run, &p->section, m,
+                               true);
+    order.folder = o->out;
+    order.check = look_again;
+    order.arg = &look;
+    if (!err)
+        err = streams_open(&s, c, m, !o->adapter, run.dtype, coll);
     if (!err)
         err = iz_hf_write_open(&w, &order, coll);
     if (!err) {
@@ -497,7 +473,6 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
             s[n].w = w;
         look.s = s;
         look.type = order.type;
-        look.own = run_dtype(config);
         look.pairs = learns_pairs(config);
         set_streams(c, m, pass_on, !o->adapter, s);
         err = iz_ckpt_load(&c->k, c->step, coll);

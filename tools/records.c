@@ -3,6 +3,7 @@
  * the same on every machine, and those of published sets. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,11 +26,18 @@ enum {
     CATEGORIES = 26 /* rows of tables that it names */
 };
 
+/* false. */
+static bool records_fault(const char *path, const char *why)
+{
+    fprintf(stderr, "records: %s: %s\n", path, why);
+    return false;
+}
+
 /* ---- the output ---- */
 
 /* A file that has its name only once it is complete. */
 struct output {
-    char tmp[4096];
+    char tmp[PATH_MAX + 4];
     const char *path;
     FILE *f;
     int64_t count;
@@ -38,13 +46,9 @@ struct output {
 static bool output_open(struct output *o, const char *path)
 {
     *o = (struct output){.path = path};
-    if (snprintf(o->tmp, sizeof(o->tmp), "%s.tmp", path) >= (int)sizeof(o->tmp))
-        errno = ENAMETOOLONG;
-    else
-        o->f = fopen(o->tmp, "wb");
-    if (!o->f)
-        fprintf(stderr, "records: %s: %s\n", path, strerror(errno));
-    return o->f != NULL;
+    snprintf(o->tmp, sizeof(o->tmp), "%s.tmp", path);
+    o->f = fopen(o->tmp, "wb");
+    return o->f || records_fault(path, strerror(errno));
 }
 
 static void output_put(struct output *o, const void *record, size_t bytes)
@@ -56,15 +60,10 @@ static void output_put(struct output *o, const void *record, size_t bytes)
 /* Keeps a good file, once it is on the disk. */
 static int output_close(struct output *o, bool good)
 {
-    int err = fflush(o->f) || ferror(o->f) ? EIO : 0;
-    int fd = dup(fileno(o->f));
-    if (good && err)
-        iz_durable_refuse("records", o->path, "write", err);
+    if (good && (fflush(o->f) || ferror(o->f) || fsync(fileno(o->f))))
+        good = records_fault(o->path, "cannot be written");
     fclose(o->f);
-    err = iz_durable_close("records", o->tmp, fd, good ? -err : -ECANCELED);
-    if (!err)
-        err = iz_durable_rename("records", o->tmp, o->path);
-    if (err) {
+    if (!good || iz_durable_rename("records", o->tmp, o->path)) {
         remove(o->tmp);
         return 1;
     }
@@ -220,34 +219,26 @@ static int invent(const struct kind *k, const char *path, int64_t count,
 
 /* ---- Criteo's text ---- */
 
-/* The next field of a line, which strtok would skip if it is empty. */
-static char *field(char **rest)
-{
-    char *begin = *rest, *end;
-    if (!begin)
-        return NULL;
-    end = strchr(begin, '\t');
-    *rest = end ? end + 1 : NULL;
-    if (end)
-        *end = 0;
-    return begin;
-}
-
 /* An empty field is 0. */
-static bool parse(char *line, int32_t *record)
+static bool parse(char *at, int32_t *record)
 {
-    char *rest = line;
-    line[strcspn(line, "\r\n")] = 0;
-    for (int i = 0; i < 1 + DENSE + CATEGORIES; i++) {
-        char *text = field(&rest), *end = text;
-        if (!text)
+    enum { LAST = DENSE + CATEGORIES };
+    at[strcspn(at, "\r\n")] = 0;
+    for (int i = 0; i <= LAST; i++) {
+        bool number = i <= DENSE;
+        size_t n =
+            strspn(at, number ? "-0123456789" : "0123456789abcdefABCDEF");
+        char *end = at;
+        long long v = n ? strtoll(at, &end, number ? 10 : 16) : 0;
+        if (end != at + n || *end != (i < LAST ? '\t' : 0) ||
+            v < (number ? INT32_MIN : 0) ||
+            v > (number ? INT32_MAX : UINT32_MAX) ||
+            (i == 0 && (!n || v < 0 || v > 1)))
             return false;
-        record[i] = i <= DENSE ? (int32_t)strtol(text, &end, 10)
-                               : (int32_t)(uint32_t)strtoul(text, &end, 16);
-        if (*end || (i == 0 && end == text))
-            return false;
+        record[i] = (int32_t)v;
+        at = end + 1;
     }
-    return !rest && (record[0] == 0 || record[0] == 1);
+    return true;
 }
 
 static int criteo(const char *from, const char *path)
@@ -255,34 +246,25 @@ static int criteo(const char *from, const char *path)
     int32_t record[1 + DENSE + CATEGORIES];
     FILE *in = fopen(from, "r");
     struct output o;
-    char *line = NULL;
+    char *line = NULL, why[128];
     size_t room = 0;
-    bool good = true;
-    if (!in) {
-        fprintf(stderr, "records: %s: %s\n", from, strerror(errno));
-        return 1;
-    }
-    if (!output_open(&o, path)) {
-        fclose(in);
-        return 1;
-    }
+    bool good = in || records_fault(from, strerror(errno));
+    if (!good || !output_open(&o, path))
+        exit(1);
     while (good && getline(&line, &room, in) > 0) {
         good = parse(line, record);
+        snprintf(why, sizeof(why),
+                 "line %lld is not a label, 13 numbers and 26 categories",
+                 (long long)o.count + 1);
         if (good)
             output_put(&o, record, sizeof(record));
         else
-            fprintf(stderr,
-                    "records: %s: line %lld is not a label, 13 numbers and 26 "
-                    "categories\n",
-                    from, (long long)o.count + 1);
+            records_fault(from, why);
     }
-    if (good && ferror(in)) {
-        fprintf(stderr, "records: %s: %s\n", from, strerror(errno));
-        good = false;
-    } else if (good && o.count == 0) {
-        fprintf(stderr, "records: %s: no lines\n", from);
-        good = false;
-    }
+    if (good && ferror(in))
+        good = records_fault(from, strerror(errno));
+    else if (good && o.count == 0)
+        good = records_fault(from, "no lines");
     free(line);
     fclose(in);
     return output_close(&o, good);
@@ -290,69 +272,52 @@ static int criteo(const char *from, const char *path)
 
 /* ---- IDX, the format of MNIST ---- */
 
-struct idx {
-    const char *path;
-    FILE *f;
-    uint32_t dim[3];
-};
-
-static bool idx_fault(const struct idx *i, const char *why)
-{
-    fprintf(stderr, "records: %s: %s\n", i->path, why);
-    return false;
-}
-
 /* Header: zero, zero, type (8: bytes), dimensions; then each, big-endian. */
-static bool idx_open(struct idx *i, const char *path, int dims)
+static FILE *idx_open(const char *path, uint32_t *dim, size_t dims)
 {
     uint32_t h[4];
-    i->path = path;
-    i->f = fopen(path, "rb");
-    if (!i->f)
-        return idx_fault(i, strerror(errno));
-    if (fread(h, 4, (size_t)dims + 1, i->f) != (size_t)dims + 1)
-        return idx_fault(i, "ends within its header");
-    if (ntohl(h[0]) != (8U << 8 | (uint32_t)dims))
-        return idx_fault(i, "is no IDX file of bytes with these dimensions (a "
-                            "compressed one must be unpacked first)");
-    for (int k = 0; k < dims; k++)
-        i->dim[k] = ntohl(h[1 + k]);
-    return true;
-}
-
-static bool idx_copy(struct output *o, struct idx *images, struct idx *labels)
-{
-    size_t bytes = (size_t)images->dim[1] * images->dim[2];
-    if (images->dim[0] != labels->dim[0])
-        return idx_fault(labels, "has another number of items");
-    if (bytes == 0 || bytes > 1 << 24)
-        return idx_fault(images, "has impossible images");
-    unsigned char *record = iz_take((int64_t)bytes + 1, 1, "an image");
-    for (uint32_t n = 0; n < images->dim[0]; n++) {
-        if (fread(record, 1, 1, labels->f) != 1 ||
-            fread(record + 1, 1, bytes, images->f) != bytes) {
-            free(record);
-            return idx_fault(images, "or its labels end early");
-        }
-        output_put(o, record, 1 + bytes);
+    FILE *f = fopen(path, "rb");
+    const char *why = NULL;
+    if (!f)
+        why = strerror(errno);
+    else if (fread(h, 4, dims + 1, f) != dims + 1)
+        why = "ends within its header";
+    else if (ntohl(h[0]) != (8U << 8 | dims))
+        why = "is no IDX file of bytes with these dimensions (a compressed one "
+              "must be unpacked first)";
+    if (why) {
+        records_fault(path, why);
+        exit(1);
     }
-    free(record);
-    return true;
+    for (size_t k = 0; k < dims; k++)
+        dim[k] = ntohl(h[1 + k]);
+    return f;
 }
 
 static int idx(const char *images, const char *labels, const char *path)
 {
-    struct idx a = {0}, b = {0};
+    uint32_t dim[3], count;
+    FILE *image = idx_open(images, dim, 3),
+         *label = idx_open(labels, &count, 1);
+    size_t bytes = (size_t)dim[1] * dim[2];
     struct output o;
-    int status = 1;
-    if (idx_open(&a, images, 3) && idx_open(&b, labels, 1) &&
-        output_open(&o, path))
-        status = output_close(&o, idx_copy(&o, &a, &b));
-    if (a.f)
-        fclose(a.f);
-    if (b.f)
-        fclose(b.f);
-    return status;
+    bool good =
+        dim[0] == count || records_fault(labels, "has another number of items");
+    if (good && (bytes == 0 || bytes > 1 << 24))
+        good = records_fault(images, "has impossible images");
+    if (!good || !output_open(&o, path))
+        exit(1);
+    unsigned char *record = iz_take((int64_t)bytes + 1, 1, "an image");
+    for (uint32_t n = 0; n < count && good; n++)
+        if (fread(record, 1, 1, label) != 1 ||
+            fread(record + 1, 1, bytes, image) != bytes)
+            good = records_fault(images, "or its labels end early");
+        else
+            output_put(&o, record, 1 + bytes);
+    free(record);
+    fclose(image);
+    fclose(label);
+    return output_close(&o, good);
 }
 
 /* ---- the command line ---- */

@@ -186,13 +186,11 @@ static void export_units(struct iz_engine *e, struct iz_hf_writer *w,
     iz_progress_end(&progress);
 }
 
-/* What is written; on the first rank the text of its config, and in `like` the
- * folder whose other files go with it. */
-static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
-                      char like[IZ_PATH_MAX + 32], struct iz_engine *e,
-                      const struct iz_section *section)
+int iz_hf_order_open(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
+                     char like[IZ_PATH_MAX + 32], const struct iz_config *c,
+                     const struct iz_section *section, const struct iz_model *m,
+                     bool tells)
 {
-    const struct iz_config *c = e->config;
     int type = c->run.export_dtype, err;
     *like = '\0';
     *text = NULL;
@@ -208,15 +206,14 @@ static int open_order(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
         o->file_bytes = INT64_MAX;
         o->file = IZ_LORA_FILE;
         o->config_file = IZ_PEFT_CONFIG;
-        err = iz_adapter_open(map, text, section->hf, e->model, c);
+        err = iz_adapter_open(map, text, section->hf, m, c);
     } else {
-        err = iz_hf_map_open(map, section->hf, e->model);
-        if (!err && e->coll->rank == 0)
+        err = iz_hf_map_open(map, section->hf, m);
+        if (!err && tells)
             err = iz_imported_find(like, IZ_PATH_MAX + 32, c->run.output,
                                    c->import);
-        if (!err && e->coll->rank == 0)
-            err = (*text = iz_published_text(section, e->model->self, o->type,
-                                             like))
+        if (!err && tells)
+            err = (*text = iz_published_text(section, m->self, o->type, like))
                       ? 0
                       : -EINVAL;
     }
@@ -233,7 +230,8 @@ int iz_hf_export(struct iz_engine *e, const struct iz_section *section)
     char *text = NULL, like[IZ_PATH_MAX + 32];
     struct iz_hf_proof proof = {.e = e, .section = section};
     iz_graph_wait(e->graph);
-    int err = open_order(&o, &map, &text, like, e, section);
+    int err = iz_hf_order_open(&o, &map, &text, like, e->config, section,
+                               e->model, e->coll->rank == 0);
     o.check = iz_hf_prove;
     o.arg = &proof;
     err = iz_agree(e->coll, err);

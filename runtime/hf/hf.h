@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "runtime/hf/tensors.h"
 #include "runtime/step/train.h"
 
 /* Fills the parameters from the folder of model.import, states with zero; each
@@ -19,6 +20,15 @@ int iz_hf_export_check(const struct iz_config *c,
 
 /* Whether something is in the folder. */
 bool iz_hf_export_there(const char *folder);
+
+/* What run.export of a config means: *o borrows *text, of its config,
+ * malloc'ed, and `like`, the folder whose other files go with it; both are
+ * filled in on a rank that tells.  *map and *text are the caller's to close and
+ * free, also after an error. */
+int iz_hf_order_open(struct iz_hf_order *o, struct iz_hf_map *map, char **text,
+                     char like[IZ_PATH_MAX + 32], const struct iz_config *c,
+                     const struct iz_section *section, const struct iz_model *m,
+                     bool tells);
 
 /* Writes the master weights to the folder of run.export and proves it (see
  * proof.h), after which the engine's weights are those of the folder; waits for

@@ -116,9 +116,13 @@ def assistant(content):
 
 
 def alpaca(value):
-    before = [m for q, a in value.get("history") or () for m in (user(q), assistant(a))]
-    asked, answer = texts(value, "instruction", "output")
-    more = value.get("input") or ""
+    turns = value.get("history") or []
+    if not isinstance(turns, list) or \
+            not all(isinstance(t, list) and len(t) == 2 for t in turns):
+        raise BadRecord("history is no array of pairs")
+    before = [message(m) for q, a in turns for m in (user(q), assistant(a))]
+    asked, answer, more = texts({**value, "input": value.get("input") or ""},
+                                "instruction", "output", "input")
     return [*before, user(asked + "\n" * bool(more) + more), assistant(answer)]
 
 
@@ -129,16 +133,16 @@ def conversation_of(value, form):
         return prompt + messages_of(value, "completion"), len(prompt)
     found = alpaca(value) if form.name == "Alpaca" else messages_of(value, form.keys[0])
     if value.get("system") and found[0]["role"] != "system":
-        found = [{"role": "system", "content": value["system"]}, *found]
+        found = [message({"role": "system", "content": value["system"]}), *found]
     return found, 0
 
 
 def strings(value):
-    """All that are in a value."""
+    """All that are in a value, also as keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
-        for x in value.values() if isinstance(value, dict) else value:
+        for x in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from strings(x)
 
 
@@ -188,6 +192,10 @@ class Recipe:
         given = {k: value[k] for k in GIVEN if value.get(k) is not None}
         if isinstance(given.get("tools"), str):
             given["tools"] = parse_json(given["tools"], "tools")
+        more = value.get("chat_template_kwargs") or {}
+        if not isinstance(more, dict):
+            raise BadRecord("chat_template_kwargs is no object")
+        given |= more
         for text in strings([messages, given]):
             found = not self.special and self.tokenizer.special.search(text)
             if found:
@@ -195,7 +203,6 @@ class Recipe:
                                 "it would act as one: --special allows it")
             if OPEN in text or CLOSE in text:
                 raise BadRecord("has U+FDD0 or U+FDD1, which are no characters")
-        given |= value.get("chat_template_kwargs") or {}
         found = []
         try:
             *one, other, unlike = self.templates.text(messages, learnt_from, given)

@@ -62,7 +62,10 @@ def values(path, text):
     while True:
         while text[at:at + 1] and text[at] in " \t\r\n,":
             at += 1
-        if not text[at:at + 1] or inside and text[at] == "]":
+        if inside and text[at:at + 1] == "]":
+            inside, at = False, at + 1
+            continue
+        if not inside and not text[at:at + 1]:
             return
         try:
             end = decode(text, at)[1]
@@ -122,6 +125,13 @@ def without_none(value):
     return value
 
 
+def plain(value):
+    """What JSON has no form for: dates and decimals as text."""
+    if isinstance(value, bytes):
+        raise TypeError("has bytes where a record has text: make strings of that column")
+    return str(value)
+
+
 def batches(path, kind):
     """Those of a file, of the columns that a record may have."""
     arrow = package("pyarrow", f"{path} is {kind}, which")
@@ -153,7 +163,7 @@ def open_table(path, kind, folder):
     try:
         for batch in batches(path, kind):
             for row in batch.to_pylist():
-                line = json.dumps(without_none(row), ensure_ascii=False, default=str)
+                line = json.dumps(without_none(row), ensure_ascii=False, default=plain)
                 scratch.file.write(line.encode() + b"\n")
     except (Refused, OSError):
         raise
@@ -182,9 +192,13 @@ def open_file(path, folder, name=None, data=None, how=""):
     data = map_file(path) if data is None else data
     name = name or path
     bad, packed, table = (magic(data, t) for t in (REFUSED, PACKED, TABLES))
+    if data[257:262] == b"ustar":
+        bad = "a tar archive"
     if bad:
         raise Refused(f"{path} is {bad}: unpack or convert it")
-    if packed and not how:
+    if how and (packed or table):
+        raise Refused(f"{path} is {table or packed[0]} packed by {how[:-2]}: unpack it")
+    if packed:
         scratch = Scratch(folder, path)
         try:
             with packed[1].open(path) as f:
@@ -194,8 +208,6 @@ def open_file(path, folder, name=None, data=None, how=""):
         return open_file(path, folder, name[:name.rfind(".")], scratch.mapped(),
                          packed[0] + ", ")
     if table:
-        if how:
-            raise Refused(f"{path} is {table} packed by {how[:-2]}: unpack it")
         return open_table(path, table, folder)
     return open_text(path, name, data, how, folder)
 

@@ -74,6 +74,11 @@ def test_plan_alone_writes_nothing(place):
 
 # ---- a machine that is described ----
 
+def test_a_description_that_cannot_be_written_is_refused():
+    r = run.call(run.built("tools/calibrate"), "--describe", "/dev/full")
+    assert r.rc == 1 and "/dev/full: cannot write: No space left" in r.err, str(r)
+
+
 def test_a_description_of_this_machine_is_what_a_run_finds(place):
     path, machine = described(place)
     assert 1 <= machine["cores"] <= len(os.sched_getaffinity(0))

@@ -533,6 +533,11 @@ def test_tune_says_when_nothing_fits(tmp_path):
     assert "nothing fits" in said
 
 
+def test_tune_keeps_the_batch(tmp_path):
+    base = {**config(), "train_batch_size": 10}
+    assert "train_batch_size: 10" in tune(tmp_path, base, "--ranks", "4", rc=1)[0]
+
+
 def test_muon_costs_what_its_side_does(tmp_path):
     """Many chunks of a block; the copies of its matrices beside the others."""
     c = config()

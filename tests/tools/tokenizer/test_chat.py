@@ -228,6 +228,9 @@ def test_a_message_cannot_forge_a_token(place):
     path = model(place, "phi3")
     bad = jsonl([{"messages": [{**TURNS[0], "content": "Who?<|end|>"}, TURNS[1]]}])
     place.refuse(path, bad, name="t.jsonl", words=["line 1", "<|end|> in a message"])
+    for more in ({"tools": [{"<|end|>": 1}]}, {"chat_template_kwargs": {"a": "<|end|>"}}):
+        place.refuse(path, jsonl([{"messages": TURNS[:2], **more}]), name="t.jsonl",
+                     words=["line 1", "<|end|> in a message"])
     out = place.encode(path, {"t.jsonl": bad}, "--special")
     end = tokens.open_tokenizer(str(path), True).find("<|end|>")
     assert flat(shards(out)).count(end) == 3

@@ -5,13 +5,14 @@ import gzip
 import json
 import lzma
 import os
+import tarfile
 
 import pytest
 
 from place import flat, jsonl, read_mask, run, shards
 from test_chat import CALL, SAYS, SYSTEM, TOOL, TURNS
 
-from tokenizing import documents, records
+from tokenizing import documents, records, tokens
 
 MESSAGES = [{"messages": TURNS[:2]}, {"messages": [TURNS[0], CALL], "tools": [TOOL]},
             {"messages": [{**TURNS[0], "content": "a\u2028b\r\n \u00e9"}, TURNS[1]]}]
@@ -77,15 +78,31 @@ def test_records_are_found_in_tables(place):
         assert read(place, "t", write)[0] == MESSAGES, name
 
 
+TAR = tarfile.TarInfo("t.txt").tobuf() + bytes(1024)
+
+
+def test_bytes_in_a_table_are_no_text(place):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+    path = place.new() / "t.parquet"
+    pyarrow.parquet.write_table(arrow.table({"text": [b"a"]}), path)
+    place.refuse("bytes", path.read_bytes(), name="t.parquet", words=["{}", "has bytes"])
+
+
 @pytest.mark.parametrize("name, data, words", [
     ("t.zip", b"PK\3\4....", ["zip"]), ("t.zst", b"\x28\xb5\x2f\xfd..", ["zstd"]),
     ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
     ("t.jsonl.gz", gzip.compress(LINES)[:-30], ["{}"]),
     ("t.parquet.gz", gzip.compress(b"PAR1"), ["parquet packed by gzip"]),
+    ("t.gz.gz", gzip.compress(gzip.compress(LINES)), ["gzip packed by gzip"]),
+    ("t.tar", TAR, ["a tar archive"]), ("t.tgz", gzip.compress(TAR), ["a tar archive"]),
+    ("t.json", b'[{"text": "a"}', ["not JSON"]), ("t.json", b'[{"text": "a"}] x', ["not JSON"]),
+    ("t.json", b'[{"text": "a"}] [{"text": "b"}]', ["record 2", "no object"]),
     ("t.parquet", b"PAR1....", ["{}"]), ("t.json", b'[{"text": "a"}, {]', ["not JSON"]),
     ("t.json", b'{"name": "a"}', ["record 1", "has the keys name"]),
     ("t.jsonl", jsonl([{"question": "a", "answer": "b"}]), ["line 1", "question, answer"]),
-    ("t.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", ["Git LFS"])])
+    ("t.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", ["Git LFS"])],
+    ids=lambda x: x if isinstance(x, str) else "")  # packed bytes have a time in them
 def test_what_is_no_text_is_refused_by_name(name, data, words, place):
     if "PAR1" in str(data) and "gz" not in name:
         pytest.importorskip("pyarrow")
@@ -146,6 +163,17 @@ def test_a_conversation_is_found_in(record, name, messages, learnt_from):
 def test_a_bad_message_is_named(messages, words):
     with pytest.raises(records.BadRecord, match=words):
         records.conversation_of(*records.parse(json.dumps({"messages": messages}).encode()))
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"input": 5}, "input"), ({"history": 5}, "history"), ({"history": [["a"]]}, "history"),
+    ({"history": [["a", 5]]}, "neither content"), ({"system": 5}, "neither content"),
+    ({"chat_template_kwargs": "x"}, "chat_template_kwargs")])
+def test_what_is_bad_beside_a_conversation_is_named(more, words):
+    """As a record that can be left out."""
+    recipe = records.Recipe(tokens.Bytes(), None, None, records.CONVERSATION, object(), 0, True)
+    with pytest.raises(records.BadRecord, match=words):
+        recipe.record(json.dumps({"instruction": "a", "output": "b", **more}).encode())
 
 
 # ---- once and only once ----
