@@ -189,7 +189,7 @@ struct iz_control {
 struct iz_update_order {
     _Atomic int64_t updated; /* chunks, in all */
     int64_t due;             /* of these, until the end of this backward */
-    _Atomic int next;        /* late of the next step that is submitted */
+    int next;                /* what the last step has made of `late` */
     int late; /* of the step under submission: units from 0 on whose updates
                  come after its backward, in order of need */
 };
@@ -205,6 +205,7 @@ struct iz_event {
     struct iz_aux aux; /* sums over tasks; the least and the most */
     bool skipped, stop;
     enum iz_failure failure;
+    int late;       /* see iz_update_order */
     int64_t sealed; /* step whose files all ranks have written; -1: one cannot
                        write its own, 0: neither */
     int64_t time_ns;

@@ -134,7 +134,8 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     const struct control_arg *a = arg;
     struct iz_engine *e = a->e;
     const struct iz_control *c = &e->scalar.control;
-    int order = 2 + e->plan.n_units, sealed = order + 2, aux = sealed + 1;
+    int order = 2 + e->plan.n_units, sealed = order + 2, late = sealed + 1;
+    int *next = &e->update_order.next, aux = late + 1;
     bool tells = iz_model_has_aux(e->model);
     int per = aux + (tells ? IZ_AUX : 0);
     double *own = iz_take(per, sizeof(*own), "the scalars of a step");
@@ -144,6 +145,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
         own[2 + u] = *(double *)buf[3 + u];
     iz_coll_tell_order(e->coll, own + order);
     own[sealed] = (double)atomic_load(&e->events.sealed);
+    own[late] = a->empty ? *next : iz_update_order_late(e, *next);
     take_told(own + aux, tells ? buf[3 + e->plan.n_units] : NULL);
     const double *all = step_clip_gather(e, own, per);
     free(own);
@@ -168,10 +170,12 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     v.sealed = hear_sealed(e, all + sealed, per);
     if (tells)
         hear_told(e, &v.aux, all + aux, per);
-    if (!a->empty) {
+    *next = 0;
+    for (int r = 0; r < e->plan.ranks; r++)
+        *next = (int)fmax(*next, all[r * per + late]);
+    v.late = *next;
+    if (!a->empty)
         clip(e, &v, all, per);
-        iz_update_order_end(e);
-    }
     *(float *)buf[1] = (float)c->scale.scale;
     *(double *)buf[2] = 0;
     put_event(e, &v);

@@ -21,7 +21,6 @@
 #include "runtime/step/touched.h"
 #include "runtime/step/units.h"
 #include "runtime/step/update.h"
-#include "runtime/step/update_order.h"
 
 /* ---- waves ---- */
 
@@ -161,7 +160,6 @@ void iz_train_step(struct iz_engine *e)
     bool empty = is_empty(e);
     int64_t begin = iz_clock_cpu_ns();
     iz_trace_step(e);
-    iz_update_order_begin(e);
     for (int g = 0; !empty && g < all; g += wave)
         submit_wave(e, g, all - g < wave ? all - g : wave);
     barrier(e);
@@ -249,7 +247,10 @@ struct iz_event iz_train_event(struct iz_engine *e)
     while (sem_wait(&e->events.ready) && errno == EINTR)
         ;
     e->events.waited_ns += iz_clock_ns() - begin;
-    return e->events.at[e->events.taken++ % IZ_EVENTS];
+    struct iz_event v = e->events.at[e->events.taken++ % IZ_EVENTS];
+    if (!v.eval)
+        e->update_order.late = v.late;
+    return v;
 }
 
 /* ---- open, close ---- */

@@ -14,18 +14,13 @@
  * never its numbers: without clipping an update depends on its own gradient
  * alone.
  *
- * Each rank decides for itself, by its own disk.  Where ranks exchange matrices
- * for their updates nothing is put off: they must do so in one order. */
+ * The slowest disk decides for all ranks: what is updated is fetched anew, and
+ * they fetch in one order. */
 #include "runtime/step/update_order.h"
 
 #include <stdatomic.h>
 
 #include "runtime/step/submit.h"
-
-void iz_update_order_begin(struct iz_engine *e)
-{
-    e->update_order.late = atomic_load(&e->update_order.next);
-}
 
 static int chunks_of(const struct iz_engine *e, int unit)
 {
@@ -50,18 +45,14 @@ static int units_of(const struct iz_engine *e, int64_t chunks)
     return u;
 }
 
-void iz_update_order_end(struct iz_engine *e)
+int iz_update_order_late(struct iz_engine *e, int late)
 {
     struct iz_update_order *t = &e->update_order;
-    int late = atomic_load(&t->next);
-    bool exchange = e->plan.matrices.n && e->plan.ranks > 1;
-    if (!iz_step_on_disk(e) || !iz_step_updates_early(e) || exchange)
-        return;
+    if (!iz_step_on_disk(e) || !iz_step_updates_early(e))
+        return 0;
     t->due += chunks_below(e, e->plan.n_units);
     int64_t rest = t->due - atomic_load(&t->updated);
     if (rest > chunks_below(e, late))
-        late = units_of(e, rest);
-    else if (late > 0)
-        late--;
-    atomic_store(&t->next, late);
+        return units_of(e, rest);
+    return late > 0 ? late - 1 : 0;
 }

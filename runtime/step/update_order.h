@@ -4,8 +4,7 @@
 
 #include "runtime/engine/engine.h"
 
-/* Call before a step is submitted. */
-void iz_update_order_begin(struct iz_engine *e);
-/* Call after the last gradient of a step has come: chooses the order for the
- * following steps. */
-void iz_update_order_end(struct iz_engine *e);
+/* After the last gradient of a step has come: of how many units, from 0 on,
+ * this rank's disk would put the updates off in the following steps, if so far
+ * it was `late`. */
+int iz_update_order_late(struct iz_engine *e, int late);
