@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that survive a crash of the machine: when a function here returns, its
- * work is on the disk, the bytes of a file as well as the entry of its
- * directory.  Negative errno with "izar: WHO: PATH: WHAT: REASON" printed,
- * except where a comment differs. */
+/* Files that survive a crash of the machine.  When iz_durable_replace, _rename
+ * or _make_directories returns, its work is on the disk, the entry of the
+ * directory too; of iz_durable_create, _copy and _close the bytes are, but that
+ * entry only after iz_durable_sync_directory.  Negative errno with "izar: WHO:
+ * PATH: WHAT: REASON" printed, except where a comment differs. */
 #pragma once
 
 #include <stdint.h>

@@ -24,8 +24,8 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **s);
  * stays. */
 int iz_ckpt_save_now(struct iz_ckpt_saver *s);
 
-/* Submits the saving of the step submitted last, if the plan has buffers for
- * it; none is pending. */
+/* Submits the saving of the step submitted last.  The plan has buffers for it,
+ * and none is pending. */
 void iz_ckpt_save_begin(struct iz_ckpt_saver *s);
 /* True on all ranks while a save has begun and some rank has not written its
  * file. */

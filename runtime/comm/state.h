@@ -64,9 +64,10 @@ long iz_coll_nap_ns(double waited_s);
 void iz_coll_sleep(const struct iz_coll *c, double start_s, const char *what,
                    struct iz_futex *f, uint32_t seen);
 
-/* The messages of one collective.  Of n fragments that are in flight at the
- * same time number k is in set k % n of the requests; sums of groups of ranks
- * have as many further ones. */
+/* The messages of one collective: MPI_Isend and MPI_Irecv of just these bytes
+ * with one tag, in the order of the calls.  Of n fragments that are in flight
+ * at the same time number k is in set k % n of the requests; sums of groups of
+ * ranks have as many further ones. */
 enum { IZ_FLIGHT_DEPTH = 4, IZ_FLIGHT_SETS = 2 * IZ_FLIGHT_DEPTH };
 struct iz_flight {
     struct iz_coll *c;
@@ -109,8 +110,9 @@ void iz_local_enter(struct iz_coll *c, const void *full);
 void iz_local_leave(struct iz_coll *c, const char *what);
 /* This rank's fragments [0, n) have arrived, or their sums are formed. */
 void iz_local_announce(struct iz_coll *c, int64_t n);
-/* Copies bytes of rank r's `full`, once it has announced so many fragments.
- */
+/* Copies bytes of rank r's `full`, once it has announced so many fragments;
+ * with 0, once it has entered the same collective, and what it had written
+ * before is there. */
 void iz_local_read(struct iz_coll *c, int r, void *dst, int64_t at,
                    int64_t bytes, int64_t fragments, const char *what);
 

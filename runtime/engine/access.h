@@ -15,7 +15,8 @@ enum iz_array {
 };
 
 /* A part of a unit's parameters, n without padding.  This rank owns
- * [first, last); what all ranks have together is cut into [begin, end). */
+ * [first, last), its shard or the whole.  [begin, end) is its shard in any
+ * case: from shard x rank on, cut at n. */
 struct iz_owned {
     enum iz_array array; /* IZ_MASTER, IZ_FROZEN, IZ_QUANT_VALUES */
     int64_t n, first, last, begin, end;

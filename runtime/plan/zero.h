@@ -41,9 +41,9 @@ struct iz_sum_order {
     struct iz_sum_level level[IZ_SUM_LEVELS];
 };
 
-/* What the config says, or auto: local first in stages 0 to 2, but where a GPU
- * offloads its optimizer, and where a rank needs the whole gradient of one unit
- * at a time. */
+/* What the config says, or auto: local first in stages 0 to 2, unless a GPU
+ * offloads its optimizer, and breadth-first in any stage, where a rank needs
+ * the whole gradient of one unit at a time. */
 enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
 
 /* Whether so many ranks can add like that: in stage 3 none has a whole

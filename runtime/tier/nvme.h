@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nvme tier: one preallocated file per rank, or one on each of several
- * disks, read and written in large aligned requests past the page cache
- * (O_DIRECT, io_uring).  A call blocks its thread, which sleeps in the kernel
- * meanwhile.  Where io_uring is forbidden the thread reads and writes request
- * by request, with the same bytes and less for the disk to do at once. */
+/* The nvme tier: a preallocated file of each rank for states, one for
+ * parameters and one for boundaries, each with a part on each of several disks,
+ * read and written in large aligned requests past the page cache (O_DIRECT,
+ * io_uring).  A call blocks its thread, which sleeps in the kernel meanwhile.
+ * Where io_uring is forbidden the thread reads and writes request by request,
+ * with the same bytes and less for the disk to do at once. */
 #pragma once
 
 #include <stdbool.h>
