@@ -52,9 +52,10 @@ static void open_arrays(struct iz_engine *e)
     }
     e->scratch = iz_engine_take(e, p->tasks_at_once + p->target.workers,
                                 sizeof(*e->scratch));
-    e->scalar.gathered = iz_engine_take(e, p->ranks,
-                                        sizeof(*e->scalar.gathered) *
-                                            ((size_t)units + 5 + IZ_AUX));
+    e->scalar.gathered =
+        iz_engine_take(e, p->ranks,
+                       sizeof(*e->scalar.gathered) *
+                           ((size_t)units + IZ_CLIP_SCALARS + IZ_AUX));
 }
 
 /* ---- scalars, parts of one place ---- */

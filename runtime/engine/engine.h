@@ -158,6 +158,9 @@ struct iz_staging_ring {
 #define IZ_AUX_NOTHING ((struct iz_aux){.least = HUGE_VAL})
 #define IZ_AUX (int)(sizeof(struct iz_aux) / sizeof(double))
 
+/* What each rank gives to `clip` beside the squares of its units and IZ_AUX. */
+enum { IZ_CLIP_SCALARS = 6 };
+
 /* Buffers of the micro-batches that are under way together.  Boundaries are
  * those of the host where a GPU has only slots for them. */
 struct iz_track {

@@ -135,7 +135,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     struct iz_engine *e = a->e;
     const struct iz_control *c = &e->scalar.control;
     int order = 2 + e->plan.n_units, sealed = order + 2, late = sealed + 1;
-    int *next = &e->update_order.next, aux = late + 1;
+    int *next = &e->update_order.next, aux = IZ_CLIP_SCALARS + e->plan.n_units;
     bool tells = iz_model_has_aux(e->model);
     int per = aux + (tells ? IZ_AUX : 0);
     double *own = iz_take(per, sizeof(*own), "the scalars of a step");
