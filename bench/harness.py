@@ -141,6 +141,11 @@ def json_lines(path):
     return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
 
 
+def shipped(name):
+    """A config of configs/."""
+    return json.loads((ROOT / f"configs/{name}.json").read_text())
+
+
 def settings(changes):
     """Options of the program that set keys of its config."""
     return [x for k, v in changes.items()
@@ -176,7 +181,7 @@ def recorded(path, untested=True):
     what the figures are; measured: RECORDED, as if the head had been padded.  untested:
     also of rows that a test leaves out."""
     record = json.loads(pathlib.Path(path).read_text())
-    machine = json.loads((ROOT / f"configs/machines/{record['machine']}.json").read_text())
+    machine = shipped(f"machines/{record['machine']}")
 
     def one(row):
         found = simulate(record["configs"][row["config"]],
