@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -46,6 +47,11 @@ void *bench_new(int64_t bytes)
     }
     madvise(p, n, MADV_HUGEPAGE);
     return p;
+}
+
+void *bench_zeros(int64_t bytes)
+{
+    return memset(bench_new(bytes), 0, (size_t)bytes);
 }
 
 void bench_threads(int n, void *(*work)(void *), void *each, size_t bytes)

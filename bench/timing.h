@@ -16,6 +16,7 @@ void bench_sort(double *v, int n);
 /* Untouched memory on huge pages where the system has them, for free(); exits
  * where there is none. */
 void *bench_new(int64_t bytes);
+void *bench_zeros(int64_t bytes); /* touched */
 
 /* Runs work(each + i * bytes) on n threads of their own and returns when all
  * have ended; exits where a thread cannot be had. */
