@@ -173,6 +173,12 @@ def simulate(config, machine, *options):
         r.stdout.strip().splitlines()[-1])["simulation"]
 
 
+def side_by_side(f, values):
+    """[f(value)], as many at a time as there are cores."""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(f, values))
+
+
 RECORDED = ("step_s", "forward_s", "backward_s", "optimizer_s")
 
 
@@ -192,9 +198,7 @@ def recorded(path, untested=True):
         return row, {k: row[k] - (head if k in ("step_s", "backward_s") else 0)
                      for k in RECORDED}, found
 
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(one, (x for x in record["rows"]
-                                   if untested or "untested" not in x)))
+    return side_by_side(one, (x for x in record["rows"] if untested or "untested" not in x))
 
 
 class Absent(Exception):
@@ -234,7 +238,8 @@ class Case:
         return True
 
     def call(self, argv, **more):
-        """Runs a program of ours or another and returns what it printed."""
+        """Runs a program of ours or another and returns what it printed; begun: called
+        with its process."""
         line = [str(x) for x in argv]
         text = " ".join(line).replace(str(ROOT) + "/", "")
         for name in ("IZ_BENCH_PYTHON", "IZ_BENCH_LLMC"):
@@ -244,11 +249,12 @@ class Case:
         if text not in self.commands:
             self.commands.append(text)
         env = {**environment(), **more.pop("env", {})}
-        limit_s = more.pop("timeout", 600)
+        limit_s, begun = more.pop("timeout", 600), more.pop("begun", lambda p: None)
         p = subprocess.Popen(line, env=env, cwd=more.pop("cwd", ROOT), text=True,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, start_new_session=True)
         try:
+            begun(p)
             out, err = p.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{text}: no end after {limit_s} s") from None

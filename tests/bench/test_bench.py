@@ -102,7 +102,7 @@ def test_compare_reads_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["compare", "gemm_libraries", "learn", "ratio", "run",
-                                   "warm", "zero3_offload_blog"])
+                                   "zero3_offload_blog"])
 def test_programs_tell_their_usage(name):
     for argument, status in (("--help", 0), ("--nothing-of-this-name", 2)):
         out = subprocess.run([ROOT / "bench" / name, argument], text=True,
