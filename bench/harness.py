@@ -32,6 +32,15 @@ def printed(*argv):
     return out.stdout or out.stderr
 
 
+def sh(*argv, check=True):
+    """What a command prints; RuntimeError where it fails."""
+    p = subprocess.run([str(x) for x in argv], capture_output=True, text=True,
+                       check=False)
+    if check and p.returncode:
+        raise RuntimeError(f"{' '.join(map(str, argv))}: {p.stderr.strip()}")
+    return p.stdout.strip()
+
+
 def first_line(*argv):
     """Of what a command prints; "absent" if it is not there."""
     text = printed(*argv)
