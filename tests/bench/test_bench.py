@@ -101,8 +101,7 @@ def test_compare_reads_files(tmp_path):
     assert "\nbetter c: f" in out and "+100.0 %" in out
 
 
-@pytest.mark.parametrize("name", ["compare", "gemm_libraries", "learn", "ratio", "run",
-                                   "zero3_offload_blog"])
+@pytest.mark.parametrize("name", ["compare", "gemm_libraries", "learn", "run", "simulated"])
 def test_programs_tell_their_usage(name):
     for argument, status in (("--help", 0), ("--nothing-of-this-name", 2)):
         out = subprocess.run([ROOT / "bench" / name, argument], text=True,
