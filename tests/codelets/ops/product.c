@@ -3,6 +3,7 @@
 #include "tests/codelets/ops/product.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "codelets/base/mix.h"
 #include "tests/codelets/ops/timed.h"
