@@ -162,17 +162,6 @@ IZ_SIMD static void limit_codes(const struct buffers *b, const struct kernel *k)
 
 /* ---- kernels ---- */
 
-static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                     .lr = 1e-3,
-                                                     .beta1 = 0.9,
-                                                     .beta2 = 0.999,
-                                                     .eps = 1e-8,
-                                                     .weight_decay = 0.1,
-                                                     .adamw = true,
-                                                     .bias_correction = true},
-                                           .t = 1,
-                                           .grad_scale = 1.0f};
-
 static const void *gradient(const struct buffers *b, const struct kernel *k)
 {
     return k->in == IZ_F32 ? (const void *)b->g : b->half;
@@ -180,9 +169,9 @@ static const void *gradient(const struct buffers *b, const struct kernel *k)
 
 static void run_adam(const struct buffers *b, const struct kernel *k)
 {
-    struct iz_update_range all = iz_update_range_of(&options);
+    struct iz_update_range all = iz_update_range_of(&bench_adamw);
     bool coded = k->moments != IZ_MOMENT_F32;
-    iz_update(&(struct iz_update){.optimizer = options.hyper.type,
+    iz_update(&(struct iz_update){.optimizer = bench_adamw.hyper.type,
                                   .type = k->moments,
                                   .key = 1,
                                   .g_type = k->in,

@@ -228,33 +228,23 @@ struct flat {
     double *norm2; /* pinned */
 };
 
-static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                     .lr = 1e-3,
-                                                     .beta1 = 0.9,
-                                                     .beta2 = 0.95,
-                                                     .eps = 1e-8,
-                                                     .weight_decay = 0.1,
-                                                     .adamw = true,
-                                                     .bias_correction = true},
-                                           .t = 1,
-                                           .grad_scale = 1.0f};
-
 /* Gradient and copy in bf16. */
 static void run_adam(void *arg, int i)
 {
     struct flat *f = arg;
-    struct iz_update_range all = iz_update_range_of(&options);
-    iz_buffer_update(&f->x, &(struct iz_update){.optimizer = options.hyper.type,
-                                                .g_type = IZ_BF16,
-                                                .out_type = IZ_BF16,
-                                                .n = f->n,
-                                                .room = f->n,
-                                                .p = f->p,
-                                                .state = {f->m, f->v},
-                                                .g = f->g,
-                                                .out = f->out,
-                                                .range = &all,
-                                                .ranges = 1});
+    struct iz_update_range all = iz_update_range_of(&bench_adamw);
+    iz_buffer_update(&f->x,
+                     &(struct iz_update){.optimizer = bench_adamw.hyper.type,
+                                         .g_type = IZ_BF16,
+                                         .out_type = IZ_BF16,
+                                         .n = f->n,
+                                         .room = f->n,
+                                         .p = f->p,
+                                         .state = {f->m, f->v},
+                                         .g = f->g,
+                                         .out = f->out,
+                                         .range = &all,
+                                         .ranges = 1});
 }
 
 static void run_norm(void *arg, int i)

@@ -9,6 +9,17 @@
 #include <sys/mman.h>
 #include <time.h>
 
+const struct iz_hyper_at bench_adamw = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                                  .lr = 1e-3,
+                                                  .beta1 = 0.9,
+                                                  .beta2 = 0.95,
+                                                  .eps = 1e-8,
+                                                  .weight_decay = 0.1,
+                                                  .adamw = true,
+                                                  .bias_correction = true},
+                                        .t = 1,
+                                        .grad_scale = 1.0f};
+
 static double clock_s(clockid_t id)
 {
     struct timespec t;

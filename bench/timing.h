@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the programs that measure share: clocks, the middle of many figures,
- * memory as a run has it, and threads. */
+ * memory as a run has it, threads, and Adam's options. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "codelets/flat/optimizer.h"
+
+/* What Adam is timed with: every option, the first step. */
+extern const struct iz_hyper_at bench_adamw;
 
 double bench_now_s(void);
 /* CPU time of the calling thread. */
