@@ -29,12 +29,6 @@ struct buffers {
     int64_t bytes, shard; /* of full; of a rank's part */
 };
 
-/* Zeroed. */
-static char *pages(int64_t bytes)
-{
-    return memset(bench_new(bytes), 0, (size_t)bytes);
-}
-
 /* `bytes` of each rank in memory that the ranks of a host share. */
 static char *shared_pages(struct iz_coll *c, int64_t bytes)
 {
@@ -94,7 +88,7 @@ static void reduce_bf16(struct iz_coll *c, const struct buffers *b)
  * ones besides. */
 static const struct way {
     const char *name, *path;
-    bool near;
+    bool local;
     void (*run)(struct iz_coll *c, const struct buffers *b);
     int each, more;
 } ways[] = {
@@ -132,7 +126,7 @@ static double time_once(struct iz_coll *c, const struct way *w,
         memset(b->own, 0, (size_t)b->bytes);
     else
         memset(b->full, 0, (size_t)b->bytes);
-    iz_coll_read_local(c, w->near);
+    iz_coll_read_local(c, w->local);
     iz_coll_barrier(c, "start");
     start = common_start(c);
     cpu = bench_cpu_s();
@@ -161,22 +155,22 @@ static void report(const struct iz_coll *c, const struct way *w, int64_t bytes,
     fflush(stdout);
 }
 
-static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool near)
+static void time_size(struct iz_coll *c, int64_t mib, int rounds, bool local)
 {
     static double s[WAYS][MOST_ROUNDS], cpu[WAYS][MOST_ROUNDS];
     struct buffers b = {.shard = (mib << 20) / c->size / 64 * 64};
     b.bytes = b.shard * c->size;
-    b.full = pages(b.bytes);
-    b.out = pages(b.bytes * 2);
+    b.full = bench_zeros(b.bytes);
+    b.out = bench_zeros(b.bytes * 2);
     char *shared = shared_pages(c, b.bytes);
     b.own = shared + c->rank * b.bytes;
     b.other = shared + (c->rank + 1) % c->size * b.bytes;
     for (int r = 0; r < rounds; r++)
         for (int w = 0; w < WAYS; w++)
-            if (near || !ways[w].near)
+            if (local || !ways[w].local)
                 s[w][r] = time_once(c, &ways[w], &b, &cpu[w][r]);
     for (int w = 0; w < WAYS && c->rank == 0; w++)
-        if (near || !ways[w].near)
+        if (local || !ways[w].local)
             report(c, &ways[w], b.bytes, s[w], cpu[w], rounds);
     free(b.full);
     free(b.out);
@@ -197,7 +191,7 @@ int main(int argc, char **argv)
     }
     c->timeout_s = 60;
     c->scratch_bytes = iz_coll_scratch_bytes(c->size, INT64_C(64) << 20);
-    c->scratch = pages(c->scratch_bytes);
+    c->scratch = bench_zeros(c->scratch_bytes);
     const char *why = iz_coll_read_local(c, true);
     if (why && c->rank == 0)
         fprintf(stderr, "messages only: %s\n", why);

@@ -33,7 +33,8 @@ struct job {
     double seconds, flops;
     double rate[REPEATS];
     int rates;
-    char *scratch;
+    int64_t scratch_bytes; /* what a product of bf16 works in, at most */
+    void *scratch;
 };
 
 static void gemm_product(struct job *j, const struct iz_gemm *g)
@@ -48,7 +49,9 @@ static void gemm_product(struct job *j, const struct iz_gemm *g)
                           .c = g->c,
                           .c_type = IZ_F32,
                           .scratch = j->scratch};
-    if (j->bf16)
+    if (!j->scratch)
+        j->scratch_bytes = max64(j->scratch_bytes, iz_gemm16_scratch(&n));
+    else if (j->bf16)
         iz_gemm16(&n);
     else
         iz_gemm_cpu(g);
@@ -78,7 +81,8 @@ static int head_rows(const struct job *j)
     return (j->rows + chunks - 1) / chunks;
 }
 
-/* Separate weights for each layer, or they would stay in the cache. */
+/* Separate weights for each layer, or they would stay in the cache.  Without
+ * scratch: only counts. */
 static void pass(struct job *j, float *x, float *w, float *y)
 {
     int rows = head_rows(j);
@@ -91,38 +95,6 @@ static void pass(struct job *j, float *x, float *w, float *y)
         three(j, x, w, y, j->rows - i < rows ? j->rows - i : rows, j->head);
 }
 
-/* Zeros, but in memory that has been touched. */
-static float *gemm_take(int64_t n)
-{
-    size_t bytes = ((size_t)n * sizeof(float) + 4095) / 4096 * 4096;
-    float *p = aligned_alloc(4096, bytes);
-    if (!p)
-        abort();
-    memset(p, 0, bytes);
-    return p;
-}
-
-static int64_t scratch_of(struct linear l, int m)
-{
-    struct iz_gemm16 g[3] = {{.m = m, .n = l.out, .k = l.in},
-                             {.m = m, .n = l.in, .k = l.out, .tb = 1},
-                             {.m = l.in, .n = l.out, .k = m, .ta = 1}};
-    int64_t most = 64;
-    for (int k = 0; k < 3; k++)
-        most = max64(most, iz_gemm16_scratch(&g[k]));
-    return most;
-}
-
-static int64_t scratch_bytes(const struct job *j)
-{
-    int rows = head_rows(j);
-    int64_t most = max64(scratch_of(j->head, rows),
-                         scratch_of(j->head, (j->rows - 1) % rows + 1));
-    for (int i = 0; i < j->n; i++)
-        most = max64(most, scratch_of(j->linear[i], j->rows));
-    return most;
-}
-
 static void *gemm_work(void *arg)
 {
     struct job *j = arg;
@@ -132,13 +104,11 @@ static void *gemm_work(void *arg)
         out = max64(out, j->linear[i].out);
         weights += (int64_t)j->layers * j->linear[i].in * j->linear[i].out;
     }
-    float *x = gemm_take(j->rows * in);
-    float *y = gemm_take(j->rows * out);
-    float *w = gemm_take(weights);
-    j->scratch = NULL;
-    if (j->bf16)
-        j->scratch =
-            (char *)gemm_take(scratch_bytes(j) / (int64_t)sizeof(*x) + 1);
+    float *x = bench_zeros(j->rows * in * 4);
+    float *y = bench_zeros(j->rows * out * 4);
+    float *w = bench_zeros(weights * 4);
+    pass(j, x, w, y);
+    j->scratch = bench_zeros(max64(j->scratch_bytes, 64));
     end = iz_clock_ns() + (int64_t)(j->seconds * 1e9);
     while (j->rates < 2 || (iz_clock_ns() < end && j->rates < REPEATS)) {
         int64_t begin = iz_clock_ns();

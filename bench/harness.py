@@ -32,6 +32,15 @@ def printed(*argv):
     return out.stdout or out.stderr
 
 
+def sh(*argv, check=True):
+    """What a command prints; RuntimeError where it fails."""
+    p = subprocess.run([str(x) for x in argv], capture_output=True, text=True,
+                       check=False)
+    if check and p.returncode:
+        raise RuntimeError(f"{' '.join(map(str, argv))}: {p.stderr.strip()}")
+    return p.stdout.strip()
+
+
 def first_line(*argv):
     """Of what a command prints; "absent" if it is not there."""
     text = printed(*argv)
@@ -141,6 +150,11 @@ def json_lines(path):
     return [json.loads(x) for x in text[:text.rfind("\n") + 1].splitlines()]
 
 
+def shipped(name):
+    """A config of configs/."""
+    return json.loads((ROOT / f"configs/{name}.json").read_text())
+
+
 def settings(changes):
     """Options of the program that set keys of its config."""
     return [x for k, v in changes.items()
@@ -168,6 +182,12 @@ def simulate(config, machine, *options):
         r.stdout.strip().splitlines()[-1])["simulation"]
 
 
+def side_by_side(f, values):
+    """[f(value)], as many at a time as there are cores."""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(f, values))
+
+
 RECORDED = ("step_s", "forward_s", "backward_s", "optimizer_s")
 
 
@@ -176,7 +196,7 @@ def recorded(path, untested=True):
     what the figures are; measured: RECORDED, as if the head had been padded.  untested:
     also of rows that a test leaves out."""
     record = json.loads(pathlib.Path(path).read_text())
-    machine = json.loads((ROOT / f"configs/machines/{record['machine']}.json").read_text())
+    machine = shipped(f"machines/{record['machine']}")
 
     def one(row):
         found = simulate(record["configs"][row["config"]],
@@ -187,9 +207,7 @@ def recorded(path, untested=True):
         return row, {k: row[k] - (head if k in ("step_s", "backward_s") else 0)
                      for k in RECORDED}, found
 
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(one, (x for x in record["rows"]
-                                   if untested or "untested" not in x)))
+    return side_by_side(one, (x for x in record["rows"] if untested or "untested" not in x))
 
 
 class Absent(Exception):
@@ -229,7 +247,8 @@ class Case:
         return True
 
     def call(self, argv, **more):
-        """Runs a program of ours or another and returns what it printed."""
+        """Runs a program of ours or another and returns what it printed; begun: called
+        with its process."""
         line = [str(x) for x in argv]
         text = " ".join(line).replace(str(ROOT) + "/", "")
         for name in ("IZ_BENCH_PYTHON", "IZ_BENCH_LLMC"):
@@ -239,11 +258,12 @@ class Case:
         if text not in self.commands:
             self.commands.append(text)
         env = {**environment(), **more.pop("env", {})}
-        limit_s = more.pop("timeout", 600)
+        limit_s, begun = more.pop("timeout", 600), more.pop("begun", lambda p: None)
         p = subprocess.Popen(line, env=env, cwd=more.pop("cwd", ROOT), text=True,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, start_new_session=True)
         try:
+            begun(p)
             out, err = p.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{text}: no end after {limit_s} s") from None

@@ -5,7 +5,7 @@
  * streams and computes next to nothing.  GB/s count every byte read and every
  * byte written.
  *
- * The machine may be shared, so limit and kernel take turns, piece by piece,
+ * The machine may be shared, so limit and kernel take turns, extent by extent,
  * and a pair counts only when every thread had its processor all the time: when
  * its CPU time is its wall time.  Printed are medians over these pairs and, of
  * the ratio, the quartiles. */
@@ -24,9 +24,10 @@
 #include "codelets/flat/simd.h"
 #include "codelets/flat/update.h"
 
-/* PIECE elements of all streams are beyond a core's own cache, N beyond any
- * cache: a piece is out of it again when its turn comes. */
-enum { N = 1 << 24, PIECE = 1 << 19, PIECES = N / PIECE, PAIRS_MAX = 1 << 14 };
+/* EXTENT elements of all streams are beyond a core's own cache, N beyond any
+ * cache: an extent is out of it again when its turn comes. */
+enum { N = 1 << 24, EXTENT = 1 << 19, EXTENTS = N / EXTENT };
+enum { PAIRS_MAX = 1 << 14 };
 #define HAD_ITS_PROCESSOR 0.985
 
 /* The streams of one thread. */
@@ -38,12 +39,12 @@ struct buffers {
 };
 
 struct kernel;
-typedef void on_a_piece(const struct buffers *b, const struct kernel *k);
+typedef void on_an_extent(const struct buffers *b, const struct kernel *k);
 
 struct kernel {
     const char *name;
     double bytes; /* per element */
-    on_a_piece *limit, *run;
+    on_an_extent *limit, *run;
     enum iz_dtype in, out; /* of the gradient, of the copy: fp32 for none */
     enum iz_moment_type moments;
     bool halves; /* the master */
@@ -66,7 +67,7 @@ static volatile double sink;
 IZ_SIMD static void limit_scale(const struct buffers *b, const struct kernel *k)
 {
     float *restrict p = b->p;
-    for (int64_t i = 0; i < PIECE; i++)
+    for (int64_t i = 0; i < EXTENT; i++)
         p[i] *= BY;
 }
 
@@ -77,7 +78,7 @@ IZ_INLINE void limit_update(const struct buffers *b, bool half, bool copy)
     const float *restrict g = b->g;
     const uint16_t *restrict bf16 = b->half;
     uint16_t *restrict out = b->out;
-    for (int64_t i = 0; i < PIECE; i++) {
+    for (int64_t i = 0; i < EXTENT; i++) {
         m[i] *= BY;
         v[i] *= BY;
         p[i] += half ? (float)bf16[i] : g[i];
@@ -100,7 +101,7 @@ IZ_SIMD static void limit_to_16(const struct buffers *b, const struct kernel *k)
 {
     const float *restrict g = b->g;
     uint16_t *restrict out = b->out;
-    for (int64_t i = 0; i < PIECE; i++)
+    for (int64_t i = 0; i < EXTENT; i++)
         out[i] = (uint16_t)(iz_float_bits(g[i]) >> 16);
 }
 
@@ -108,7 +109,7 @@ IZ_SIMD static void limit_widen(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
     const uint16_t *restrict half = b->half;
-    for (int64_t i = 0; i < PIECE; i++)
+    for (int64_t i = 0; i < EXTENT; i++)
         g[i] = (float)half[i];
 }
 
@@ -117,7 +118,7 @@ IZ_SIMD static void limit_read(const struct buffers *b, const struct kernel *k)
 {
     const uint32_t *x =
         k->in == IZ_F32 ? (const uint32_t *)b->p : (const uint32_t *)b->half;
-    int64_t n = k->in == IZ_F32 ? PIECE : PIECE / 2;
+    int64_t n = k->in == IZ_F32 ? EXTENT : EXTENT / 2;
     uint32_t sum = 0;
     for (int64_t i = 0; i < n; i++)
         sum += x[i];
@@ -130,17 +131,17 @@ IZ_SIMD static void limit_add(const struct buffers *b, const struct kernel *k)
     const float *restrict wide = b->g;
     const uint16_t *restrict bf16 = b->half;
     if (k->in == IZ_F32)
-        for (int64_t i = 0; i < PIECE; i++)
+        for (int64_t i = 0; i < EXTENT; i++)
             p[i] += wide[i];
     else
-        for (int64_t i = 0; i < PIECE; i++)
+        for (int64_t i = 0; i < EXTENT; i++)
             p[i] += (float)bf16[i];
 }
 
 IZ_SIMD static void limit_write(const struct buffers *b, const struct kernel *k)
 {
     float *restrict g = b->g;
-    for (int64_t i = 0; i < PIECE; i++)
+    for (int64_t i = 0; i < EXTENT; i++)
         g[i] = BY;
 }
 
@@ -150,27 +151,16 @@ IZ_SIMD static void limit_codes(const struct buffers *b, const struct kernel *k)
     const uint8_t *restrict x = (const uint8_t *)b->g;
     uint16_t *restrict out = b->out;
     if (k->quant == IZ_QUANT_NF4)
-        for (int64_t i = 0; i < PIECE / 2; i++) {
+        for (int64_t i = 0; i < EXTENT / 2; i++) {
             out[2 * i] = x[i];
             out[2 * i + 1] = x[i];
         }
     else
-        for (int64_t i = 0; i < PIECE; i++)
+        for (int64_t i = 0; i < EXTENT; i++)
             out[i] = x[i];
 }
 
 /* ---- kernels ---- */
-
-static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                     .lr = 1e-3,
-                                                     .beta1 = 0.9,
-                                                     .beta2 = 0.999,
-                                                     .eps = 1e-8,
-                                                     .weight_decay = 0.1,
-                                                     .adamw = true,
-                                                     .bias_correction = true},
-                                           .t = 1,
-                                           .grad_scale = 1.0f};
 
 static const void *gradient(const struct buffers *b, const struct kernel *k)
 {
@@ -179,15 +169,15 @@ static const void *gradient(const struct buffers *b, const struct kernel *k)
 
 static void run_adam(const struct buffers *b, const struct kernel *k)
 {
-    struct iz_update_range all = iz_update_range_of(&options);
+    struct iz_update_range all = iz_update_range_of(&bench_adamw);
     bool coded = k->moments != IZ_MOMENT_F32;
-    iz_update(&(struct iz_update){.optimizer = options.hyper.type,
+    iz_update(&(struct iz_update){.optimizer = bench_adamw.hyper.type,
                                   .type = k->moments,
                                   .key = 1,
                                   .g_type = k->in,
                                   .out_type = k->out,
-                                  .n = PIECE,
-                                  .room = PIECE,
+                                  .n = EXTENT,
+                                  .room = EXTENT,
                                   .p = k->halves ? NULL : b->p,
                                   .lower = k->halves ? b->lower : NULL,
                                   .state = {coded ? (void *)b->coded[0] : b->m,
@@ -209,19 +199,19 @@ static void run_adam_wide(const struct buffers *b, const struct kernel *k)
 
 static void run_to_16(const struct buffers *b, const struct kernel *k)
 {
-    iz_cast(b->out, k->out, b->g, IZ_F32, PIECE);
+    iz_cast(b->out, k->out, b->g, IZ_F32, EXTENT);
 }
 
 static void run_widen(const struct buffers *b, const struct kernel *k)
 {
-    iz_cast(b->g, IZ_F32, b->half, k->in, PIECE);
+    iz_cast(b->g, IZ_F32, b->half, k->in, EXTENT);
 }
 
 /* Any numbers are groups. */
 static void run_quant(const struct buffers *b, const struct kernel *k)
 {
     const char *group = (const char *)b->g;
-    for (int64_t i = 0; i < PIECE; i += IZ_QUANT_GROUP)
+    for (int64_t i = 0; i < EXTENT; i += IZ_QUANT_GROUP)
         iz_quant_load(k->quant, b->out + i, k->out,
                       group + i / IZ_QUANT_GROUP * iz_quant_bytes(k->quant),
                       IZ_QUANT_GROUP);
@@ -230,37 +220,37 @@ static void run_quant(const struct buffers *b, const struct kernel *k)
 static void run_norm2(const struct buffers *b, const struct kernel *k)
 {
     const void *x = k->in == IZ_F32 ? (const void *)b->p : b->half;
-    sink = iz_flat_norm2(x, k->in, PIECE);
+    sink = iz_flat_norm2(x, k->in, EXTENT);
 }
 
 static void run_add(const struct buffers *b, const struct kernel *k)
 {
     const void *in = gradient(b, k);
-    iz_flat_sum(b->p, IZ_F32, true, &in, 1, k->in, PIECE);
+    iz_flat_sum(b->p, IZ_F32, true, &in, 1, k->in, EXTENT);
 }
 
 static void run_add_then_norm2(const struct buffers *b, const struct kernel *k)
 {
     run_add(b, k);
-    sink = iz_flat_norm2(b->p, IZ_F32, PIECE);
+    sink = iz_flat_norm2(b->p, IZ_F32, EXTENT);
 }
 
 static void run_add_norm2(const struct buffers *b, const struct kernel *k)
 {
     const void *in = gradient(b, k);
     struct iz_norm2 s = {0};
-    iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, k->in, PIECE);
+    iz_flat_sum_norm2(&s, b->p, IZ_F32, true, &in, 1, k->in, EXTENT);
     sink = iz_norm2_end(&s);
 }
 
 static void run_hash(const struct buffers *b, const struct kernel *k)
 {
-    sink = (double)iz_flat_hash(0, b->p, PIECE);
+    sink = (double)iz_flat_hash(0, b->p, EXTENT);
 }
 
 static void run_normal(const struct buffers *b, const struct kernel *k)
 {
-    iz_flat_normal(b->g, PIECE, 1, 2, 0, 0.02f);
+    iz_flat_normal(b->g, EXTENT, 1, 2, 0, 0.02f);
 }
 
 static const struct kernel kernels[] = {
@@ -305,75 +295,65 @@ enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
 
 /* ---- measurement ---- */
 
-struct sample {
-    double wall_s;
-    bool clean;
-};
-
-struct team {
+struct group {
     int threads, pairs; /* pairs: taken of the kernel under way */
     double seconds;
     const char *name;
     pthread_barrier_t barrier;
     bool more;
-    struct sample *limit, *run; /* [PAIRS_MAX] of each thread */
+    double *limit, *run; /* [PAIRS_MAX] of each thread: seconds, or 0 where it
+                          * lost its processor */
 };
 
 struct worker {
-    struct team *team;
+    struct group *group;
     int i;
 };
 
 /* Zeroed by the thread that will use it. */
-static void *pages(size_t bytes)
-{
-    return memset(bench_new((int64_t)bytes), 0, bytes);
-}
-
 static struct buffers kernels_fill(void)
 {
-    const size_t bytes = (size_t)N * 4;
-    struct buffers b = {pages(bytes),     pages(bytes),
-                        pages(bytes),     pages(bytes),
-                        pages(bytes / 2), pages(bytes / 2),
-                        pages(bytes / 2), {pages(bytes / 2), pages(bytes / 2)}};
+    const int64_t half = 2 * N, wide = 4 * N;
+    struct buffers b = {
+        bench_zeros(wide), bench_zeros(wide),
+        bench_zeros(wide), bench_zeros(wide),
+        bench_zeros(half), bench_zeros(half),
+        bench_zeros(half), {bench_zeros(half), bench_zeros(half)}};
     iz_flat_normal(b.p, N, 1, 1, 0, 1.0f);
     iz_flat_normal(b.g, N, 1, 2, 0, 1.0f);
     return b;
 }
 
-static struct sample timed(struct team *t, on_a_piece *run,
-                           const struct kernel *k, struct buffers b)
+static double timed(struct group *g, on_an_extent *run, const struct kernel *k,
+                    struct buffers b)
 {
-    pthread_barrier_wait(&t->barrier);
+    pthread_barrier_wait(&g->barrier);
     double cpu = bench_cpu_s();
     double wall = bench_now_s();
     run(&b, k);
     wall = bench_now_s() - wall;
     cpu = bench_cpu_s() - cpu;
-    return (struct sample){wall, cpu > HAD_ITS_PROCESSOR * wall};
+    return cpu > HAD_ITS_PROCESSOR * wall ? wall : 0;
 }
 
 /* The slowest thread's time of pair i, or 0 when one lost its processor. */
-static double pair_s(const struct team *t, const struct sample *s, int i)
+static double pair_s(const struct group *g, const double *s, int i)
 {
-    double most = 0;
-    for (int j = 0; j < t->threads; j++) {
-        if (!s[j * PAIRS_MAX + i].clean)
-            return 0;
-        if (s[j * PAIRS_MAX + i].wall_s > most)
-            most = s[j * PAIRS_MAX + i].wall_s;
+    double most = s[i];
+    for (int j = 0; j < g->threads && most > 0; j++) {
+        double one = s[j * PAIRS_MAX + i];
+        most = one > most || one <= 0 ? one : most;
     }
     return most;
 }
 
-static void kernels_show(const struct team *t, const struct kernel *k)
+static void kernels_show(const struct group *g, const struct kernel *k)
 {
     static double ratio[PAIRS_MAX], limit[PAIRS_MAX], run[PAIRS_MAX];
-    double bytes = k->bytes * PIECE * t->threads;
+    double bytes = k->bytes * EXTENT * g->threads;
     int n = 0;
-    for (int i = 0; i < t->pairs; i++) {
-        double a = pair_s(t, t->limit, i), b = pair_s(t, t->run, i);
+    for (int i = 0; i < g->pairs; i++) {
+        double a = pair_s(g, g->limit, i), b = pair_s(g, g->run, i);
         if (a <= 0 || b <= 0)
             continue;
         ratio[n] = a / b;
@@ -381,7 +361,7 @@ static void kernels_show(const struct team *t, const struct kernel *k)
         run[n++] = bytes / b;
     }
     if (n == 0) {
-        printf("%-30s no clean pair of %d\n", k->name, t->pairs);
+        printf("%-30s no clean pair of %d\n", k->name, g->pairs);
         return;
     }
     bench_sort(ratio, n);
@@ -391,7 +371,7 @@ static void kernels_show(const struct team *t, const struct kernel *k)
            "%.3f), %d of %d pairs\n",
            k->name, 1e-9 * run[n / 2], 1e-6 * run[n / 2] / k->bytes,
            1e-9 * limit[n / 2], ratio[n / 2], ratio[n / 4], ratio[n * 3 / 4], n,
-           t->pairs);
+           g->pairs);
     fflush(stdout);
 }
 
@@ -399,27 +379,27 @@ static void kernels_show(const struct team *t, const struct kernel *k)
 static void time_kernel(struct worker *w, const struct kernel *k,
                         const struct buffers *b)
 {
-    struct team *t = w->team;
-    struct sample *limit = t->limit + w->i * PAIRS_MAX;
-    struct sample *run = t->run + w->i * PAIRS_MAX;
-    double end = bench_now_s() + t->seconds;
+    struct group *g = w->group;
+    double *limit = g->limit + w->i * PAIRS_MAX;
+    double *run = g->run + w->i * PAIRS_MAX;
+    double end = bench_now_s() + g->seconds;
     int n = 0;
     iz_cast(b->half, k->in == IZ_F32 ? IZ_BF16 : k->in, b->g, IZ_F32, N);
     for (int i = 0; i < 2; i++)
         memset(b->coded[i], 0, (size_t)N * 2);
     iz_cast_split(b->out, b->lower, b->p, N);
     do {
-        int64_t i = n % PIECES, j = (n + PIECES / 2) % PIECES;
-        limit[n] = timed(t, k->limit, k, kernels_at(b, i * PIECE));
-        run[n] = timed(t, k->run, k, kernels_at(b, j * PIECE));
+        int64_t i = n % EXTENTS, j = (n + EXTENTS / 2) % EXTENTS;
+        limit[n] = timed(g, k->limit, k, kernels_at(b, i * EXTENT));
+        run[n] = timed(g, k->run, k, kernels_at(b, j * EXTENT));
         n++;
         if (w->i == 0)
-            t->more = n < PAIRS_MAX && bench_now_s() < end;
-        pthread_barrier_wait(&t->barrier);
-    } while (t->more);
+            g->more = n < PAIRS_MAX && bench_now_s() < end;
+        pthread_barrier_wait(&g->barrier);
+    } while (g->more);
     if (w->i == 0) {
-        t->pairs = n;
-        kernels_show(t, k);
+        g->pairs = n;
+        kernels_show(g, k);
     }
 }
 
@@ -428,7 +408,7 @@ static void *kernels_work(void *arg)
     struct worker *w = arg;
     struct buffers b = kernels_fill();
     for (int i = 0; i < KERNELS; i++)
-        if (!strncmp(kernels[i].name, w->team->name, strlen(w->team->name)))
+        if (!strncmp(kernels[i].name, w->group->name, strlen(w->group->name)))
             time_kernel(w, &kernels[i], &b);
     return NULL;
 }
@@ -436,24 +416,24 @@ static void *kernels_work(void *arg)
 int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : 1;
-    struct team t = {.threads = threads,
-                     .seconds = argc > 2 ? atof(argv[2]) : 2,
-                     .name = argc > 3 ? argv[3] : ""};
+    struct group g = {.threads = threads,
+                      .seconds = argc > 2 ? atof(argv[2]) : 2,
+                      .name = argc > 3 ? argv[3] : ""};
     struct worker *w;
     if (threads < 1)
         return 2;
     w = calloc((size_t)threads, sizeof(*w));
-    t.limit = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.limit));
-    t.run = calloc((size_t)threads * PAIRS_MAX, sizeof(*t.run));
-    if (!w || !t.limit || !t.run ||
-        pthread_barrier_init(&t.barrier, NULL, (unsigned)threads))
+    g.limit = calloc((size_t)threads * PAIRS_MAX, sizeof(*g.limit));
+    g.run = calloc((size_t)threads * PAIRS_MAX, sizeof(*g.run));
+    if (!w || !g.limit || !g.run ||
+        pthread_barrier_init(&g.barrier, NULL, (unsigned)threads))
         return 1;
     printf("%d threads, SIMD level %s\n", threads, iz_simd_name());
     for (int i = 0; i < threads; i++)
-        w[i] = (struct worker){&t, i};
+        w[i] = (struct worker){&g, i};
     bench_threads(threads, kernels_work, w, sizeof(*w));
     free(w);
-    free(t.limit);
-    free(t.run);
+    free(g.limit);
+    free(g.run);
     return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usage: nvme FOLDER [MIB [ROUNDS]]
  * The disk's own rate and ours, alternating in one run, with the same file and
- * the same kind of memory.  The reference: threads that read or write pieces of
- * the file with O_DIRECT and nothing else, in a few shapes.  Ours: as many
+ * the same kind of memory.  The reference: threads that read or write the file
+ * with O_DIRECT and nothing else, by requests of a few sizes.  Ours: as many
  * callers of iz_nvme_read and iz_nvme_write as a run has, with chunks as large
  * as a run's.  Prints a JSON object per round: GB/s of reading, of writing, or
  * of both at the same time, of every shape and of ours. */
@@ -28,7 +28,7 @@ struct job {
     struct iz_nvme *f; /* ours, else NULL */
     char *memory;
     enum what what;
-    int64_t piece, pieces;
+    int64_t request, requests; /* bytes of one; how many */
     _Atomic int64_t next;
 };
 
@@ -40,27 +40,27 @@ struct thread {
 static void transfer(const struct job *j, char *buf, int64_t at, bool write)
 {
     if (j->f && write)
-        iz_nvme_write(j->f, buf, at, j->piece);
+        iz_nvme_write(j->f, buf, at, j->request);
     else if (j->f)
-        iz_nvme_read(j->f, buf, at, j->piece);
+        iz_nvme_read(j->f, buf, at, j->request);
     if (j->f)
         return;
-    ssize_t n = write ? pwrite(j->fd, buf, (size_t)j->piece, at)
-                      : pread(j->fd, buf, (size_t)j->piece, at);
-    if (n != j->piece) {
+    ssize_t n = write ? pwrite(j->fd, buf, (size_t)j->request, at)
+                      : pread(j->fd, buf, (size_t)j->request, at);
+    if (n != j->request) {
         perror("nvme");
         exit(1);
     }
 }
 
-/* Of both, every second piece is written. */
+/* Of both, every second request writes. */
 static void *nvme_work(void *arg)
 {
     const struct thread *t = arg;
     struct job *j = t->job;
     int64_t i;
-    while ((i = atomic_fetch_add(&j->next, 1)) < j->pieces)
-        transfer(j, t->buf, i * j->piece,
+    while ((i = atomic_fetch_add(&j->next, 1)) < j->requests)
+        transfer(j, t->buf, i * j->request,
                  j->what == WRITE || (j->what == BOTH && i % 2));
     return NULL;
 }
@@ -73,13 +73,13 @@ static double gb_per_s(struct job *j, int threads)
     double start = bench_now_s();
     bench_threads(threads, nvme_work, t, sizeof(*t));
     start = bench_now_s() - start;
-    return (double)(j->piece * j->pieces) / start * 1e-9;
+    return (double)(j->request * j->requests) / start * 1e-9;
 }
 
 static const struct shape {
     const char *name;
     int threads;
-    int64_t piece;
+    int64_t request;
 } shapes[] = {{"4 x 4 MiB", 4, 4 << 20},
               {"8 x 1 MiB", 8, 1 << 20},
               {"16 x 1 MiB", 16, 1 << 20},
@@ -103,8 +103,8 @@ static double run(const struct disk *d, enum what what, int i)
                     .f = i == OURS ? d->f : NULL,
                     .memory = d->memory,
                     .what = what,
-                    .piece = s->piece,
-                    .pieces = d->bytes / s->piece};
+                    .request = s->request,
+                    .requests = d->bytes / s->request};
     return gb_per_s(&j, s->threads);
 }
 

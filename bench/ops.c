@@ -9,11 +9,9 @@
 #include "bench/ops.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "codelets/base/mix.h"
 #include "codelets/base/units.h"
@@ -32,7 +30,7 @@ struct backend backend = {
     .x = {.backend = IZ_CUDA, .numerics.logits_bytes = 256 << 20},
     .act = act_of};
 
-enum { THREADS = 256, ROUNDS = 5 };
+enum { ROUNDS = 5 };
 #define ROUND_S 0.02 /* at least */
 
 /* ---- memory and time ---------------------------------------------------- */
@@ -145,7 +143,7 @@ static char *pattern_new(enum iz_dtype t, float low)
     return p;
 }
 
-/* ---- rates of memory ---------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------- */
 
 static void rate_show(const struct bench *b, const char *what, const char *key,
                       double bytes_per_s)
@@ -154,8 +152,6 @@ static void rate_show(const struct bench *b, const char *what, const char *key,
     if (b->json)
         fprintf(b->json, "  \"%s\": %.2f,\n", key, 1e-9 * bytes_per_s);
 }
-
-/* ---- copies ------------------------------------------------------------- */
 
 struct copy {
     char *to, *from;
@@ -232,39 +228,23 @@ struct flat {
     double *norm2; /* pinned */
 };
 
-static const struct iz_hyper_at options = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
-                                                     .lr = 1e-3,
-                                                     .beta1 = 0.9,
-                                                     .beta2 = 0.95,
-                                                     .eps = 1e-8,
-                                                     .weight_decay = 0.1,
-                                                     .adamw = true,
-                                                     .bias_correction = true},
-                                           .t = 1,
-                                           .grad_scale = 1.0f};
-
 /* Gradient and copy in bf16. */
-static void adam_update(struct iz_exec *x, int64_t n, float *p, float *m,
-                        float *v, const void *g, void *out)
-{
-    struct iz_update_range all = iz_update_range_of(&options);
-    iz_buffer_update(x, &(struct iz_update){.optimizer = options.hyper.type,
-                                            .g_type = IZ_BF16,
-                                            .out_type = IZ_BF16,
-                                            .n = n,
-                                            .room = n,
-                                            .p = p,
-                                            .state = {m, v},
-                                            .g = g,
-                                            .out = out,
-                                            .range = &all,
-                                            .ranges = 1});
-}
-
 static void run_adam(void *arg, int i)
 {
     struct flat *f = arg;
-    adam_update(&f->x, f->n, f->p, f->m, f->v, f->g, f->out);
+    struct iz_update_range all = iz_update_range_of(&bench_adamw);
+    iz_buffer_update(&f->x,
+                     &(struct iz_update){.optimizer = bench_adamw.hyper.type,
+                                         .g_type = IZ_BF16,
+                                         .out_type = IZ_BF16,
+                                         .n = f->n,
+                                         .room = f->n,
+                                         .p = f->p,
+                                         .state = {f->m, f->v},
+                                         .g = f->g,
+                                         .out = f->out,
+                                         .range = &all,
+                                         .ranges = 1});
 }
 
 static void run_norm(void *arg, int i)
@@ -312,57 +292,6 @@ static void flat_on_device(const struct bench *b)
     bench_device_give(mem);
 }
 
-/* ---- Adam on the host --------------------------------------------------- */
-
-struct part {
-    pthread_barrier_t *barrier;
-    int64_t n;
-    double best_s; /* of one update of all parts */
-};
-
-/* Memory is touched first by the thread that uses it. */
-static void *update(void *arg)
-{
-    struct part *t = arg;
-    char *mem = bench_new(t->n * 16);
-    float *p = (float *)mem, *m = p + t->n, *v = m + t->n;
-    struct iz_exec cpu = {.backend = IZ_CPU};
-    memset(mem, 0, (size_t)t->n * 16);
-    for (int64_t i = 0; i < t->n; i++)
-        p[i] = m[i] = v[i] = (float)(i % 1000 + 1) * 1e-3f;
-    t->best_s = 1e30;
-    for (int r = 0; r < ROUNDS; r++) {
-        pthread_barrier_wait(t->barrier);
-        double s = bench_now_s();
-        adam_update(&cpu, t->n, p, m, v, mem + 12 * t->n, mem + 14 * t->n);
-        pthread_barrier_wait(t->barrier);
-        s = bench_now_s() - s;
-        t->best_s = s < t->best_s ? s : t->best_s;
-    }
-    free(mem);
-    return NULL;
-}
-
-static void adam_on_host(const struct bench *b)
-{
-    struct part t[THREADS];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    int threads = cores > THREADS ? THREADS : (int)cores;
-    int64_t n = b->tiny ? 1 << 16 : 1 << 25;
-    pthread_barrier_t barrier;
-    char name[64];
-    pthread_barrier_init(&barrier, NULL, (unsigned)threads);
-    for (int i = 0; i < threads; i++)
-        t[i] = (struct part){.barrier = &barrier, .n = n};
-    bench_threads(threads, update, t, sizeof(*t));
-    pthread_barrier_destroy(&barrier);
-    snprintf(name, sizeof(name), "Adam on %d cores of the host", threads);
-    rate_show(b, name, "adam_cpu_gb_per_s",
-              28. * (double)(n * threads) / t[0].best_s);
-    if (b->json)
-        fprintf(b->json, "  \"adam_cpu_threads\": %d,\n", threads);
-}
-
 /* ---- the program -------------------------------------------------------- */
 
 static void gemm_reference(struct bench *b)
@@ -392,7 +321,6 @@ static void measure(struct bench *b, const char *device)
     if (backend.x.backend == IZ_CUDA) {
         over_the_link(b);
         flat_on_device(b);
-        adam_on_host(b);
     }
     if (b->json)
         fprintf(b->json, "  \"ops\": [");

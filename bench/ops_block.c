@@ -136,15 +136,6 @@ static void time_ops(void *to, const struct scene *s, const struct timed *op,
 
 static void bench_shape(struct bench *b, struct timed_shape s)
 {
-    static const char *const attn[] = {"c_attn [C,3C]", "c_attn da",
-                                       "c_attn dw", "c_attn dw, fused db"};
-    static const char *const proj[] = {"c_proj [C,C]", "c_proj da", "c_proj dw",
-                                       "c_proj dw, fused db"};
-    static const char *const fc[] = {"c_fc [C,4C]", "c_fc da", "c_fc dw",
-                                     "c_fc dw, fused db"};
-    static const char *const mlp[] = {"mlp c_proj [4C,C]", "mlp c_proj da",
-                                      "mlp c_proj dw",
-                                      "mlp c_proj dw, fused db"};
     int64_t bytes = s.tokens * s.width * iz_dtype_bytes(backend.x.act);
     struct job j = {.bench = b, .shape = &s};
     j.sets =
@@ -152,12 +143,12 @@ static void bench_shape(struct bench *b, struct timed_shape s)
     printf("%s, %lld tokens, %d sets of tensors\n", s.model,
            (long long)s.tokens, j.sets);
     norm_timed(&s, time_ops, &j);
-    product_timed(&s, 1, 3, attn, time_ops, &j);
+    product_timed(&s, 1, 3, "c_attn", "[C,3C]", time_ops, &j);
     attention_timed(&s, time_ops, &j);
-    product_timed(&s, 1, 1, proj, time_ops, &j);
-    product_timed(&s, 1, 4, fc, time_ops, &j);
+    product_timed(&s, 1, 1, "c_proj", "[C,C]", time_ops, &j);
+    product_timed(&s, 1, 4, "c_fc", "[C,4C]", time_ops, &j);
     gelu_timed(&s, time_ops, &j);
-    product_timed(&s, 4, 1, mlp, time_ops, &j);
+    product_timed(&s, 4, 1, "mlp c_proj", "[4C,C]", time_ops, &j);
     embedding_timed(&s, time_ops, &j);
     classifier_timed(&s, time_ops, &j);
 }

@@ -5,8 +5,20 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+
+const struct iz_hyper_at bench_adamw = {.hyper = {.type = IZ_OPTIMIZER_ADAMW,
+                                                  .lr = 1e-3,
+                                                  .beta1 = 0.9,
+                                                  .beta2 = 0.95,
+                                                  .eps = 1e-8,
+                                                  .weight_decay = 0.1,
+                                                  .adamw = true,
+                                                  .bias_correction = true},
+                                        .t = 1,
+                                        .grad_scale = 1.0f};
 
 static double clock_s(clockid_t id)
 {
@@ -46,6 +58,11 @@ void *bench_new(int64_t bytes)
     }
     madvise(p, n, MADV_HUGEPAGE);
     return p;
+}
+
+void *bench_zeros(int64_t bytes)
+{
+    return memset(bench_new(bytes), 0, (size_t)bytes);
 }
 
 void bench_threads(int n, void *(*work)(void *), void *each, size_t bytes)

@@ -11,7 +11,7 @@
 #include "bench/timing.h"
 #include "codelets/flat/flat.h"
 
-enum { MOST = 1024, PIECE = 1 << 20 }; /* threads; elements */
+enum { MOST = 1024, EXTENT = 1 << 20 }; /* threads; elements */
 
 enum what { CONSTANT, NORMAL, IN_CACHE };
 
@@ -26,7 +26,7 @@ static void *touch_work(void *arg)
     enum { CACHED = 4096 };
     static _Thread_local float cached[CACHED];
     const struct part *t = arg;
-    int64_t most = t->what == IN_CACHE ? CACHED : PIECE;
+    int64_t most = t->what == IN_CACHE ? CACHED : EXTENT;
     for (int64_t i = 0; i < t->n; i += most) {
         int64_t n = t->n - i < most ? t->n - i : most;
         if (t->what == CONSTANT)

@@ -6,21 +6,12 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 
-from harness import Absent
+from harness import Absent, sh
 
 ABOUT = "two disks against one, at equal and at different rates"
 GROUP = pathlib.Path("/sys/fs/cgroup/blkio")
 MB = 10 ** 6
-
-
-def sh(*argv):
-    p = subprocess.run([str(x) for x in argv], capture_output=True, text=True,
-                       check=False)
-    if p.returncode:
-        raise Absent(f"{' '.join(map(str, argv))}: {p.stderr.strip()}")
-    return p.stdout.strip()
 
 
 class Disk:
@@ -37,8 +28,8 @@ class Disk:
         self.number = number.read_text().strip()
 
     def close(self):
-        for argv in (["umount", self.place], ["losetup", "-d", self.device]):
-            subprocess.run(argv, check=False)
+        sh("umount", self.place, check=False)
+        sh("losetup", "-d", self.device, check=False)
 
 
 @contextlib.contextmanager
@@ -53,7 +44,10 @@ def two_disks(folder, mib):
         for i in range(2):
             at = folder / f"disk{i}"
             stack.callback(shutil.rmtree, at, ignore_errors=True)
-            disks.append(Disk(at, mib))
+            try:
+                disks.append(Disk(at, mib))
+            except RuntimeError as why:
+                raise Absent(f"this system makes no disks: {why}") from why
             stack.callback(disks[-1].close)
         yield group, disks
 

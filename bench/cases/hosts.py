@@ -10,9 +10,8 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 
-from harness import GPT, OFFLOAD, Absent, gpt_config
+from harness import GPT, OFFLOAD, Absent, gpt_config, sh
 
 ABOUT = "4 ranks on 2 hosts: step against the longer of compute and link"
 
@@ -22,14 +21,6 @@ host=$1
 shift
 exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
 """
-
-
-def sh(*argv, check=True):
-    p = subprocess.run([str(x) for x in argv], capture_output=True, text=True,
-                       check=False)
-    if check and p.returncode:
-        raise RuntimeError(f"{' '.join(map(str, argv))}: {p.stderr.strip()}")
-    return p.stdout
 
 
 class Hosts:

@@ -7,10 +7,10 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 
+from cases.kernels import parse
 from harness import GPT, GPT2_124M, OFFLOAD, ROOT, first_line, gpt_config
 
 ABOUT = "tokens per second against PyTorch, DeepSpeed, FSDP2 and llm.c"
@@ -126,7 +126,6 @@ def against_sharded(b, kind, needs):
     ratio(b, f"{kind} on 2 ranks, {name}", pairs, row["version"])
 
 
-OUR_RATE = re.compile(r"^(.+?) +\S+ GB/s +(\d+) M/s", re.M)
 # What is run one after the other for an update, ours; theirs: adam.py.
 ADAM = {"fp32": ("adam fp32 gradient",),
         "mixed": ("norm2 bf16", "adam bf16 gradient and copy")}
@@ -136,11 +135,10 @@ def our_adam(b, threads, kernels):
     """Millions of parameters per second; None where the machine is too busy."""
     seconds = 0
     for name in kernels:
-        text = b.call([b.program("bench/bench_kernels"), threads, 2, name])
-        found = {m[1]: float(m[2]) for m in OUR_RATE.finditer(text)}
+        found = parse(b.call([b.program("bench/bench_kernels"), threads, 2, name]))
         if name not in found:
             return None
-        seconds += 1 / found[name]
+        seconds += 1 / found[name][1]
     return 1 / seconds
 
 

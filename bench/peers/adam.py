@@ -2,7 +2,7 @@
 """usage: adam.py single|foreach|fused|deepspeed fp32|mixed THREADS SECONDS
 
 AdamW of PyTorch, or DeepSpeed's for the CPU, on fp32 parameters, gradients and states
-in pieces of 4 Mi elements, in all 32 Mi.  mixed: all that a step of parameters and
+in tensors of 4 Mi elements, in all 32 Mi.  mixed: all that a step of parameters and
 gradients in bf16 does after its backward: gradients to fp32, clipping by their norm, the
 update of the fp32 parameters, their copy to bf16.  Prints a JSON object: millions of
 parameters per second of each step in wall time and in CPU time of all threads, and the
@@ -19,16 +19,16 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)
 
 import torch  # noqa: E402 (reads the variable above)
 
-PIECE, PIECES = 1 << 22, 8
+SIZE, TENSORS = 1 << 22, 8
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.1}
 TORCH = {"single": {"foreach": False}, "foreach": {"foreach": True},
          "fused": {"fused": True}}
 
 
 def parameters():
-    found = [torch.nn.Parameter(torch.randn(PIECE)) for _ in range(PIECES)]
+    found = [torch.nn.Parameter(torch.randn(SIZE)) for _ in range(TENSORS)]
     for p in found:
-        p.grad = torch.randn(PIECE)
+        p.grad = torch.randn(SIZE)
     return found
 
 
@@ -69,8 +69,8 @@ def main():
         cpu, wall = time.process_time(), time.monotonic()
         step()
         wall, cpu = time.monotonic() - wall, (time.process_time() - cpu) / THREADS
-        wall_rates.append(PIECE * PIECES / wall * 1e-6)
-        cpu_rates.append(PIECE * PIECES / cpu * 1e-6)
+        wall_rates.append(SIZE * TENSORS / wall * 1e-6)
+        cpu_rates.append(SIZE * TENSORS / cpu * 1e-6)
     print("\n" + json.dumps({"wall": wall_rates, "cpu": cpu_rates, "version": version}))
 
 

@@ -101,8 +101,7 @@ def test_compare_reads_files(tmp_path):
     assert "\nbetter c: f" in out and "+100.0 %" in out
 
 
-@pytest.mark.parametrize("name", ["compare", "gemm_libraries", "moments", "ratio", "run",
-                                   "warm", "zero3_offload_blog"])
+@pytest.mark.parametrize("name", ["compare", "gemm_libraries", "learn", "run", "simulated"])
 def test_programs_tell_their_usage(name):
     for argument, status in (("--help", 0), ("--nothing-of-this-name", 2)):
         out = subprocess.run([ROOT / "bench" / name, argument], text=True,
@@ -125,7 +124,7 @@ def test_output_of_programs_is_parsed():
             "adam, fp32 gradient, bf16 copy   54.0 GB/s    1800 M/s, limit   55.1 "
             "GB/s, ratio 0.980 (0.970 to 0.991), 80 of 90 pairs\n"
             "hash                           no clean pair of 9\n")
-    assert kernels.parse(text) == {"adam, fp32 gradient, bf16 copy": (54.0, 0.98)}
+    assert kernels.parse(text) == {"adam, fp32 gradient, bf16 copy": (54.0, 1800, 0.98)}
 
 
 def test_an_exponent_is_fitted():

@@ -242,8 +242,8 @@ def config_of(row, nvme):
         config[KEYS["micro"]] = row["batch"] // row["ranks"]
     if "boundaries" in row:
         config["activation_checkpointing.cpu_checkpointing"] = \
-            row["boundaries"] != "near"
-    if row.get("boundaries") == "disk":
+            row["boundaries"] != "none"
+    if row.get("boundaries") == "nvme":
         config["activation_checkpointing.nvme_path"] = str(nvme)
     if row["optimizer"] != "none" and "ratio" in row:
         config["zero_optimization.offload_optimizer.ratio"] = row["ratio"]

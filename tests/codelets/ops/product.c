@@ -3,6 +3,7 @@
 #include "tests/codelets/ops/product.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "codelets/base/mix.h"
 #include "tests/codelets/ops/timed.h"
@@ -350,20 +351,24 @@ void product_check_all(struct product *p)
 }
 
 void product_timed(const struct timed_shape *s, int in, int out,
-                   const char *const name[4], timed_fn *f, void *to)
+                   const char *name, const char *shape, timed_fn *f, void *to)
 {
     const int64_t size[] = {s->tokens, in * s->width, out * s->width};
     struct product p = product_new(backend.x.act, backend.x.act, size, false),
                    fused;
+    const char *const what[] = {shape, "da", "dw", "dw, fused db"};
+    char label[COUNT(what)][32];
+    for (int i = 0; i < COUNT(what); i++)
+        snprintf(label[i], sizeof(label[i]), "%s %s", name, what[i]);
     p.with_b = true;
     p.with_r = out == 1;
     fused = p;
     fused.fused_db = true;
     f(to, &p.s,
       (const struct timed[]){
-          {name[0], product_forward, .arg = &p},
-          {name[1], product_gradient_a, .arg = &p},
-          {name[2], product_gradient_w, .arg = &p},
-          {name[3], product_gradient_w, .arg = &fused, .of_gpu = true}},
+          {label[0], product_forward, .arg = &p},
+          {label[1], product_gradient_a, .arg = &p},
+          {label[2], product_gradient_w, .arg = &p},
+          {label[3], product_gradient_w, .arg = &fused, .of_gpu = true}},
       4);
 }

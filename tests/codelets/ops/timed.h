@@ -39,4 +39,4 @@ void classifier_timed(const struct timed_shape *s, timed_fn *f, void *to);
 /* in, out: sides of the weights in units of the width.  As a block calls it:
  * products back to the width add the residual. */
 void product_timed(const struct timed_shape *s, int in, int out,
-                   const char *const name[4], timed_fn *f, void *to);
+                   const char *name, const char *shape, timed_fn *f, void *to);

@@ -39,7 +39,7 @@ FREE = {
     "jitter_us": (0, 200),
     "overlap": (True, False),
     "recompute": ("full", "widened", "none"),
-    "boundaries": ("near", "host", "disk"),
+    "boundaries": ("none", "cpu", "nvme"),
     "ring": (0, 1, 3),
     "workers": (1, 2),
     "begins": ("here", "elsewhere", "on the CPU"),
@@ -58,18 +58,18 @@ if run.FULL:
     ROWS += rows.drawn(FACTORS, valid_on_gpu, 300)
 
 # Two chunks of a shard of a block on three ranks.
-PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "device": "cuda",
+PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "none", "device": "cuda",
          "batch": BATCH, "chunk": 2048, "steps": 3, "sums": "ranks_first"}
 ROW = {**PLACE, "ranks": 1, "dtype": "bf16", "micro": 0, "clip": 0.5}
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
 ON_CPU = {} if REAL else {"device": "cpu"}
 
 
-def far_sums(start, row, changes=None, near=None):
+def host_sums(start, row, changes=None, gpu=None):
     """A run whose GPU has a byte too little to add what the host updates, also with
-    the fewest buffers for chunks, 8.  `near`: one that has it."""
+    the fewest buffers for chunks, 8.  `gpu`: one that has it."""
     changes = changes or {}
-    r = near or start(row, changes)
+    r = gpu or start(row, changes)
     n = [int(x) for x in re.findall(r"through (\d+) buffers", r.out)]
     more = r.memory["staging", "device"][1] * max(n[0] - 8, 0) // n[0] if n else 0
     return start(row, {**changes, "run.device_memory_limit_bytes":
@@ -77,7 +77,7 @@ def far_sums(start, row, changes=None, near=None):
 
 
 HERE = (*FREE, "products", "group")
-BEGIN = {**PLAIN, "ratio": 1, "boundaries": "near", "comm": "mpi", "device": "cpu",
+BEGIN = {**PLAIN, "ratio": 1, "boundaries": "none", "comm": "mpi", "device": "cpu",
          "products": "host"}
 
 
@@ -177,7 +177,7 @@ def test_other_models_have_the_same_bits(row, same):
 
 # On one rank with one micro-batch nothing else depends on the memory.
 @pytest.mark.parametrize("part, row", (
-    (0.35, {"model": "gpt2", "ranks": 1, "dtype": "bf16", **FAR, "boundaries": "host"}),
+    (0.35, {"model": "gpt2", "ranks": 1, "dtype": "bf16", **FAR, "boundaries": "cpu"}),
     (0.6, {"model": "gpt2", "ranks": 2, "dtype": "fp32", "stage": 2, "micro": 4}),
     (0.95, {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4})))
 def test_units_that_repeat_differently_have_the_same_bits(part, row, start):

@@ -10,7 +10,7 @@ import rows
 import run
 from rows import standin
 from run import UNITS
-from test_gpu import BATCH, COPIES, FAR, QUANT, ROW, far_sums, quant_row
+from test_gpu import BATCH, COPIES, FAR, QUANT, ROW, host_sums, quant_row
 
 pytestmark = [standin, pytest.mark.usefixtures("known_gpu")]
 
@@ -54,7 +54,7 @@ def test_a_unit_has_a_norm_task_only_without_a_sum(ranks, comm, optimizer, micro
 @pytest.mark.parametrize("micro,left", [(0, UNITS - {0}), (8, {0})])
 def test_a_gpu_without_room_leaves_the_host_sums_and_squares(micro, left, start):
     row = {**ROW, "micro": micro, "stage": 3, "optimizer": "cpu"}
-    r = far_sums(start, row, {"run.task_log": True})
+    r = host_sums(start, row, {"run.task_log": True})
     assert r.units("norm", 2) == left and r.units("norm") == UNITS
 
 
@@ -190,11 +190,11 @@ def test_upper_halves_come_to_the_lower_ones(param, ratio, traffic):
     go both ways."""
     row = {**ROW, "stage": 3, "optimizer": "cpu", "param": param, "ratio": ratio}
     more = {kept: traffic({**row, "master": kept})[0] for kept in ("full", "remainder")}
-    far = 1 - ratio if param == "cpu" else ratio
+    apart = 1 - ratio if param == "cpu" else ratio
     way = "h2d_bytes" if param == "cpu" else "d2h_bytes"
     extra = {k: more["remainder"][k] - more["full"][k] for k in more["full"]}
     both_steps = 2 * 2 * run.parameters(run.MODEL)
-    assert extra.pop(way) == pytest.approx(far * both_steps, rel=0.1)
+    assert extra.pop(way) == pytest.approx(apart * both_steps, rel=0.1)
     assert extra == {k: 0 for k in extra}
 
 
@@ -211,15 +211,15 @@ def test_a_single_gpu_sends_each_sum_once(dtype, micro, stage, param, ratio, sch
     size = 4 if dtype == "fp32" else 2
     apart = sum(on_gpu(run.MODEL, ratio, ROW["chunk"])) if ratio < 1 else 0
     host = sum(run.units(run.MODEL)) - apart
-    once, near = traffic(row)
+    once, gpu = traffic(row)
     assert once["d2h_bytes"] == 2 * (
         (4 if micro else size) * host + (size * apart if param == "cpu" else 0))
     row["steps"] = 4
-    far = far_sums(start, row, near=near)
+    added = host_sums(start, row, gpu=gpu)
     cpu = start({**row, "device": "cpu", "ratio": 1})
     words = "the GPU adds the micro-batches; their sums come down once a step"
-    assert (words in near.out) == (micro > 0) and words not in far.out
-    assert near.numbers == cpu.numbers and far.numbers == cpu.numbers
+    assert (words in gpu.out) == (micro > 0) and words not in added.out
+    assert gpu.numbers == cpu.numbers and added.numbers == cpu.numbers
 
 
 def test_a_links_rate_is_that_of_its_own_copies(start):
@@ -280,20 +280,20 @@ def test_boundaries_on_the_host_cross_once_each_way(schedule, micro, waves,
     file and back they go in whole pages."""
     c, layers, seq = 16, 8, 16
     row = {**ROW, **FAR, "ring": 2, "micro": micro, "schedule": schedule}
-    near, _ = traffic(row, **model(layers, c))
-    far, _ = traffic({**row, "boundaries": "host"}, **model(layers, c))
+    none, _ = traffic(row, **model(layers, c))
+    cpu, _ = traffic({**row, "boundaries": "cpu"}, **model(layers, c))
     boundary = (micro or BATCH) * seq * c * 4  # fp32 on the stand-in
     times = waves * ((layers + 1) * tracks - (tracks + 2))
     moved = times * boundary
-    assert far == {way: near[way] + 2 * moved for way in near}
-    filed, r = traffic({**row, "boundaries": "disk"}, **model(layers, c))
-    assert filed == far
+    assert cpu == {way: none[way] + 2 * moved for way in none}
+    filed, r = traffic({**row, "boundaries": "nvme"}, **model(layers, c))
+    assert filed == cpu
     disk, region = r.last("links")["disk"]["bytes"], -(-boundary // 8192) * 8192
     assert disk == 2 * len(r.steps) * times * region
     assert r.bytes_in("nvme") == tracks * layers * region
 
 
-@pytest.mark.parametrize("boundaries", ["host", "disk"])
+@pytest.mark.parametrize("boundaries", ["cpu", "nvme"])
 def test_boundaries_cross_in_chunks(boundaries, traffic, counted):
     """A block reads its input in forward, and twice in backward but for the chunk of a
     row that ends one reading and begins the other; every output goes to the host once,
@@ -302,16 +302,16 @@ def test_boundaries_cross_in_chunks(boundaries, traffic, counted):
     c, layers, seq = 16, 4, 16
     row = {**ROW, **FAR, "ring": 2, "micro": 8}
     chunks = {"run.sequence_chunk": 5, **model(layers, c)}
-    near, _ = traffic(row, **chunks)
+    none, _ = traffic(row, **chunks)
     runs = [counted({**row, "boundaries": boundaries, "steps": n}, chunks) for n in (2, 4)]
     boundary = BATCH * seq * c * 4  # of all micro-batches, fp32 on the stand-in
     moved = {"h2d_bytes": (4 * layers + 1) * boundary - layers * boundary // seq,
              "d2h_bytes": (2 * layers + 1) * boundary}
     for way, said in (("h2d_bytes", "up_bytes"), ("d2h_bytes", "down_bytes")):
         few, many = (stats[way] for _, stats in runs)
-        assert many - few == near[way] + 2 * moved[way]
+        assert many - few == none[way] + 2 * moved[way]
         few, many = (r.summary[said] for r, _ in runs)
-        assert many - few == near[way] + 2 * (moved[way] + boundary)
+        assert many - few == none[way] + 2 * (moved[way] + boundary)
 
 
 def test_nothing_is_left_and_nothing_was_pageable(counted):
@@ -340,7 +340,7 @@ def test_states_beyond_the_gpu_train_there(start):
     """Four times as much as the GPU may hold, and the same losses."""
     large, row = model(40, 64), {**ROW, "dtype": "fp32", "micro": 4, "steps": 2}
     plain = start({**row, "device": "cpu"}, large)
-    r = far_sums(start, {**row, **FAR, "ring": 2}, large)
+    r = host_sums(start, {**row, **FAR, "ring": 2}, large)
     used = sum(have for (name, tier), (_, have) in r.memory.items()
                if tier == "device" and name != "scratch")
     assert 4 * used < 16 * run.parameters(large["model"])

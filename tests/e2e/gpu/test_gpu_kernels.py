@@ -51,13 +51,13 @@ FREE = {
     "comm": ("mpi", "nccl"),
     "schedule": ("depth_first", "breadth_first"),
     "recompute": ("full", "widened", "none"),
-    "boundaries": ("near", "host", "disk"),
+    "boundaries": ("none", "cpu", "nvme"),
     "jitter_us": (0, 200),
 }
 KINDS = cover.rows(SUMS, valid_on_gpu)
 ROWS = cover.rows({**SUMS, **FREE}, valid_on_gpu, few=KINDS)
 # Several chunks of a block's shard.
-PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "near", "batch": 2,
+PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "none", "batch": 2,
          "clip": 0.5, "chunk": 2048, "device": "cuda", "steps": 2}
 LOGITS = {"run.gpu_logits_bytes": 20 << 10}  # 16 rows of them
 FAR = {"stage": 3, "optimizer": "cpu", "param": "cpu"}
@@ -184,7 +184,7 @@ def test_gradients_of_each_tensor(model, dtype, go, tmp_path):
         # Where what they hand over comes back to, the rows of other experts may
         # have been.
         *(("units of experts", {"dtype": "bf16", **FAR, "schedule": schedule,
-                                "boundaries": "host", "recompute": "none"})
+                                "boundaries": "cpu", "recompute": "none"})
           for schedule in FREE["schedule"]))]))
 def test_same_bits_as_the_plain_run(row, same):
     same({k: row[k] for k in SUMS}, row)

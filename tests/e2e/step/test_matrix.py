@@ -39,7 +39,7 @@ FREE = {
     "overlap": (True, False),
     "overlap_comm": (True, False),
     "recompute": ("full", "widened", "none"),
-    "boundaries": ("near", "disk"),
+    "boundaries": ("none", "nvme"),
     "ring": (0, 1, 3),
     "in_flight": (1, 3),
     "chunk": (10**9, 2048),
