@@ -96,9 +96,9 @@ static int llama_config_check(const char *model,
         return -EINVAL;
     else if (c->heads % c->kv_heads)
         why = "heads is not divisible by kv_heads";
-    else if (c->head_dim % 2 || turned_columns(c) % 2)
-        why = "head_dim, or what turns of it, is odd, but columns turn in "
-              "pairs";
+    else if (c->head_dim % 2 || turned_columns(c) % 2 || !turned_columns(c))
+        why = "head_dim, or what partial_rotary_factor turns of it, is odd or "
+              "0, but columns turn in pairs";
     else if (c->rotary_dim)
         why = "rotary_dim contradicts partial_rotary_factor or head_dim";
     else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))

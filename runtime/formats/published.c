@@ -213,7 +213,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
         check_with(r, k, v);
     if (!v && spoken_for(r, hf, k))
         return;
-    if (v && k->null_is_zero && iz_json_number(v, 0) == 0)
+    if (k->null_is_zero && json_is_number(v) && json_number_value(v) == 0)
         published_fault(r, k->name, "; without it stands ", v, "null");
     if (!v && !k->values)
         published_fault(r, k->name, " is missing", NULL, "");

@@ -165,7 +165,9 @@ TRAPS = [
     ("llama", {"time_step_limit": [0.0, float("inf")], "x": float("nan")}, None, None),
     ("llama", {"rms_norm_eps": float("inf")}, None, "rms_norm_eps"),
     ("llama", {"num_key_value_heads": float("nan")}, None, "num_key_value_heads"),
-    ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier")]
+    ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier"),
+    ("gemma2", {"final_logit_softcapping": 0.0}, None, "final_logit_softcapping"),
+    ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor")]
 
 
 @pytest.mark.parametrize("family, change, spoil, named", TRAPS)
