@@ -10,8 +10,6 @@
 
 #define CONFIG struct iz_llama_config
 
-enum { DEFAULT_ROPE = IZ_ROPE_YARN + 1 }; /* of rope_scaling_type */
-
 const struct iz_key iz_llama_keys[] = {
 #include "models/llama_keys.h"
     {0},
@@ -109,7 +107,7 @@ static int llama_config_check(const char *model,
               "rope_scaling_low_freq_factor";
     else if (!(c->rope_scaling_beta_fast > c->rope_scaling_beta_slow))
         why = "rope_scaling_beta_fast must be above rope_scaling_beta_slow";
-    else if (c->rope_scaling_type == DEFAULT_ROPE &&
+    else if (c->rope_scaling_type == IZ_ROPE_DEFAULT &&
              c->rope_scaling_factor != 1)
         why = "rope_scaling_factor needs rope_scaling_type llama3, linear or "
               "yarn";

@@ -167,7 +167,10 @@ TRAPS = [
     ("llama", {"num_key_value_heads": float("nan")}, None, "num_key_value_heads"),
     ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier"),
     ("gemma2", {"final_logit_softcapping": 0.0}, None, "final_logit_softcapping"),
-    ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor")]
+    ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor"),
+    # What transformers takes where these say nothing is not what they computed.
+    *((k, {"rope_parameters": None}, None, "rope_scaling.rope_type")
+      for k in ("cwm", "ministral3", "gpt_oss"))]
 
 
 @pytest.mark.parametrize("family, change, spoil, named", TRAPS)
@@ -184,6 +187,18 @@ def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, trai
     assert r.rc == 0 and abs(r.losses[0] - one["losses"][0]) < 1e-6 * r.losses[0], str(r)
     written = json.loads((out / "config.json").read_text())
     assert all(str(written[k]) == str(v) for k, v in change.items() if k != "head_dim")
+
+
+@pytest.mark.parametrize("family, more", (
+    ("cwm", {}), ("gpt_oss", {}), ("ministral3", {
+        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.0})))
+def test_what_transformers_would_scale_is_said_to_be_plain(family, more, train, place):
+    out = place.folder / "out"
+    train(family, {"run.export": str(out)}, families.hf.write(
+        place.folder / "in", families.tensors(GOLDEN[family]["shapes"], family),
+        {**GOLDEN[family]["config"], "rope_parameters": {**FLAT, **more}}))
+    written = json.loads((out / "config.json").read_text())
+    assert written["rope_scaling"] == {"rope_type": "default", **more}
 
 
 @pytest.mark.parametrize("data", (b"null", b"{}"))
