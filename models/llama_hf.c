@@ -444,6 +444,7 @@ static const struct iz_hf_key hf_keys[] = {
      .types = "ministral3", .write = never},
     /* Equal ones of 1 make a factor of 1, too. */
     {"rope_parameters.mscale", "rope_scaling_attention_factor",
+     .with = "rope_parameters.mscale_all_dim", .with_value = "1.0|1",
      .types = "ministral3", .write = never},
     ONLY("rope_parameters.mscale", "1.0|1", "ministral3", .write = never),
     ONLY("rope_parameters.mscale_all_dim", "1.0|1", "ministral3",

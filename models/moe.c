@@ -43,7 +43,7 @@ static const struct iz_key moe_keys[] = {
     {KEY(topk_group, INT, 1, IZ_GROUPS_MOST, NULL), "1",
      "... of which so many have the experts of a token: those whose two best "
      "ones are."},
-    {KEY(routed_scaling_factor, DOUBLE, 0, 1e6, NULL), "1",
+    {KEY(routed_scaling_factor, DOUBLE, 1e-6, 1e6, NULL), "1",
      "Factor of the weights of a token's experts."},
     {KEY(router_aux_loss_coef, DOUBLE, 0, 1e6, NULL), "0.001",
      "Coefficient of the loss that balances experts, in training; 0: none."},

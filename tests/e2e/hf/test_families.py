@@ -168,6 +168,9 @@ TRAPS = [
     ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier"),
     ("gemma2", {"final_logit_softcapping": 0.0}, None, "final_logit_softcapping"),
     ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor"),
+    ("ministral3", {"rope_parameters": {"mscale": 1.0, **families.YARN}}, None,
+     "rope_parameters.mscale"),
+    ("glm4_moe", {"routed_scaling_factor": 0.0}, None, "routed_scaling_factor"),
     # What transformers takes where these say nothing is not what they computed.
     *((k, {"rope_parameters": None}, None, "rope_scaling.rope_type")
       for k in ("cwm", "ministral3", "gpt_oss"))]
