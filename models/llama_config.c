@@ -85,6 +85,7 @@ static int llama_config_check(const char *model,
                               const struct iz_llama_config *c)
 {
     const struct iz_family *f = iz_family_of(c->family);
+    const char *type = iz_llama_hf.type(c);
     unsigned keyed = keyed_bits(c);
     unsigned fixed = f->has & (IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM) & ~f->may;
     const char *why = NULL, *name = "";
@@ -127,6 +128,20 @@ static int llama_config_check(const char *model,
         why = "the family has no parallel blocks";
     else if (c->rope_scaling_query_beta != 0 && turned_columns(c) < c->head_dim)
         why = "rope_scaling_query_beta needs heads that turn whole";
+    else if (type && !c->window && iz_llama_knows(type, "layer_types") &&
+             !(*c->layer_types && strcmp(type, "exaone4") == 0))
+        why = "window is 0, but the family has blocks with one";
+    else if (type && !*c->layer_types && strcmp(type, "cwm") == 0)
+        why = "layer_types is empty, but the family has it";
+    else if (type && !*c->no_rope_layers && !c->no_rope_layer_interval &&
+             iz_llama_knows(type, "no_rope_layers"))
+        why = "no_rope_layers or no_rope_layer_interval: the family has one";
+    else if (c->residual_multiplier != 1 && (c->proj_bias || c->mlp_bias))
+        why = "residual_multiplier other than 1 is not built with proj_bias or "
+              "mlp_bias";
+    else if (type && c->rope_scaling_factor != 1 && strcmp(type, "phi3") == 0)
+        why = "rope_scaling_factor: phi3 has longrope alone, which is not "
+              "built";
     else if (!lists_sorts(c->layer_types, c->layers))
         why = "layer_types must be full_attention or sliding_attention for "
               "each block";

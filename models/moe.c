@@ -177,6 +177,11 @@ static int moe_check(const struct iz_moe_config *c)
     else if (c->experts_per_unit && iz_family_of(c->llama.family)->joined)
         why = "experts_per_unit: the family has all experts of a block in one "
               "tensor: set 0";
+    else if (type && iz_llama_knows(type->name, "n_shared_experts") &&
+             c->shared_expert_intermediate_size !=
+                 c->n_shared_experts * c->moe_intermediate_size)
+        why = "shared_expert_intermediate_size is not n_shared_experts times "
+              "moe_intermediate_size, as the family has it";
     else if (!ours)
         why = "family: the program llama has it";
     else if (experts_of(c).sigmoid && c->router_z_loss_coef != 0)

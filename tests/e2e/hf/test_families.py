@@ -167,6 +167,7 @@ TRAPS = [
     ("llama", {"num_key_value_heads": float("nan")}, None, "num_key_value_heads"),
     ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier"),
     ("gemma2", {"final_logit_softcapping": 0.0}, None, "final_logit_softcapping"),
+    ("granite", {"attention_multiplier": 0.0}, None, "attention_multiplier"),
     ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor"),
     ("ministral3", {"rope_parameters": {"mscale": 1.0, **families.YARN}}, None,
      "rope_parameters.mscale"),
@@ -202,6 +203,35 @@ def test_what_transformers_would_scale_is_said_to_be_plain(family, more, train, 
         {**GOLDEN[family]["config"], "rope_parameters": {**FLAT, **more}}))
     written = json.loads((out / "config.json").read_text())
     assert written["rope_scaling"] == {"rope_type": "default", **more}
+
+
+def of(family, **keys):
+    """A model of ours that a family is to publish."""
+    return {"model": {"family": family, "layers": 2, "heads": 4, "width": 32, "ffn": 28,
+                      "vocab": 256, "seq": 16, "rope_theta": 1e4, **keys}}
+
+
+@pytest.mark.parametrize("c, named", (
+    (of("granite", residual_multiplier=0.5, mlp_bias=True), "residual_multiplier"),
+    (of("gemma2"), "window"), (of("cwm", window=8), "layer_types"),
+    (of("smollm3"), "no_rope_layer_interval"),
+    (of("phi3", rope_scaling_type="linear", rope_scaling_factor=2), "longrope"),
+    (of("jais2", qkv_bias=True, mlp_bias=True), "proj_bias is true"),
+    (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
+        router_aux_loss_coef=0), "shared_expert_intermediate_size")))
+def test_what_no_folder_of_a_family_could_say_is_refused(c, named, place):
+    place.use(run.built("models/moe" if "n_shared_experts" in c["model"] else "models/llama"))
+    r = place.launch(1, {**c, "run.export": str(place.folder / "out")})
+    run.refused(r, named)
+    assert not r.steps
+
+
+def test_what_transformers_would_take_from_its_defaults_is_written(place):
+    place.use(run.built("models/llama"))
+    out = place.folder / "out"
+    place.good(1, {**of("smollm3", no_rope_layer_interval=2), "run.export": str(out)})
+    written = json.loads((out / "config.json").read_text())
+    assert all(written[k] is None for k in ("no_rope_layers", "pad_token_id"))
 
 
 @pytest.mark.parametrize("data", (b"null", b"{}"))
