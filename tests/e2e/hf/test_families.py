@@ -276,6 +276,17 @@ def test_peft_has_the_loss_of_our_adapters(train, place):
     assert r.rc == 0, str(r)
 
 
+def test_magnitudes_of_the_longest_name_come_back(train, place):
+    """That of gpt_neox' queries, keys and values."""
+    lora = {"rank": 2, "targets": "query_key_value", "use_dora": True, "export": "adapter"}
+    outs = [place.folder / x for x in ("out", "again")]
+    train("gpt_neox", {"lora": lora, "run.export": str(outs[0])})
+    train("gpt_neox", {"lora": {"import": str(outs[0]), "export": "adapter"},
+                       "optimizer.params.lr": 0.0, "run.export": str(outs[1])})
+    was, now = (families.hf.read_file(x / "adapter_model.safetensors") for x in outs)
+    assert was == now and sum("query_key_value.lora_magnitude_vector" in k for k in was) == 3
+
+
 def test_a_bias_of_choice_is_never_learnt(train, place):
     """Whatever a rule says."""
     out = place.folder / "out"
