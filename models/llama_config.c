@@ -15,7 +15,7 @@ const struct iz_key iz_llama_keys[] = {
     {0},
 };
 
-/* The key of a factor that is set, but the family has no word for; "": none. */
+/* A key that is set, but the family has no word for; "": none. */
 static const char *foreign_of(const struct iz_llama_config *c)
 {
     const struct {
@@ -34,6 +34,10 @@ static const char *foreign_of(const struct iz_llama_config *c)
         {"logit_scale", c->logit_scale != 1},
         {"rope_scaling_query_beta", c->rope_scaling_query_beta != 0},
         {"query_pre_attn_scalar", c->query_pre_attn_scalar},
+        {"window", c->window},
+        {"layer_types", c->window && *c->layer_types},
+        {"no_rope_layers", *c->no_rope_layers},
+        {"no_rope_layer_interval", c->no_rope_layer_interval},
     };
     const char *type = iz_llama_hf.type(c);
     for (size_t i = 0; i < sizeof(some) / sizeof(*some); i++)
@@ -150,7 +154,7 @@ static int llama_config_check(const char *model,
     else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
         why = "too many blocks of several sorts";
     else if (*(name = foreign_of(c)))
-        why = "the family has no such factor";
+        why = "the family has no such key";
     if (why)
         fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)

@@ -214,7 +214,9 @@ def of(family, **keys):
 @pytest.mark.parametrize("c, named", (
     (of("granite", residual_multiplier=0.5, mlp_bias=True), "residual_multiplier"),
     (of("gemma2"), "window"), (of("cwm", window=8), "layer_types"),
-    (of("smollm3"), "no_rope_layer_interval"),
+    (of("smollm3"), "no_rope_layer_interval"), (of("llama", window=4), "window"),
+    (of("cohere2", window=4, no_rope_layers="1,0"), "no_rope_layers"),
+    (of("mistral", window=4, layer_types="full_attention,sliding_attention"), "layer_types"),
     (of("phi3", rope_scaling_type="linear", rope_scaling_factor=2), "longrope"),
     (of("jais2", qkv_bias=True, mlp_bias=True), "proj_bias is true"),
     (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
