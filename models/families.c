@@ -105,7 +105,8 @@ const struct iz_hf_type iz_family_types[] = {
     {"jais2", "Jais2ForCausalLM", ASKED("jais2"),
      FORM(NO_GATE | LAYERNORM, .act = IZ_RELU2, .may = BIASES)},
     {"cwm", "CwmForCausalLM", PLAIN("cwm"),
-     FORM(LLAMA, .act = IZ_SILU, .every = 4, .may = IZ_HAS_MLP_BIAS)},
+     FORM(LLAMA, .act = IZ_SILU, .every = 4, .scaled = true,
+          .may = IZ_HAS_MLP_BIAS)},
     {"internlm3", "LlamaForCausalLM", ASKED("internlm3"),
      FORM(LLAMA, .act = IZ_SILU, .may = BIASES)},
     {"iquestcoder", "LlamaForCausalLM", ASKED("iquestcoder"),
@@ -123,7 +124,7 @@ const struct iz_hf_type iz_family_types[] = {
      FORM(NO_GATE | LAYERNORM | IZ_HAS_MLP_BIAS, .act = IZ_GELU_ERF,
           .may = ATTENTION_BIASES, .parallel = IZ_HAS_PARALLEL)},
     {"ministral3", "Ministral3ForCausalLM", PLAIN("ministral3"),
-     FORM(LLAMA, .act = IZ_SILU)},
+     FORM(LLAMA, .act = IZ_SILU, .scaled = true)},
     {0},
 };
 
@@ -154,7 +155,7 @@ const struct iz_hf_type iz_mixture_types[] = {
      FORM(LLAMA | WHOLE | SIGMOID, .act = IZ_SILU)},
     {"gpt_oss", "GptOssForCausalLM", SUM_1(BIASED("gpt_oss")),
      FORM(LLAMA | BIASES | IZ_HAS_ROUTER_BIAS | IZ_HAS_SINKS, .act = IZ_SWISH_7,
-          .every = 2, .joined = true)},
+          .every = 2, .scaled = true, .joined = true)},
     {0},
 };
 

@@ -29,6 +29,7 @@ struct iz_family {
     int every;       /* every which block has no window; 0: none */
     bool root;       /* embeddings are multiplied by the root of the width */
     bool local_rope; /* blocks with a window turn by frequencies of their own */
+    bool scaled;     /* transformers scales what a file says nothing of */
     bool joined;     /* all experts of a block are one tensor */
 };
 

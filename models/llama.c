@@ -18,6 +18,7 @@ int iz_llama_open(struct iz_model **out, const void *target)
     if (c.family == IZ_FAMILY_AUTO && !(c.qkv_bias && c.qk_norm))
         c.family = c.qkv_bias  ? IZ_FAMILY_QWEN2
                    : c.qk_norm ? IZ_FAMILY_QWEN3
+                   : c.window  ? IZ_FAMILY_MISTRAL
                                : IZ_FAMILY_LLAMA;
     int rc = iz_llama_complete("llama", &c);
     *out = NULL;

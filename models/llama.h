@@ -15,7 +15,7 @@ struct iz_llama_config {
     int kv_heads; /* 0: heads */
     int head_dim; /* 0: width / heads */
     double norm_eps, rope_theta;
-    int rope_scaling_type;
+    int rope_scaling_type; /* enum iz_rope_scaling, or the one below */
     double rope_scaling_beta_fast, rope_scaling_beta_slow;
     double rope_scaling_attention_factor;
     bool rope_scaling_truncate;
@@ -41,6 +41,8 @@ struct iz_llama_config {
     double embedding_multiplier, residual_multiplier;
     double logits_scaling, logit_scale;
 };
+
+enum { IZ_ROPE_DEFAULT = IZ_ROPE_YARN + 1 };
 
 /* Of `model` in a config, each list with an end of zeros. */
 extern const struct iz_key iz_llama_keys[];

@@ -10,14 +10,12 @@
 
 #define CONFIG struct iz_llama_config
 
-enum { DEFAULT_ROPE = IZ_ROPE_YARN + 1 }; /* of rope_scaling_type */
-
 const struct iz_key iz_llama_keys[] = {
 #include "models/llama_keys.h"
     {0},
 };
 
-/* The key of a factor that is set, but the family has no word for; "": none. */
+/* A key that is set, but the family has no word for; "": none. */
 static const char *foreign_of(const struct iz_llama_config *c)
 {
     const struct {
@@ -36,6 +34,10 @@ static const char *foreign_of(const struct iz_llama_config *c)
         {"logit_scale", c->logit_scale != 1},
         {"rope_scaling_query_beta", c->rope_scaling_query_beta != 0},
         {"query_pre_attn_scalar", c->query_pre_attn_scalar},
+        {"window", c->window},
+        {"layer_types", c->window && *c->layer_types},
+        {"no_rope_layers", *c->no_rope_layers},
+        {"no_rope_layer_interval", c->no_rope_layer_interval},
     };
     const char *type = iz_llama_hf.type(c);
     for (size_t i = 0; i < sizeof(some) / sizeof(*some); i++)
@@ -87,6 +89,7 @@ static int llama_config_check(const char *model,
                               const struct iz_llama_config *c)
 {
     const struct iz_family *f = iz_family_of(c->family);
+    const char *type = iz_llama_hf.type(c);
     unsigned keyed = keyed_bits(c);
     unsigned fixed = f->has & (IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM) & ~f->may;
     const char *why = NULL, *name = "";
@@ -96,9 +99,9 @@ static int llama_config_check(const char *model,
         return -EINVAL;
     else if (c->heads % c->kv_heads)
         why = "heads is not divisible by kv_heads";
-    else if (c->head_dim % 2 || turned_columns(c) % 2)
-        why = "head_dim, or what turns of it, is odd, but columns turn in "
-              "pairs";
+    else if (c->head_dim % 2 || turned_columns(c) % 2 || !turned_columns(c))
+        why = "head_dim, or what partial_rotary_factor turns of it, is odd or "
+              "0, but columns turn in pairs";
     else if (c->rotary_dim)
         why = "rotary_dim contradicts partial_rotary_factor or head_dim";
     else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
@@ -109,7 +112,7 @@ static int llama_config_check(const char *model,
               "rope_scaling_low_freq_factor";
     else if (!(c->rope_scaling_beta_fast > c->rope_scaling_beta_slow))
         why = "rope_scaling_beta_fast must be above rope_scaling_beta_slow";
-    else if (c->rope_scaling_type == DEFAULT_ROPE &&
+    else if (c->rope_scaling_type == IZ_ROPE_DEFAULT &&
              c->rope_scaling_factor != 1)
         why = "rope_scaling_factor needs rope_scaling_type llama3, linear or "
               "yarn";
@@ -129,6 +132,20 @@ static int llama_config_check(const char *model,
         why = "the family has no parallel blocks";
     else if (c->rope_scaling_query_beta != 0 && turned_columns(c) < c->head_dim)
         why = "rope_scaling_query_beta needs heads that turn whole";
+    else if (type && !c->window && iz_llama_knows(type, "layer_types") &&
+             !(*c->layer_types && strcmp(type, "exaone4") == 0))
+        why = "window is 0, but the family has blocks with one";
+    else if (type && !*c->layer_types && strcmp(type, "cwm") == 0)
+        why = "layer_types is empty, but the family has it";
+    else if (type && !*c->no_rope_layers && !c->no_rope_layer_interval &&
+             iz_llama_knows(type, "no_rope_layers"))
+        why = "no_rope_layers or no_rope_layer_interval: the family has one";
+    else if (c->residual_multiplier != 1 && (c->proj_bias || c->mlp_bias))
+        why = "residual_multiplier other than 1 is not built with proj_bias or "
+              "mlp_bias";
+    else if (type && c->rope_scaling_factor != 1 && strcmp(type, "phi3") == 0)
+        why = "rope_scaling_factor: phi3 has longrope alone, which is not "
+              "built";
     else if (!lists_sorts(c->layer_types, c->layers))
         why = "layer_types must be full_attention or sliding_attention for "
               "each block";
@@ -137,7 +154,7 @@ static int llama_config_check(const char *model,
     else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
         why = "too many blocks of several sorts";
     else if (*(name = foreign_of(c)))
-        why = "the family has no such factor";
+        why = "the family has no such key";
     if (why)
         fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)

@@ -157,6 +157,8 @@ static const struct iz_hf_word hf_words[] = {
     "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3|gpt_neox|"   \
     "solar_open|" ERNIE_MOE "|" MINIMAX "|" OSS
 #define BY_SORT "gemma3_text|olmo3"
+/* iz_family.scaled: they must say how. */
+#define SAID "cwm|ministral3|" OSS
 #define PARTLY "glm|glm4|nemotron|stablelm|phi|gpt_neox|glm4_moe|" MINIMAX
 /* Whose attention_bias is of queries, keys and values; of all four products. */
 #define KEYED_BIAS "seed_oss|glm|glm4"
@@ -176,14 +178,18 @@ static bool never(const void *self)
     return false;
 }
 
-static bool has_query_beta(const void *self)
-{
-    return ((const struct iz_llama_config *)self)->rope_scaling_query_beta != 0;
-}
-
+/* What transformers would scale by itself says all, also with a factor of 1. */
 static bool is_scaled(const void *self)
 {
-    return ((const struct iz_llama_config *)self)->rope_scaling_factor != 1;
+    const struct iz_llama_config *c = self;
+    return c->rope_scaling_factor != 1 ||
+           (iz_family_of(c->family)->scaled &&
+            c->rope_scaling_type != IZ_ROPE_DEFAULT);
+}
+
+static bool is_plain(const void *self)
+{
+    return !is_scaled(self);
 }
 
 static bool is_of(const void *self, enum iz_rope_scaling kind)
@@ -345,7 +351,7 @@ static const struct iz_hf_key hf_keys[] = {
         .null_is_zero = true),
     OWN("final_logit_softcapping", "0", "gemma3_text", .null_is_zero = true),
     ONLY("attn_logit_softcapping", "null", "gemma3_text"),
-    OWN("attention_multiplier", "1.0", GRANITE),
+    OWN("attention_multiplier", "1.0", GRANITE, .null_is_zero = true),
     OWN("attention_multiplier", "0", "hyperclovax", .null_is_zero = true),
     ONLY("use_post_norm", "true", "hyperclovax"),
     OWN("embedding_multiplier", "1.0", "hyperclovax|" GRANITE),
@@ -371,7 +377,7 @@ static const struct iz_hf_key hf_keys[] = {
     ONLY("sliding_window_pattern", "6", "gemma3_text", .write = never),
     ONLY("sliding_window_pattern", "4", "cohere2", .write = never),
     ONLY("_sliding_window_pattern", NULL, "gemma3_text"),
-    OWN("no_rope_layers", "[]", "smollm3"),
+    OWN("no_rope_layers", "[]", "smollm3", .null_is_zero = true),
     OWN("no_rope_layer_interval", "4", "smollm3"),
     ONLY("use_sliding_window", "false",
          "qwen2|qwen3|qwen3_moe|qwen2_moe|smollm3"),
@@ -416,19 +422,28 @@ static const struct iz_hf_key hf_keys[] = {
     {"rope_scaling.high_freq_factor", "rope_scaling_high_freq_factor", "4.0",
      LLAMA3("rope_scaling"), .write = is_llama3},
     {"rope_scaling.original_max_position_embeddings",
-     "rope_scaling_original_seq", .write = has_original},
+     "rope_scaling_original_seq", .types = "!ministral3",
+     .write = has_original},
+    {"rope_scaling.original_max_position_embeddings",
+     "rope_scaling_original_seq", .types = "ministral3"},
     {"rope_scaling.beta_fast", "rope_scaling_beta_fast", "", .write = is_yarn},
     {"rope_scaling.beta_slow", "rope_scaling_beta_slow", "", .write = is_yarn},
     {"rope_scaling.truncate", "rope_scaling_truncate", "", .write = is_yarn},
     {"rope_scaling.attention_factor", "rope_scaling_attention_factor", "",
      .null_is_zero = true, .write = has_amplitude},
-    {"rope_scaling.rope_type", "rope_scaling_type", "", .write = is_scaled},
+    {"rope_scaling.rope_type", "rope_scaling_type", "", .types = "!" SAID,
+     .write = is_scaled},
+    {"rope_scaling.rope_type", "rope_scaling_type", .types = SAID,
+     .write = is_scaled},
+    ONLY("rope_scaling.rope_type", "\"default\"|\"llama3\"|\"linear\"|\"yarn\"",
+         SAID, .write = is_plain),
     {"rope_scaling.llama_4_scaling_beta", "rope_scaling_query_beta",
-     .types = "ministral3", .write = has_query_beta},
+     .types = "ministral3"},
     {"rope_parameters.llama_4_scaling_beta", "rope_scaling_query_beta",
      .types = "ministral3", .write = never},
     /* Equal ones of 1 make a factor of 1, too. */
     {"rope_parameters.mscale", "rope_scaling_attention_factor",
+     .with = "rope_parameters.mscale_all_dim", .with_value = "1.0|1",
      .types = "ministral3", .write = never},
     ONLY("rope_parameters.mscale", "1.0|1", "ministral3", .write = never),
     ONLY("rope_parameters.mscale_all_dim", "1.0|1", "ministral3",

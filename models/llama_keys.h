@@ -10,8 +10,8 @@
     {KEY(head_dim, INT, 0, IZ_ROPE_MOST, NULL), "0",
      "Columns of a head, even; 0: width / heads."},
     {KEY(family, ENUM, 0, 0, IZ_FAMILIES), "\"auto\"",
-     "Which published models it is one of; auto: llama, qwen2 or qwen3, of "
-     "mixtures qwen3_moe or mixtral, whichever has this shape."},
+     "Which published models it is one of; auto: llama, mistral, qwen2 or "
+     "qwen3, of mixtures qwen3_moe or mixtral, whichever has this shape."},
     {KEY(seq, INT, 1, MOST, NULL), "1024", "Tokens of a sample."},
     {KEY(vocab, INT, 1, MOST, NULL), "128256",
      "Different tokens; 256 for bytes."},

@@ -43,7 +43,7 @@ static const struct iz_key moe_keys[] = {
     {KEY(topk_group, INT, 1, IZ_GROUPS_MOST, NULL), "1",
      "... of which so many have the experts of a token: those whose two best "
      "ones are."},
-    {KEY(routed_scaling_factor, DOUBLE, 0, 1e6, NULL), "1",
+    {KEY(routed_scaling_factor, DOUBLE, 1e-6, 1e6, NULL), "1",
      "Factor of the weights of a token's experts."},
     {KEY(router_aux_loss_coef, DOUBLE, 0, 1e6, NULL), "0.001",
      "Coefficient of the loss that balances experts, in training; 0: none."},
@@ -177,6 +177,11 @@ static int moe_check(const struct iz_moe_config *c)
     else if (c->experts_per_unit && iz_family_of(c->llama.family)->joined)
         why = "experts_per_unit: the family has all experts of a block in one "
               "tensor: set 0";
+    else if (type && iz_llama_knows(type->name, "n_shared_experts") &&
+             c->shared_expert_intermediate_size !=
+                 c->n_shared_experts * c->moe_intermediate_size)
+        why = "shared_expert_intermediate_size is not n_shared_experts times "
+              "moe_intermediate_size, as the family has it";
     else if (!ours)
         why = "family: the program llama has it";
     else if (experts_of(c).sigmoid && c->router_z_loss_coef != 0)

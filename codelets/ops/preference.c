@@ -36,6 +36,7 @@ void iz_preference(struct iz_exec *x, const struct iz_classifier *c,
                               .b = c->b,
                               .target = c->target,
                               .each = each,
+                              .cap = c->cap,
                               .samples = c->samples};
     assert(c->samples % 2 == 0 && c->a.rows % c->samples == 0);
     iz_classifier(x, &k);

@@ -21,7 +21,7 @@ enum iz_init { IZ_INIT_ZERO, IZ_INIT_ONE, IZ_INIT_NORMAL };
 enum { IZ_STACKED = 3 }; /* matrices of one parameter, at most */
 
 struct iz_param {
-    char name[64]; /* logical name, as in checkpoints: "h.3.attn.c_attn.weight"
+    char name[96]; /* logical name, as in checkpoints: "h.3.attn.c_attn.weight"
                     */
     int64_t rows, cols; /* a vector has rows = 1 */
     enum iz_init init;

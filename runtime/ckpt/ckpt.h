@@ -17,7 +17,7 @@ struct iz_ckpt_sink {
 
 /* Where one parameter lies in the flat arrays; the index lists it. */
 struct iz_ckpt_name {
-    char name[64], array[64]; /* "h.3.ln_1.weight" lies in "h.3/..." */
+    char name[96], array[64]; /* "h.3.ln_1.weight" lies in "h.3/..." */
     int64_t offset, rows, cols;
 };
 

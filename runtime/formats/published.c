@@ -213,7 +213,7 @@ static void read_shape(struct reader *r, const struct iz_hf *hf,
         check_with(r, k, v);
     if (!v && spoken_for(r, hf, k))
         return;
-    if (v && k->null_is_zero && iz_json_number(v, 0) == 0)
+    if (k->null_is_zero && json_is_number(v) && json_number_value(v) == 0)
         published_fault(r, k->name, "; without it stands ", v, "null");
     if (!v && !k->values)
         published_fault(r, k->name, " is missing", NULL, "");
@@ -437,7 +437,8 @@ static void put_key(FILE *out, const struct iz_hf_key *k,
     const struct iz_key *ours = iz_key_find(keys, k->key);
     assert(ours);
     const void *at = (const char *)self + ours->offset;
-    bool zero = ours->type == IZ_KEY_LIST     ? !*(const char *)at
+    bool zero = ours->type == IZ_KEY_LIST || ours->type == IZ_KEY_INTS
+                    ? !*(const char *)at
                 : ours->type == IZ_KEY_DOUBLE ? *(const double *)at == 0
                 : ours->type == IZ_KEY_INT    ? *(const int *)at == 0
                                               : false;
@@ -520,7 +521,11 @@ char *iz_published_text(const struct iz_section *model, const void *self,
     fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
             type->architecture, type->name);
     put_rows(out, model, type, self);
-    int err = like && *like ? put_rest(out, model->hf, type, like) : 0;
+    int err = 0;
+    if (like && *like)
+        err = put_rest(out, model->hf, type, like);
+    else /* a type's own may lie beyond the vocabulary */
+        fputs(",\n  \"pad_token_id\": null", out);
     fprintf(out, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[t]);
     char *config = iz_text_close(&text);
     if (!err)
@@ -555,10 +560,28 @@ static bool left_open(const struct iz_hf *hf, const char *key, const json_t *v,
     return k->write && !k->write(self) && iz_json_number(v, 0) == 0;
 }
 
+/* What a reader would make of the text that is written. */
+static char *read_back(const struct iz_section *model, const void *self,
+                       FILE *err)
+{
+    char *config = iz_published_text(model, self, IZ_F32, NULL), *keys = NULL;
+    json_t *root =
+        config ? iz_json_open(config, (int64_t)strlen(config)) : NULL;
+    if (root)
+        keys = read_keys(&(struct reader){.root = root,
+                                          .path = IZ_PUBLISHED_CONFIG,
+                                          .err = err},
+                         model->hf);
+    json_decref(root);
+    free(config);
+    return keys;
+}
+
 int iz_published_same(const struct iz_section *model, const void *self,
                       const char *folder, FILE *err)
 {
-    char *text = iz_published_read(model->hf, folder, NULL, err);
+    char *text = folder ? iz_published_read(model->hf, folder, NULL, err)
+                        : read_back(model, self, err);
     json_t *read = text ? iz_json_open(text, (int64_t)strlen(text)) : NULL;
     json_t *own = own_keys(model, self);
     const char *key = NULL;
@@ -569,9 +592,10 @@ int iz_published_same(const struct iz_section *model, const void *self,
         char *a = iz_json_dump(v), *b = w ? iz_json_dump(w) : NULL;
         if (w && !iz_json_same(v, w) && !left_open(model->hf, key, v, self))
             s = iz_text_refuse(err,
-                               "export: %s/" IZ_PUBLISHED_CONFIG
+                               "export: %s%s" IZ_PUBLISHED_CONFIG
                                ": model.%s is %s, and the run's is %s",
-                               folder, key, a, b);
+                               folder ? folder : "", folder ? "/" : "a ", key,
+                               a, b);
         free(a);
         free(b);
     }

@@ -34,7 +34,8 @@ char *iz_published_text(const struct iz_section *model, const void *self,
                         enum iz_dtype t, const char *like);
 
 /* Whether folder/config.json, which an export wrote, says the shape of the
- * model that `self` is.  Negative errno with the difference told on `err`. */
+ * model that `self` is; folder NULL: whether one could.  Negative errno with
+ * the difference told on `err`. */
 int iz_published_same(const struct iz_section *model, const void *self,
                       const char *folder, FILE *err);
 

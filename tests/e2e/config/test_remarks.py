@@ -101,7 +101,7 @@ def test_what_has_no_effect_is_told(ranks, base, idle, used, place):
     ("llama", {}, {"rope_scaling_low_freq_factor": 2, "rope_scaling_truncate": False,
                    "rope_scaling_original_seq": 99, "rope_scaling_type": "yarn", "window": 16},
      {"kv_heads": 2}),
-    ("llama", {"family": "cohere2", "no_rope_layers": "1,0"},
+    ("llama", {"family": "smollm3", "no_rope_layers": "1,0"},
      {"no_rope_layer_interval": 2, "layer_types": "full_attention,sliding_attention"},
      {"rope_theta": 500}),
     ("moe", {"rope_scaling_factor": 4, "rope_scaling_type": "linear"},

@@ -165,7 +165,16 @@ TRAPS = [
     ("llama", {"time_step_limit": [0.0, float("inf")], "x": float("nan")}, None, None),
     ("llama", {"rms_norm_eps": float("inf")}, None, "rms_norm_eps"),
     ("llama", {"num_key_value_heads": float("nan")}, None, "num_key_value_heads"),
-    ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier")]
+    ("granite", {"attention_multiplier": float("-inf")}, None, "attention_multiplier"),
+    ("gemma2", {"final_logit_softcapping": 0.0}, None, "final_logit_softcapping"),
+    ("granite", {"attention_multiplier": 0.0}, None, "attention_multiplier"),
+    ("gpt_neox", {"rotary_pct": 0.2}, None, "partial_rotary_factor"),
+    ("ministral3", {"rope_parameters": {"mscale": 1.0, **families.YARN}}, None,
+     "rope_parameters.mscale"),
+    ("glm4_moe", {"routed_scaling_factor": 0.0}, None, "routed_scaling_factor"),
+    # What transformers takes where these say nothing is not what they computed.
+    *((k, {"rope_parameters": None}, None, "rope_scaling.rope_type")
+      for k in ("cwm", "ministral3", "gpt_oss"))]
 
 
 @pytest.mark.parametrize("family, change, spoil, named", TRAPS)
@@ -182,6 +191,49 @@ def test_a_trap_has_the_same_loss_or_is_named(family, change, spoil, named, trai
     assert r.rc == 0 and abs(r.losses[0] - one["losses"][0]) < 1e-6 * r.losses[0], str(r)
     written = json.loads((out / "config.json").read_text())
     assert all(str(written[k]) == str(v) for k, v in change.items() if k != "head_dim")
+
+
+@pytest.mark.parametrize("family, more", (
+    ("cwm", {}), ("gpt_oss", {}), ("ministral3", {
+        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.0})))
+def test_what_transformers_would_scale_is_said_to_be_plain(family, more, train, place):
+    out = place.folder / "out"
+    train(family, {"run.export": str(out)}, families.hf.write(
+        place.folder / "in", families.tensors(GOLDEN[family]["shapes"], family),
+        {**GOLDEN[family]["config"], "rope_parameters": {**FLAT, **more}}))
+    written = json.loads((out / "config.json").read_text())
+    assert written["rope_scaling"] == {"rope_type": "default", **more}
+
+
+def of(family, **keys):
+    """A model of ours that a family is to publish."""
+    return {"model": {"family": family, "layers": 2, "heads": 4, "width": 32, "ffn": 28,
+                      "vocab": 256, "seq": 16, "rope_theta": 1e4, **keys}}
+
+
+@pytest.mark.parametrize("c, named", (
+    (of("granite", residual_multiplier=0.5, mlp_bias=True), "residual_multiplier"),
+    (of("gemma2"), "window"), (of("cwm", window=8), "layer_types"),
+    (of("smollm3"), "no_rope_layer_interval"), (of("llama", window=4), "window"),
+    (of("cohere2", window=4, no_rope_layers="1,0"), "no_rope_layers"),
+    (of("mistral", window=4, layer_types="full_attention,sliding_attention"), "layer_types"),
+    (of("phi3", rope_scaling_type="linear", rope_scaling_factor=2), "longrope"),
+    (of("jais2", qkv_bias=True, mlp_bias=True), "proj_bias is true"),
+    (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
+        router_aux_loss_coef=0), "shared_expert_intermediate_size")))
+def test_what_no_folder_of_a_family_could_say_is_refused(c, named, place):
+    place.use(run.built("models/moe" if "n_shared_experts" in c["model"] else "models/llama"))
+    r = place.launch(1, {**c, "run.export": str(place.folder / "out")})
+    run.refused(r, named)
+    assert not r.steps
+
+
+def test_what_transformers_would_take_from_its_defaults_is_written(place):
+    place.use(run.built("models/llama"))
+    out = place.folder / "out"
+    place.good(1, {**of("smollm3", no_rope_layer_interval=2), "run.export": str(out)})
+    written = json.loads((out / "config.json").read_text())
+    assert all(written[k] is None for k in ("no_rope_layers", "pad_token_id"))
 
 
 @pytest.mark.parametrize("data", (b"null", b"{}"))
@@ -224,6 +276,17 @@ def test_peft_has_the_loss_of_our_adapters(train, place):
     r = run.call(PYTHON, THEIRS, f"--adapters={place.folder / 'out'}",
                  timeout_s=1200)
     assert r.rc == 0, str(r)
+
+
+def test_magnitudes_of_the_longest_name_come_back(train, place):
+    """That of gpt_neox' queries, keys and values."""
+    lora = {"rank": 2, "targets": "query_key_value", "use_dora": True, "export": "adapter"}
+    outs = [place.folder / x for x in ("out", "again")]
+    train("gpt_neox", {"lora": lora, "run.export": str(outs[0])})
+    train("gpt_neox", {"lora": {"import": str(outs[0]), "export": "adapter"},
+                       "optimizer.params.lr": 0.0, "run.export": str(outs[1])})
+    was, now = (families.hf.read_file(x / "adapter_model.safetensors") for x in outs)
+    assert was == now and sum("query_key_value.lora_magnitude_vector" in k for k in was) == 3
 
 
 def test_a_bias_of_choice_is_never_learnt(train, place):
