@@ -359,7 +359,8 @@ static int look_at_loss(const struct look *l, const char *folder)
         frozen[IZ_KEY_NAME_MAX + 128];
     const char *set[CKPT_SETTINGS + 1] = {
         import, "train_micro_batch_size_per_gpu=null",
-        "gradient_accumulation_steps=null", "run.sum_group=0"};
+        "gradient_accumulation_steps=null", "run.sum_group=0",
+        "zero_optimization.zero_hpz_partition_size=1"};
     int64_t seq =
         iz_json_count_of(json_object_get(l->c->index->root, "model"), "seq");
     struct iz_hf_losses losses = {.type = l->type,
@@ -377,8 +378,8 @@ static int look_at_loss(const struct look *l, const char *folder)
                  "model={\"import\": \"%s\", \"seq\": %" PRId64 "}", folder,
                  seq);
         ckpt_freeze(frozen, sizeof(frozen), l->m);
-        set[4] = frozen;
-        set[5] = "lora={}";
+        set[5] = frozen;
+        set[6] = "lora={}";
     }
     if (!why)
         losses.found = ckpt_loss(l->coll, l->p, config, set);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loss of a folder in the layout of Hugging Face: the program that reads it
  * makes a run of no steps here, whose validation it is. */
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,26 +14,27 @@
 #include "runtime/run/run.h"
 #include "tools/ckpt.h"
 
+struct validation {
+    int64_t step;
+    double loss;
+};
+
+/* A loss that is not finite is written as a word. */
+static void take_line(void *arg, json_t *line)
+{
+    struct validation *a = arg;
+    const json_t *v = json_object_get(line, "validation_loss");
+    if (v && iz_json_count_of(line, "step") == a->step)
+        a->loss = json_is_number(v) ? json_number_value(v) : NAN;
+}
+
 double ckpt_validation(const char *output, int64_t step)
 {
     char path[IZ_PATH_MAX + 32];
-    int64_t bytes;
-    double found = NAN;
+    struct validation a = {step, NAN};
     snprintf(path, sizeof(path), "%s/metrics.jsonl", output);
-    char *text = iz_durable_read(path, &bytes);
-    for (char *at = text, *end; at && *at; at = end) {
-        end = at + strcspn(at, "\n");
-        end += *end == '\n';
-        json_t *line = strncmp(at, "{\"step\"", 7) == 0
-                           ? iz_json_open(at, end - at)
-                           : NULL;
-        const json_t *v = json_object_get(line, "validation_loss");
-        if (v && iz_json_count_of(line, "step") == step)
-            found = json_number_value(v);
-        json_decref(line);
-    }
-    free(text);
-    return found;
+    iz_json_lines(path, "step", take_line, &a);
+    return a.loss;
 }
 
 void ckpt_freeze(char *out, size_t size, const struct iz_model *m)
@@ -71,15 +73,21 @@ double ckpt_loss(struct iz_coll *coll, const struct iz_program *p,
     char *set[CKPT_SETTINGS + 4] = {"run.steps=0", "run.save=false",
                                     "run.export=", to};
     int n = 4;
-    if (coll->rank == 0 && !mkdtemp(output))
+    if (coll->rank == 0 && !mkdtemp(output)) {
+        iz_durable_refuse("ckpt", output, "cannot create", errno);
         *output = '\0';
+    }
     iz_coll_broadcast(coll, output, sizeof(output), 0, "a folder");
+    if (!*output)
+        return NAN;
     snprintf(to, sizeof(to), "run.output=%s", output);
     snprintf(imported, sizeof(imported), "%s/imported", output);
     while (n < CKPT_SETTINGS + 4 && *more)
         set[n++] = (char *)(uintptr_t)*more++;
     int err = run_silently(coll, p, config, set, n);
     double loss = err ? NAN : ckpt_validation(output, 0);
+    if (!err && isnan(loss) && coll->rank == 0)
+        fprintf(stderr, "ckpt: the loss is not finite\n");
     if (coll->rank == 0 && access(imported, F_OK) == 0)
         iz_durable_remove_directory("ckpt", imported, all);
     if (coll->rank == 0)

@@ -16,6 +16,26 @@ json_t *iz_json_open(const char *text, int64_t bytes)
     return json_loadb(text, (size_t)bytes, HOW, NULL);
 }
 
+void iz_json_lines(const char *path, const char *name,
+                   void (*take)(void *arg, json_t *line), void *arg)
+{
+    FILE *f = fopen(path, "r");
+    char *text = NULL, begin[64];
+    size_t room = 0;
+    int length = snprintf(begin, sizeof(begin), "{\"%s\"", name);
+    for (ssize_t n; f && (n = getline(&text, &room, f)) > 0;) {
+        json_t *line = strncmp(text, begin, (size_t)length) == 0
+                           ? iz_json_open(text, n)
+                           : NULL;
+        if (line)
+            take(arg, line);
+        json_decref(line);
+    }
+    free(text);
+    if (f)
+        fclose(f);
+}
+
 /* What Python writes and JSON has not, and the string that stands for it. */
 static const struct {
     const char *word, *text;

@@ -17,6 +17,12 @@ json_t *iz_json_open(const char *text, int64_t bytes);
  * may be NULL. */
 json_t *iz_json_read(const char *path, FILE *err);
 
+/* Calls `take` with each object of a file that has one on each line, if `name`
+ * is its first member; a file that cannot be opened has none.  The object is
+ * borrowed. */
+void iz_json_lines(const char *path, const char *name,
+                   void (*take)(void *arg, json_t *line), void *arg);
+
 /* Members or items; 0 of anything else. */
 int64_t iz_json_count(const json_t *v);
 /* The keys of an object in turn: the first after NULL, NULL after the last. */

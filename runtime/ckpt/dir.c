@@ -318,8 +318,9 @@ static void prune(const struct iz_ckpt *k, int64_t step)
     char id[IZ_CKPT_ID];
     struct paths p;
     for (int n = 1; (step = iz_ckpt_dir_newest(k->dir, step)) >= 0;) {
-        bool told = iz_ckpt_whose(k->dir, step, id, NULL) == 0 && *id;
-        if (told && k->of.id && strcmp(id, k->of.id) != 0)
+        if (iz_ckpt_whose(k->dir, step, id, NULL) != 0)
+            continue; /* whose it is cannot be read */
+        if (*id && k->of.id && strcmp(id, k->of.id) != 0)
             continue;
         if (++n > k->keep_last && paths_of(&p, k->dir, step) == 0)
             discard(&p, p.done);

@@ -32,7 +32,8 @@ struct iz_ckpt_saver {
     struct iz_arrays arrays; /* its scalars: of the step that is saved */
     struct iz_ckpt_writer writer;
     starpu_data_handle_t file, scalars;
-    int64_t pending; /* step being saved, 0: none */
+    int64_t pending;            /* step being saved, 0: none */
+    _Atomic int64_t committing; /* step of which this rank has not ended that */
     int64_t failed;  /* first step whose loss was not finite, 0: none */
     _Atomic int err; /* of a task; nothing is written after it */
     _Atomic int64_t done;
@@ -329,8 +330,10 @@ static void run_commit(struct iz_exec *x, void **buf, const void *arg)
     fail(s, err);
     if (err)
         atomic_store(&s->e->events.sealed, -1);
-    else
+    else {
+        atomic_store(&s->committing, 0);
         atomic_store(&s->done, a->step);
+    }
 }
 
 /* file, scalars: how they are accessed. */
@@ -373,8 +376,10 @@ void iz_ckpt_save_close(struct iz_ckpt_saver **out)
     if (!s)
         return;
     iz_graph_wait(s->e->graph);
-    if (s->pending && s->e->plan.rank == 0)
-        iz_ckpt_dir_abort(s->arrays.k.dir, s->pending);
+    int64_t left[] = {s->pending, atomic_load(&s->committing)};
+    for (int i = 0; i < 2; i++)
+        if (left[i] && s->e->plan.rank == 0)
+            iz_ckpt_dir_abort(s->arrays.k.dir, left[i]);
     if (s->file)
         starpu_data_unregister(s->file);
     if (s->scalars)
@@ -414,8 +419,10 @@ int iz_ckpt_save_event(struct iz_ckpt_saver *s, const struct iz_event *v)
     if (!s->pending || v->sealed != s->pending ||
         (s->failed && s->failed <= s->pending))
         return 0;
-    if (s->e->plan.rank == 0)
+    if (s->e->plan.rank == 0) {
+        atomic_store(&s->committing, s->pending);
         submit_step(s, s->pending, run_commit, NULL, STARPU_NONE, STARPU_R);
+    }
     s->pending = 0;
     return 0;
 }

@@ -524,7 +524,8 @@ const struct iz_key iz_config_keys[] = {
            "Largest number of steps that are submitted ahead."),
     NUMBER("run.parallel_micro_batches", FREE, INT,
            c.run.parallel_micro_batches, 0, IZ_BATCH_MAX, "0",
-           "Micro-batches of a depth-first wave; 0: as many as workers."),
+           "Micro-batches of a depth-first wave; 0: as many as the "
+           "first rank has workers."),
     NUMBER("run.slices", TOLD, INT, c.run.slices, 0, 64, "0",
            "Tasks that a micro-batch is cut into, so that all workers have "
            "one; the number must divide the micro-batch. 0: the smallest "

@@ -187,8 +187,11 @@ static void plan_schedule(struct iz_plan *p, const struct iz_config *c)
     p->samples = c->micro_batch / p->slices;
     p->micro_batches = c->grad_accum;
     int wave = c->run.parallel_micro_batches;
-    if (!wave)
-        wave = (p->tasks_at_once + p->slices - 1) / p->slices;
+    if (!wave) {
+        int first = p->target.first_workers;
+        int tasks = first && !p->target.gpu ? first : p->tasks_at_once;
+        wave = (tasks + p->slices - 1) / p->slices;
+    }
     if (c->run.schedule == IZ_BREADTH_FIRST)
         wave = c->grad_accum;
     p->wave = wave < c->grad_accum ? wave : c->grad_accum;

@@ -130,9 +130,11 @@ struct iz_plan_ring {
 
 /* What one rank computes on. */
 struct iz_target {
-    int workers; /* of the CPU */
-    bool gpu;    /* units are computed on a GPU with memory of its own */
-    bool nccl;   /* between GPUs; else collectives go through the host */
+    int workers;       /* of the CPU */
+    int first_workers; /* of the first rank, whose waves are those of all; 0:
+                          as many */
+    bool gpu;          /* units are computed on a GPU with memory of its own */
+    bool nccl;         /* between GPUs; else collectives go through the host */
     struct iz_numerics numerics; /* of a plan; before, without what the config
                                     says */
     enum iz_dtype act;           /* type of activations */

@@ -325,7 +325,7 @@ static void print_step(struct iz_metrics *m, const struct iz_event *v,
     fflush(stdout);
 }
 
-static void finish_line(struct iz_metrics *m)
+void iz_metrics_between(struct iz_metrics *m)
 {
     if (m->live)
         putchar('\n');
@@ -364,7 +364,7 @@ static void print_eval(struct iz_metrics *m, const struct iz_event *v)
     int64_t all = iz_data_windows(m->e->data, IZ_VAL);
     int group = m->e->config->data.group;
     char text[80];
-    finish_line(m);
+    iz_metrics_between(m);
     printf("step %lld  validation ", (long long)v->step);
     if (v->targets)
         printf("loss %.4f%s%s", v->loss, group > 1 ? "" : " nats per ",
@@ -477,7 +477,7 @@ void iz_metrics_pause(struct iz_metrics *m)
     if (m->shares)
         iz_time_shares_stop(m->shares, false);
     m->watch.seen_ns = 0;
-    finish_line(m);
+    iz_metrics_between(m);
     m->last_ns = iz_clock_ns();
 }
 
@@ -535,7 +535,7 @@ void iz_metrics_summary(struct iz_metrics *m, const char *reason)
     drain(m);
     if (m->quiet)
         return;
-    finish_line(m);
+    iz_metrics_between(m);
     iz_time_shares_stop(m->shares, true);
     struct iz_summary t = {
         .e = e, .shares = m->shares, .submitting = submitting(m)};

@@ -22,9 +22,11 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
 int iz_metrics_claim(const char *output);
 /* Takes one event of the run; call in the order of events. */
 void iz_metrics_event(struct iz_metrics *m, const struct iz_event *v);
-/* Call after work outside of training, such as a save: its time does not count
- * in tokens/s. */
+/* Call after work outside of training, such as a save that it waited for: its
+ * time does not count in tokens/s. */
 void iz_metrics_pause(struct iz_metrics *m);
+/* Call before a line of others is printed. */
+void iz_metrics_between(struct iz_metrics *m);
 /* Prints where time and memory went, at the end.  reason: "finished", ... */
 void iz_metrics_summary(struct iz_metrics *m, const char *reason);
 void iz_metrics_close(struct iz_metrics **m);

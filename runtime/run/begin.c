@@ -117,6 +117,8 @@ static int check_shared(struct run *r)
     char path[IZ_PATH_MAX + 64];
     bool seen = false;
     snprintf(path, sizeof(path), "%s/shared-%s", r->c.run.output, r->id);
+    if (iz_run_first(r)) /* it may be left of a start that was killed */
+        unlink(path);
     int s = iz_run_first(r) ? iz_durable_create("run.output", path, "") : 0;
     s = iz_run_agree(r, s, NULL);
     if (s)

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "codelets/base/mix.h"
-#include "runtime/base/durable.h"
 #include "runtime/base/text.h"
 #include "runtime/ckpt/state_hash.h"
 #include "runtime/run/identity.h"
@@ -51,8 +50,10 @@ static bool holds(const struct run *r, const json_t *link)
 }
 
 /* A run that began anew in the folder forgets those of the one before. */
-static void keep_link(struct run *r, json_t *link)
+static void keep_link(void *arg, json_t *line)
 {
+    struct run *r = arg;
+    json_t *link = json_object_get(line, "hash");
     if (iz_json_count_of(link, "after") == 0)
         json_array_clear(r->chain.links);
     if (!r->chain.broken && !holds(r, link))
@@ -63,24 +64,12 @@ static void keep_link(struct run *r, json_t *link)
 void iz_chain_open(struct run *r)
 {
     char path[IZ_PATH_MAX + 32];
-    int64_t bytes = 0;
     if (!iz_run_first(r) && !r->o.replay)
         return;
     snprintf(path, sizeof(path), "%s/metrics.jsonl", r->c.run.output);
     r->chain.links = json_array();
-    char *text = r->o.resume ? iz_durable_read(path, &bytes) : NULL;
-    for (char *at = text, *end; at && *at; at = end) {
-        end = at + strcspn(at, "\n");
-        end += *end == '\n';
-        json_t *line = strncmp(at, "{\"hash\"", 7) == 0
-                           ? iz_json_open(at, end - at)
-                           : NULL;
-        json_t *link = json_object_get(line, "hash");
-        if (link)
-            keep_link(r, link);
-        json_decref(line);
-    }
-    free(text);
+    if (r->o.resume)
+        iz_json_lines(path, "hash", keep_link, r);
 }
 
 void iz_chain_close(struct run *r)

@@ -122,7 +122,8 @@ int iz_run_finish(struct run *r)
         return -ERANGE;
     }
     s = check_order(r);
-    if (!s && r->c.run.save && r->e->step > r->progress.begun)
+    if (!s && r->c.run.save && r->e->step > r->progress.begun &&
+        r->e->step > r->progress.saved)
         s = iz_run_save_now(r);
     if (!s && !r->progress.stopped)
         s = print_sample(r);

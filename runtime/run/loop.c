@@ -76,7 +76,7 @@ static void report_save(struct run *r)
     int64_t step = r->saver ? iz_ckpt_save_done(r->saver) : 0;
     if (!step || !iz_run_first(r))
         return;
-    iz_metrics_pause(r->metrics);
+    iz_metrics_between(r->metrics);
     printf("saved step %lld in %s/checkpoints\n", (long long)step,
            r->c.run.output);
 }
@@ -124,6 +124,8 @@ static int end_saves(struct run *r)
     r->coll->phase = SAVE;
     int s = r->saver ? iz_ckpt_save_finish(r->saver) : 0;
     r->coll->phase = NULL;
+    if (r->saver)
+        iz_metrics_pause(r->metrics);
     report_save(r);
     return s;
 }
@@ -132,6 +134,7 @@ static int end_saves(struct run *r)
 static int save(struct run *r)
 {
     int s = 0;
+    r->progress.saved = r->e->step;
     if (!r->e->plan.staging[IZ_STAGING_CKPT].n)
         return iz_run_save_now(r);
     if (iz_ckpt_save_pending(r->saver)) {

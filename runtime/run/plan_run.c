@@ -288,10 +288,14 @@ static int make_plan(struct run *r)
     if (!s)
         s = iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r));
     s = iz_run_agree(r, s, NULL);
-    if (!s)
-        s = iz_run_agree(
-            r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
-            "the plan");
+    if (s)
+        return s;
+    t.first_workers = t.workers;
+    iz_coll_broadcast(r->coll, &t.first_workers, sizeof(t.first_workers), 0,
+                      "workers");
+    s = iz_run_agree(
+        r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
+        "the plan");
     if (s)
         return s;
     s = fit_plan(r);

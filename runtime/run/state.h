@@ -24,6 +24,7 @@ struct run_gemm {
 
 struct run_progress {
     int64_t begun; /* step at which this process began */
+    int64_t saved; /* the last one that it saves, or has saved */
     int64_t taken; /* steps whose event came */
     bool stopped;
     enum iz_failure failure;

@@ -15,9 +15,10 @@ CONFIG = {"train_batch_size": 2, "run.save": True, "run.steps": 2,
 
 # ---- ranks ----
 
-def of_two(place, second, before=(), program=None, config=None, output="two"):
+def of_two(place, second, before=(), program=None, config=None, output="two",
+           changes=None):
     """A rank as it should be, and another one."""
-    own = place.config(CONFIG, place.folder / output)
+    own = place.config({**CONFIG, **(changes or {})}, place.folder / output)
     r = run.call(*run.apart([run.PROGRAM, own],
                             [*before, program or run.PROGRAM, config or own, *second]),
                  output=place.folder / output)
@@ -84,7 +85,10 @@ def test_ranks_with_other_data_are_refused(place):
 
 
 def test_what_is_a_ranks_own_may_differ(place):
-    r = of_two(place, settings("run.workers=1", "run.memory_limit_bytes=10000000000"))
+    """Of four micro-batches a step, in waves of the first rank's workers."""
+    r = of_two(place, settings("run.workers=1", "run.memory_limit_bytes=10000000000"),
+               changes={"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1,
+                        "zero_optimization.stage": 3, "run.workers": 2})
     assert r.rc == 0 and r.saved == [2], str(r)
 
 
