@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codelets/base/die.h"
 #include "codelets/flat/simd.h"
 #include "codelets/ops/gemm.h"
 #include "codelets/ops/gemm16.h"
@@ -75,6 +76,11 @@ void iz_blas_open(void)
     }
     iz_gemm_use_onednn(false);
     snprintf(own, sizeof(own), "%s", o.core ? o.core() : "BLAS");
+    for (int i = 0; i < IZ_BLAS_KERNELS - FIRST_KNOWN; i++)
+        if (iz_blas_is_users() && strcmp(own, known[i].kernels) == 0 &&
+            !processor_has(known[i].level))
+            iz_die(VARIABLE "=%s: this processor lacks %s; unset it", own,
+                   known[i].level);
 }
 
 const char *iz_blas_kernels(int i)

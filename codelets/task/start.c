@@ -51,7 +51,8 @@ static int check_workers(const struct iz_graph *g)
         return 0;
     if (g->config.rank == 0)
         fprintf(stderr,
-                "izar: run.workers: %d compute workers and %d that move data "
+                "izar: run.workers or STARPU_NCPU: %d compute workers and %d "
+                "that move data "
                 "are more "
                 "than the %d CPU workers this StarPU is built for\n",
                 g->config.workers, movers(g), STARPU_MAXCPUS);

@@ -53,7 +53,7 @@ static int read_value(struct iz_options *o, enum option is, const char *name,
     if (is == REPLAY && !read_steps(o, value))
         return wrong("--replay needs steps A:B, not", value);
     if ((is == RANKS || is == STEPS) && (!n || n > 1000000000))
-        return wrong("not a positive number:", value);
+        return wrong("not a number from 1 to 1000000000:", value);
     if (is == SET)
         o->set[o->n_set++] = value;
     else if (is == MACHINE)

@@ -57,6 +57,13 @@ def test_ranks_agree(slow, place):
     assert place.good(2, asked(taken)).numbers == r.numbers
 
 
+def test_kernels_that_the_processor_cannot_run_are_refused(place):
+    if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor can")
+    r = place.launch(1, {}, env={"OPENBLAS_CORETYPE": "SkylakeX"})
+    run.refused(r, "OPENBLAS_CORETYPE=SkylakeX: this processor lacks avx512")
+
+
 def test_the_users_own_choice_stays_and_is_told_what_it_costs(slow, place):
     r = place.good(1, asked("auto"), env={"OPENBLAS_CORETYPE": "Prescott"})
     assert "Prescott" in multiplies(r)

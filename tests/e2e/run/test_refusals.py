@@ -101,7 +101,7 @@ REFUSED = {
         ({"run.workers": 0, "STARPU_RESERVE_NCPU": "999"},
          "STARPU_RESERVE_NCPU", "leaves no worker"),
         ({"run.memory_limit_bytes": 10**14, "STARPU_NCPU": str(10**14)},
-         "1048576 compute workers", "are more than"),
+         "run.workers or STARPU_NCPU: 1048576 compute workers", "are more than"),
         ({"STARPU_NCUDA": "2"}, "STARPU_NCUDA", "one GPU"),
         ({"run.device": "cpu", "STARPU_NCUDA": "1"},
          "STARPU_NCUDA", "contradicts run.device"),
@@ -216,7 +216,7 @@ def test_a_bad_variable_of_one_rank_ends_all(place):
     (["--stpes", "3"], "--stpes"), (["--set"], "--set"),
     (["--set", "run.steps"], "run.steps"), (["--steps", "0"], "0"),
     (["--steps", "few"], "few"), (["--ranks", "2"], "--ranks"),
-    (["other.json"], "other.json")])
+    (["--steps", "9999999999"], "from 1 to 1000000000"), (["other.json"], "other.json")])
 def test_wrong_usage_exits_2(options, word, place):
     run.refused(place.launch(1, {}, options), word, status=2)
 
