@@ -151,7 +151,7 @@ static const struct iz_hf_word hf_words[] = {
 #define SORTED                                                                 \
     "vaultgemma|ministral|gemma2|gemma3_text|olmo3|cohere2|exaone4|cwm|" OSS
 #define TIED                                                                   \
-    "gemma|gemma2|gemma3_text|cohere|cohere2|starcoder2|ernie4_5|"             \
+    "gemma|gemma2|gemma3_text|vaultgemma|cohere|cohere2|starcoder2|ernie4_5|"  \
     "smollm3|" ERNIE_MOE
 #define THETAS                                                                 \
     "mixtral|gemma3_text|cwm|ernie4_5|cohere|olmo3|helium|smollm3|gpt_neox|"   \

@@ -104,5 +104,5 @@ int64_t iz_dnn_get(struct iz_dnn_set *g, cudnnBackendDescriptor_t d,
     int64_t n = 0;
     if (!g->failed)
         g->failed = iz_dnn.get(d, name, t, most, &n, value);
-    return g->failed ? 0 : n;
+    return g->failed ? 0 : n < most ? n : most; /* it counts all that it has */
 }

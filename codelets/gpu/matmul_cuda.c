@@ -339,7 +339,7 @@ static cublasStatus_t enqueue_by(struct iz_exec *x, struct product_plan *q,
  * number, if the library says that it can do this one, else one of its own: no
  * table could hold all numbers, and each search would take longer than a small
  * product.  Either way the numbers alone decide. */
-static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
+static bool enqueue_varying(struct iz_exec *x, const struct iz_product *p,
                             struct iz_view scratch)
 {
     struct product_key k = key_of(x, p), wide = k;
@@ -355,16 +355,17 @@ static void enqueue_varying(struct iz_exec *x, const struct iz_product *p,
                                 &found) != CUBLAS_STATUS_SUCCESS ||
         found.workspaceSize > WORKSPACE)
         take_first(b, &q);
+    if (!q.possible)
+        return false;
     matmul_cuda_check(enqueue_by(x, &q, p, scratch), "cublasLtMatmul", &k);
+    return true;
 }
 
 static bool enqueue(struct iz_exec *x, const struct iz_product *p,
                     struct iz_view scratch)
 {
-    if (x->rows_vary) {
-        enqueue_varying(x, p, scratch);
-        return true;
-    }
+    if (x->rows_vary)
+        return enqueue_varying(x, p, scratch);
     struct product_key k = key_of(x, p);
     struct product_plan *q = plan_of(x->cuda->blas, &k);
     if (!q->possible)

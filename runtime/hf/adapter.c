@@ -255,7 +255,7 @@ static char *config_text(const struct layout *l, const struct iz_model *m,
     return iz_text_close(&text);
 }
 
-/* PEFT has all tensors of a module or none. */
+/* PEFT has all tensors of a module or none, those of modules in it too. */
 static int check_modules(const struct layout *l, const struct iz_model *m)
 {
     for (int i = l->saved; i < l->out.n; i++)
@@ -264,7 +264,7 @@ static int check_modules(const struct layout *l, const struct iz_model *m)
             const struct iz_hf_tensor *t = &l->model.tensor[k];
             size_t n = (size_t)(strrchr(in, '.') - in) + 1;
             if (m->unit[t->unit].param[t->param].frozen &&
-                strncmp(t->name, in, n) == 0 && !strchr(t->name + n, '.'))
+                strncmp(t->name, in, n) == 0)
                 return iz_text_refuse(
                     stderr,
                     "lora.export: %s is trained and %s is not: PEFT has "

@@ -92,11 +92,18 @@ static void bias_and_product(struct product *p)
     product_check_in_place(p);
 }
 
+static void some_rows_of_that(struct product *p)
+{
+    p->rows_vary = true;
+    bias_and_product(p);
+}
+
 static void bias_without_the_library(void **state)
 {
     fake_cublaslt.no_bias = true;
     for_each(bias_and_product);
-    assert_int_equal(fake_cublaslt.products, 3 * RUNS);
+    for_each(some_rows_of_that);
+    assert_int_equal(fake_cublaslt.products, 6 * RUNS);
 }
 
 /* Also where they begin at an address that no wide load can use. */

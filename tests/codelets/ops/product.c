@@ -93,8 +93,10 @@ void product_forward(struct iz_exec *x, const struct iz_view *v,
     const struct product *p = arg;
     struct iz_adapter f;
     struct iz_linear l = linear(x, p, v, &f);
+    x->rows_vary = p->rows_vary;
     iz_matmul_fwd(x, v[p->in_place ? R : Y], p->with_r ? v[R] : IZ_NONE, v[A],
                   &l);
+    x->rows_vary = false;
 }
 
 void product_gradient_a(struct iz_exec *x, const struct iz_view *v,

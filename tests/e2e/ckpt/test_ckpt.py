@@ -2,6 +2,7 @@
 """The checkpoint tool, and saves that are killed at any time."""
 import json
 import random
+import re
 import struct
 import time
 
@@ -63,6 +64,15 @@ def test_export_of_a_checkpoint_is_that_of_the_run(two, tmp_path):
     assert len(list((tmp_path / "b").glob("*.safetensors"))) > 3
     assert {t[0] for t in b.values()} == {"F32"}
     assert {k: t[1] for k, t in b.items()} == hf.gpt2_shapes(run.MODEL)
+
+
+def test_a_loss_that_is_no_number_is_none(place, tmp_path):
+    out = place.good(1, {"run.save": True, "run.eval_batches": 2}).output
+    assert "export: loss " in ckpt("export", out, "--out", tmp_path / "a").out
+    lines = (out / "metrics.jsonl").read_text()
+    (out / "metrics.jsonl").write_text(
+        re.sub(r'("validation_loss": )[\d.]+', r'\1"nan"', lines))
+    assert "no loss: the run told none" in ckpt("export", out, "--out", tmp_path / "b").out
 
 
 @pytest.mark.parametrize("args, status, words", [

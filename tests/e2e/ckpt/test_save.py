@@ -84,6 +84,17 @@ def test_a_save_that_cannot_be_written_ends_the_run(place):
     assert r.saved == [2] and len(r.steps) < 60
 
 
+def test_a_save_that_cannot_be_renamed_leaves_nothing(place):
+    """Its files are written beside training, and what it replaces cannot move."""
+    out = place.folder / "out"
+    (out / "checkpoints/step-00000004.old/precious").mkdir(parents=True)
+    (out / "checkpoints/step-00000004").write_text("in the way")
+    r = place.launch(2, config(**{"run.steps": 60, "run.save_mode": "async"}), output=out)
+    assert r.rc == 1 and "step-00000004: cannot move aside" in r.err, str(r)
+    assert "saved step 2" in r.out and "saved step 4" not in r.out
+    assert not list((out / "checkpoints").glob("*.tmp"))
+
+
 def test_what_is_not_finite_is_not_saved(place):
     """The last checkpoint is that of the last good step, as with waiting."""
     c = config(**{"run.save_interval": 1, "run.steps": 40, "run.keep_last": 99,
@@ -111,5 +122,6 @@ def test_a_signal_ends_the_save_under_way(place):
     assert r.rc == 0, str(r)
     assert not list((r.output / "checkpoints").glob("*.tmp"))
     assert r.saved[-1] == r.summary["steps"] and 2 in r.saved
+    assert all(x["seconds"] > 0 for x in r.steps)
     for p in (r.output / "checkpoints").glob("*/index.json"):
         assert json.loads(p.read_text())["ranks"] == 1

@@ -4,6 +4,7 @@ so."""
 import fcntl
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -52,6 +53,17 @@ def test_a_file_beside_a_checkpoints_stays(place):
     assert note.read_text() == "mine" and r.saved == [1, 3], str(r)
     assert "note.txt in it is not of this program" in r.err
     assert (link / "index.json").read_text() == "mine"
+
+
+def test_a_checkpoint_of_nobody_knows_whom_stays(place):
+    """Its index cannot be read."""
+    other, out = (place.good(1, {**SAVE, "run.steps": n}).output / "checkpoints"
+                  for n in (1, 2))
+    folder = shutil.copytree(other / "step-00000001", out / "step-00000001")
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"', "'", 1))
+    r = place.good(1, {**SAVE, "run.steps": 3}, ["--resume"], output=out.parent)
+    assert r.saved == [1, 3] and index.exists(), str(r)
 
 
 # ---- two runs, one folder ----
@@ -115,6 +127,17 @@ def test_metrics_that_are_removed_are_missed(place):
 
 
 # ---- ends ----
+
+def test_a_start_that_was_killed_is_in_no_ones_way(place):
+    """What the ranks look for to see whether they share the folder."""
+    c = {**SAVE, "train_batch_size": 2}
+    out = place.good(2, {**c, "run.steps": 1}).output
+    run_id, = (json.loads(p.read_text())["run"]
+               for p in (out / "checkpoints").glob("*/index.json"))
+    (out / f"shared-{run_id}").touch()
+    assert place.good(2, {**c, "run.steps": 2}, ["--resume"], output=out).saved == [2]
+    assert not list(out.glob("shared-*"))
+
 
 def test_resume_makes_no_folder(place):
     r = place.launch(1, {}, ["--resume"])
