@@ -64,10 +64,9 @@ struct iz_hyper {
  * range. */
 struct iz_hyper_at {
     struct iz_hyper hyper;
-    int64_t t; /* 1-based number of this update */
-    float
-        grad_scale; /* multiplies g: clip / (loss scale * all contributions) */
-    bool matrix;    /* the range is of matrices that are updated as such */
+    int64_t t;        /* 1-based number of this update */
+    float grad_scale; /* multiplies g: clip / (loss scale * contributions) */
+    bool matrix;      /* the range is of matrices that are updated as such */
 };
 
 /* What the formula needs of that, rounded to fp32 once. */
