@@ -93,6 +93,7 @@ static int llama_config_check(const char *model,
     unsigned keyed = keyed_bits(c);
     unsigned fixed = f->has & (IZ_HAS_QKV_BIAS | IZ_HAS_QK_NORM) & ~f->may;
     const char *why = NULL, *name = "";
+    char lacks[96];
     if (c->head_dim == 0 && c->heads > 0)
         why = "width is not divisible by heads, and there is no head_dim";
     else if (check_keys(model, iz_llama_keys, c))
@@ -153,8 +154,11 @@ static int llama_config_check(const char *model,
         why = "no_rope_layers must have a number for each block";
     else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
         why = "too many blocks of several sorts";
-    else if (*(name = foreign_of(c)))
-        why = "the family has no such key";
+    else if (*(name = foreign_of(c))) {
+        snprintf(lacks, sizeof(lacks),
+                 "%s has no such key: set model.family to one that has", type);
+        why = lacks;
+    }
     if (why)
         fprintf(stderr, "%s: %s%s%s\n", model, name, *name ? ": " : "", why);
     else if (c->seq > c->context)

@@ -26,7 +26,7 @@ enum {
     CATEGORIES = 26 /* rows of tables that it names */
 };
 
-/* false. */
+/* Tells why; always false. */
 static bool records_fault(const char *path, const char *why)
 {
     fprintf(stderr, "records: %s: %s\n", path, why);
@@ -61,7 +61,7 @@ static void output_put(struct output *o, const void *record, size_t bytes)
 static int output_close(struct output *o, bool good)
 {
     if (good && (fflush(o->f) || ferror(o->f) || fsync(fileno(o->f))))
-        good = records_fault(o->path, "cannot be written");
+        good = records_fault(o->path, strerror(errno));
     fclose(o->f);
     if (!good || iz_durable_rename("records", o->tmp, o->path)) {
         remove(o->tmp);

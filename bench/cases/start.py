@@ -38,7 +38,8 @@ def warm(size):
         memory[at:at + (1 << 20)] = b"\1" * (1 << 20)
 
     def let_go(p):
-        while p.poll() is None and mapped(p) < 3 * size:
+        end = time.monotonic() + 300
+        while p.poll() is None and mapped(p) < 3 * size and time.monotonic() < end:
             time.sleep(0.001)
         memory.close()
     return let_go

@@ -348,10 +348,11 @@ static bool enqueue_varying(struct iz_exec *x, const struct iz_product *p,
     int64_t *rows = p->ta ? &wide.k : &wide.m;
     *rows = rounded_rows(*rows);
     struct product_plan q = *plan_of(b, &wide);
+    if (!q.possible)
+        return false;
     q.key = k;
     set_layouts(&q);
-    if (!q.possible ||
-        cublasLtMatmulAlgoCheck(b->lt, &q.op, &q.b, &q.a, &q.d, &q.d, &q.algo,
+    if (cublasLtMatmulAlgoCheck(b->lt, &q.op, &q.b, &q.a, &q.d, &q.d, &q.algo,
                                 &found) != CUBLAS_STATUS_SUCCESS ||
         found.workspaceSize > WORKSPACE)
         take_first(b, &q);

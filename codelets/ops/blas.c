@@ -76,11 +76,11 @@ void iz_blas_open(void)
     }
     iz_gemm_use_onednn(false);
     snprintf(own, sizeof(own), "%s", o.core ? o.core() : "BLAS");
-    for (int i = 0; i < IZ_BLAS_KERNELS - FIRST_KNOWN; i++)
-        if (iz_blas_is_users() && strcmp(own, known[i].kernels) == 0 &&
-            !processor_has(known[i].level))
-            iz_die(VARIABLE "=%s: this processor lacks %s; unset it", own,
-                   known[i].level);
+    static const char *const wide[] = {"SkylakeX", "Cooperlake",
+                                       "SapphireRapids"};
+    for (int i = 0; i < 3 && iz_blas_is_users(); i++)
+        if (strcmp(own, wide[i]) == 0 && !processor_has("avx512"))
+            iz_die(VARIABLE "=%s: this processor lacks avx512; unset it", own);
 }
 
 const char *iz_blas_kernels(int i)

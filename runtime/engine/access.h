@@ -18,7 +18,7 @@ enum iz_array {
  * [first, last), its shard or the whole.  [begin, end) is its shard in any
  * case: from shard x rank on, cut at n. */
 struct iz_owned {
-    enum iz_array array; /* IZ_MASTER, IZ_FROZEN, IZ_QUANT_VALUES */
+    enum iz_array array;
     int64_t n, first, last, begin, end;
     int64_t at; /* where they begin in all of the unit's, end to end */
 };

@@ -124,8 +124,10 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
         .shard = (int64_t)shard,
         .sum = calloc(shard * (size_t)e->plan.ranks, sizeof(double)),
         .own = iz_owned_groups(e, unit)};
-    if (!held)
-        memset(f->group, 0, shard * bytes);
+    if (!held) {
+        const struct iz_chunk *last = &g->quant[q->words.chunks - 1];
+        memset(f->group, 0, (size_t)(4 * last->first + last->param_bytes));
+    }
     return f->group && f->scale && f->values && f->ready && f->sum ? 0
                                                                    : -ENOMEM;
 }

@@ -123,9 +123,9 @@ int iz_hf_export_check(const struct iz_config *c,
     if (section->hf && iz_published_type(section->hf, m->self)) {
         struct iz_hf_map map = {0};
         char *text = NULL;
-        int err = iz_published_same(section, m->self, NULL, stderr);
-        if (!err && c->lora.export == IZ_LORA_ADAPTER)
-            err = iz_adapter_open(&map, &text, section->hf, m, c);
+        int err = c->lora.export == IZ_LORA_ADAPTER
+                      ? iz_adapter_open(&map, &text, section->hf, m, c)
+                      : iz_published_same(section, m->self, NULL, stderr);
         iz_hf_map_close(&map);
         free(text);
         if (!err)

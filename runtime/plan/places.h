@@ -20,7 +20,7 @@ enum iz_datum {
     IZ_DATUM_LOGITS,
     IZ_DATUM_PARAM,       /* unit, in a file a chunk */
     IZ_DATUM_FROZEN,      /* unit, in a file a chunk: where they are apart */
-    IZ_DATUM_QUANT,       /* unit, in a file chunk: quantised parameters */
+    IZ_DATUM_QUANT,       /* unit, in a file a chunk: quantised parameters */
     IZ_DATUM_SECONDARY,   /* unit: this rank's share of its group's copy */
     IZ_DATUM_STATE,       /* unit, chunk */
     IZ_DATUM_SPLIT_STATE, /* the same on the GPU of an offloaded optimizer */

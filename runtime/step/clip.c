@@ -4,6 +4,7 @@
  * numbers in the same order, so that all come to the same decision. */
 #include "runtime/step/clip.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@ static void put_event(struct iz_engine *e, const struct iz_event *v)
 static const double *step_clip_gather(struct iz_engine *e, const double *own,
                                       int per)
 {
+    assert(per <= e->plan.n_units + IZ_CLIP_SCALARS + IZ_AUX);
     memcpy(e->scalar.gathered + e->plan.rank * per, own,
            (size_t)per * sizeof(*own));
     if (e->plan.ranks > 1)
@@ -170,10 +172,7 @@ static void run_clip(struct iz_exec *x, void **buf, const void *arg)
     v.sealed = hear_sealed(e, all + sealed, per);
     if (tells)
         hear_told(e, &v.aux, all + aux, per);
-    *next = 0;
-    for (int r = 0; r < e->plan.ranks; r++)
-        *next = (int)fmax(*next, all[r * per + late]);
-    v.late = *next;
+    v.late = *next = iz_update_order_of_all(all + late, per, e->plan.ranks);
     if (!a->empty)
         clip(e, &v, all, per);
     *(float *)buf[1] = (float)c->scale.scale;

@@ -141,7 +141,7 @@ static int64_t load_chunks(struct iz_engine *e, int unit, struct iz_staging *s,
                           .first = iz_chunk_first(e, unit, c),
                           .count = c->count,
                           .array = {{0, bytes, 1}},
-                          .arrays = 1};
+                          .arrays = part == IZ_PART_TRAINED};
         iz_disk_io(e, IZ_LOAD, unit, s->handle, at ? STARPU_RW : STARPU_W,
                    c->param_handle, a);
         at += c->param_bytes;

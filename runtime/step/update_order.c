@@ -18,6 +18,7 @@
  * they fetch in one order. */
 #include "runtime/step/update_order.h"
 
+#include <math.h>
 #include <stdatomic.h>
 
 #include "runtime/step/submit.h"
@@ -43,6 +44,14 @@ static int units_of(const struct iz_engine *e, int64_t chunks)
     for (int64_t n = 0; u < e->plan.n_units && n < chunks; u++)
         n += chunks_of(e, u);
     return u;
+}
+
+int iz_update_order_of_all(const double *late, int per, int ranks)
+{
+    double most = 0;
+    for (int r = 0; r < ranks; r++)
+        most = fmax(most, late[r * per]);
+    return (int)most;
 }
 
 int iz_update_order_late(struct iz_engine *e, int late)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 from . import records
 
@@ -65,6 +66,14 @@ def hand_on(command, names):
     return command
 
 
+def pass_on(stream, flushes):
+    """An error stream, and how often FxT says in a line of it that it wrote."""
+    for line in stream:
+        flushes.append(line.count(FLUSH))
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+
+
 def run(command, raw, steps):
     """Returns the exit status and how often FxT wrote in the middle of it."""
     env = environment(raw, steps)
@@ -76,14 +85,13 @@ def run(command, raw, steps):
     except OSError as e:
         raise Refused(f"{command[0]}: {e.strerror}") from e
     # Ctrl-C is for the command: it ends its step, and the trace is made of it.
-    old, flushes = signal.signal(signal.SIGINT, signal.SIG_IGN), 0
-    for line in p.stderr:
-        flushes += line.count(FLUSH)
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
+    old, flushes = signal.signal(signal.SIGINT, signal.SIG_IGN), []
+    watch = threading.Thread(target=pass_on, args=(p.stderr, flushes), daemon=True)
+    watch.start()
     status = p.wait()
+    watch.join(10)  # what the command has left behind may hold the stream
     signal.signal(signal.SIGINT, old)
-    return status, flushes
+    return status, sum(flushes)
 
 
 # ---- conversion ----

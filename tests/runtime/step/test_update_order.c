@@ -63,6 +63,13 @@ static void a_disk_that_may_have_waited_gets_more_to_do(void **state)
     assert_int_equal(step(0), 0);
 }
 
+static void the_slowest_disk_decides_for_all(void **state)
+{
+    const double each[] = {1, 9, 3, 9, 2, 9}; /* others' numbers between */
+    assert_int_equal(iz_update_order_of_all(each, 2, 3), 3);
+    assert_int_equal(iz_update_order_of_all(each, 2, 1), 1);
+}
+
 static void other_updates_keep_their_order(void **state)
 {
     begin(IZ_HOME_NVME, false, true); /* behind the whole backward anyway */
@@ -78,6 +85,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_a_slow_disk_has_not_done_is_put_off),
         cmocka_unit_test(a_disk_that_may_have_waited_gets_more_to_do),
+        cmocka_unit_test(the_slowest_disk_decides_for_all),
         cmocka_unit_test(other_updates_keep_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
