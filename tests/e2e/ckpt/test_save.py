@@ -2,6 +2,7 @@
 """Checkpoints written beside training: that they have the files and losses of those
 for which training waits is in tests/e2e/step/test_matrix.py."""
 import json
+import re
 
 import pytest
 
@@ -112,9 +113,9 @@ def test_what_is_not_finite_is_not_saved(place):
 
 
 def test_a_signal_ends_the_save_under_way(place):
-    """Nothing half-written is left, and the step it stopped at is saved too."""
+    """Nothing half-written is left, and the step it stopped at is saved too, once."""
     run_ = place.start(1, config(**{
-        "run.save": True, "run.inject_delay_us": 5000, "run.steps": 10**6,
+        "run.save": True, "run.save_interval": 1, "run.inject_delay_us": 5000, "run.steps": 10**6,
         "run.keep_last": 10**6}))
     run_.until_step(3)
     run_.signal(2)
@@ -123,5 +124,7 @@ def test_a_signal_ends_the_save_under_way(place):
     assert not list((r.output / "checkpoints").glob("*.tmp"))
     assert r.saved[-1] == r.summary["steps"] and 2 in r.saved
     assert all(x["seconds"] > 0 for x in r.steps)
+    told = re.findall(r"^saved step (\d+) in", r.out, re.M)
+    assert len(told) == len(set(told)) > 2
     for p in (r.output / "checkpoints").glob("*/index.json"):
         assert json.loads(p.read_text())["ranks"] == 1
