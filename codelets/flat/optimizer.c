@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "codelets/flat/consts.h"
+
 static struct iz_adam_consts adam_of(const struct iz_hyper_at *s, double lr)
 {
     const struct iz_hyper *a = &s->hyper;

@@ -7,10 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "codelets/flat/adam.h"
-#include "codelets/flat/lion.h"
+#include "codelets/base/build.h"
 #include "codelets/flat/moment.h"
-#include "codelets/flat/muon.h"
 
 IZ_C_BEGIN
 
@@ -69,13 +67,8 @@ struct iz_hyper_at {
     bool matrix;      /* the range is of matrices that are updated as such */
 };
 
-/* What the formula needs of that, rounded to fp32 once. */
-union iz_consts {
-    struct iz_adam_consts adam;
-    struct iz_lion_consts lion;
-    struct iz_muon_consts muon;
-    struct iz_along_consts along;
-};
+/* What the formula needs of that (codelets/flat/consts.h). */
+union iz_consts;
 
 /* A key of optimizer.params that the optimizer has. */
 struct iz_optimizer_param {

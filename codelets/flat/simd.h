@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codelets/flat/consts.h"
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/flat.h"
 #include "codelets/flat/optimizer.h"

@@ -3,6 +3,7 @@
  * of the parameters written in the same pass. */
 #pragma once
 
+#include "codelets/flat/consts.h"
 #include "codelets/flat/dtype.h"
 #include "codelets/flat/optimizer.h"
 
