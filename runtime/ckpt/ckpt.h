@@ -63,9 +63,9 @@ struct iz_ckpt {
 
 /* ---- dir.c: the directories, and the files in them ---- */
 
-/* dir/checkpoints/step-00000100 is complete because it has that name;
- * step-....tmp is being written or removed; step-....old is one that is just
- * being replaced, and complete as well. */
+/* dir/checkpoints/step-00000100 was complete when it got that name, and has an
+ * index.json; step-....tmp is being written or removed; step-....old is one
+ * that is just being replaced, and complete as well. */
 
 #define IZ_CKPT_PATH 1280
 /* Of a file in such a directory. */

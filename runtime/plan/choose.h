@@ -12,8 +12,8 @@
  *   can be divided or nothing fits;
  * - rows of a chunk "auto": all if that fits;
  * - of micro-batches "auto" the number; without a GPU the fewest;
- * - an order of sums "auto" that is faster if it fits, then the other if that
- *   does;
+ * - an order of sums "auto" as iz_sum_choose says; ranks first where only that
+ *   fits;
  * - bytes of logits (run.gpu_logits_bytes 0): IZ_LOGITS_LARGE_BYTES if a plan
  *   may use more than 64 GiB of the GPU and nothing more is recomputed;
  * - cuDNN's attention where it is possible, fits and recomputes little more,

@@ -16,12 +16,14 @@
  * micro-batches are added, which is added to the unit's own at the end.  Of one
  * micro-batch the use that comes first in the backward begins the sum. */
 enum iz_sum_over {
-    IZ_SUM_SLICES,        /* of a micro-batch, each with a buffer of its own */
-    IZ_SUM_MICRO_BATCHES, /* both in runtime/step/reduce.c; above ranks also
-                             reduce_add, which adds to what is there */
+    IZ_SUM_SLICES,        /* of a micro-batch, each with a buffer of its own;
+                             runtime/step/reduce.c */
+    IZ_SUM_MICRO_BATCHES, /* there; where ranks are added first, reduce_add
+                             adds to what is there */
     IZ_SUM_RANKS,         /* of a group, which are consecutive; reduce_add in
                              runtime/comm/reduce.c */
-    IZ_SUM_GROUPS         /* of ranks, whose level is the one below; there */
+    IZ_SUM_GROUPS         /* of ranks, whose level is the one below;
+                             reduce_between there */
 };
 
 /* The n sums of the level below, in order: the first one begins the running
@@ -41,9 +43,9 @@ struct iz_sum_order {
     struct iz_sum_level level[IZ_SUM_LEVELS];
 };
 
-/* What the config says, or auto: local first in stages 0 to 2, unless a GPU
- * offloads its optimizer, and breadth-first in any stage, where a rank needs
- * the whole gradient of one unit at a time. */
+/* What the config says.  auto: local first if breadth-first, where a rank needs
+ * the whole gradient of one unit at a time; depth-first only in stages 0 to 2
+ * whose optimizer no GPU offloads. */
 enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
 
 /* Whether so many ranks can add like that: in stage 3 none has a whole

@@ -106,8 +106,7 @@ void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
 
 /* Brings what lives together from its home into a slot.  To a GPU, a shard of
  * the host goes up on a mover of its own: beside the collectives of other
- * units, if those are the GPUs' own.  What is whole on the GPU is copied there.
- */
+ * units, if those are the GPUs' own.  The GPU copies what is whole there. */
 static void bring(struct iz_engine *e, int unit, starpu_data_handle_t slot,
                   enum iz_home home, starpu_data_handle_t shard,
                   struct iz_move m)

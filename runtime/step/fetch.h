@@ -16,7 +16,7 @@ starpu_data_handle_t iz_fetch_param(struct iz_engine *e, int unit);
  * of the frozen ones, after they were set: a group's copy is stale then. */
 void iz_fetch_publish(struct iz_engine *e, int unit, bool frozen);
 
-/* In-place all-gather of an array that every rank keeps whole: parameters or
- * gradients, of elem_bytes per element. */
+/* In-place all-gather of gradients that every rank keeps whole, of elem_bytes
+ * per element. */
 void iz_fetch_gather(struct iz_engine *e, enum iz_kind kind, int unit,
                      starpu_data_handle_t whole, int64_t elem_bytes);
