@@ -161,3 +161,12 @@ def test_the_key_is_kept_and_documented(tree):
     status, out = run(tree, "gpt2", run__stop_loss=100)
     assert status == 1 and "run.stop_loss" in out, out
     check("build/tests/test_keys", cwd=tree)
+
+
+def test_headers_are_installed_with_what_they_include(tree):
+    names = re.findall(r"'([\w/]+\.h)'", (tree / "meson.build").read_text().partition(
+        "install_headers(")[2].partition("subdir:")[0])
+    assert "models/parts.h" in names
+    for name in names:
+        included = re.findall(r'^#include "(.+)"', (tree / name).read_text(), re.M)
+        assert set(included) <= set(names), name
