@@ -3,6 +3,7 @@
 #include "runtime/run/options.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,15 +23,6 @@ static int wrong(const char *what, const char *arg)
                           arg);
 }
 
-/* A positive whole number, or 0. */
-static long long positive(const char *s)
-{
-    char *end;
-    errno = 0;
-    long long v = strtoll(s, &end, 10);
-    return errno || *end || end == s || v < 1 ? 0 : v;
-}
-
 /* "A:B", the steps of a replay. */
 static bool read_steps(struct iz_options *o, const char *value)
 {
@@ -45,15 +37,19 @@ static bool read_steps(struct iz_options *o, const char *value)
 static int read_value(struct iz_options *o, enum option is, const char *name,
                       char *value)
 {
-    long long n = value ? positive(value) : 0;
+    const char *rest = value;
+    int64_t n = value ? iz_text_decimal(&rest) : 0;
+    bool counts = is == RANKS || is == STEPS;
     if (!value)
         return wrong("missing value after", name);
     if (is == SET && !strchr(value, '='))
         return wrong("--set needs key=value, not", value);
     if (is == REPLAY && !read_steps(o, value))
         return wrong("--replay needs steps A:B, not", value);
-    if ((is == RANKS || is == STEPS) && (!n || n > 1000000000))
-        return wrong("not a number from 1 to 1000000000:", value);
+    if (counts && (*rest || n < (is == RANKS) || n > 1000000000))
+        return wrong(is == RANKS ? "not a number from 1 to 1000000000:"
+                                 : "not a number from 0 to 1000000000:",
+                     value);
     if (is == SET)
         o->set[o->n_set++] = value;
     else if (is == MACHINE)
@@ -61,7 +57,7 @@ static int read_value(struct iz_options *o, enum option is, const char *name,
     else if (is == RANKS)
         o->ranks = (int)n;
     else if (is == STEPS)
-        snprintf(o->steps, sizeof(o->steps), "run.steps=%lld", n);
+        snprintf(o->steps, sizeof(o->steps), "run.steps=%" PRId64, n);
     return 0;
 }
 

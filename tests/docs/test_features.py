@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's table of features is that of docs/status.md, in short: each row there that
 begins in bold, with its column GPU.  The list of families in docs/models.md is that of
-models/families.c, and the config key has it, too.  As a program this writes both."""
+models/families.c, and the config key has it, too.  As a program this writes both.
+docs/monitor.md has every member of metrics.jsonl."""
 import pathlib
 import re
 import textwrap
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README, STATUS = ROOT / "README.md", ROOT / "docs/status.md"
@@ -45,6 +48,13 @@ def test_the_readme_has_the_features_of_the_status():
     assert found[0].splitlines() == "".join(rows()).splitlines(), \
         "tests/docs/test_features.py writes it"
     assert max(map(len, found[0].splitlines())) <= 160
+
+
+@pytest.mark.parametrize("file", ("metrics.c", "summary.c"))
+def test_monitor_has_every_member(file):
+    text = (ROOT / "docs/monitor.md").read_text()
+    found = re.findall(r'\\"([a-z_]+)\\":', (ROOT / "runtime/report" / file).read_text())
+    assert found and not [x for x in found if f"`{x}`" not in text]
 
 
 if __name__ == "__main__":

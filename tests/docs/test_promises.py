@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/promises.md: its commands print what it says."""
+"""docs/promises.md: its commands print what it says.  So does the plan in docs/zero.md."""
+import json
 import os
 import pathlib
 import re
@@ -40,3 +41,17 @@ def test_a_promise_is_kept(block, folder):
                           stderr=subprocess.STDOUT).stdout
     for line in re.findall(r"^#> (.*)$", block, re.M):
         assert re.search(pattern(line), said), f"no {line!r} in\n{said}"
+
+
+def test_the_worked_example_is_a_plan(folder):
+    home = {"device": "cpu"}
+    (folder / "example.json").write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True}, "model": {"preset": "gpt2-124m"}, "data": {"path": "none"},
+        "zero_optimization": {"stage": 3, "offload_optimizer": home, "offload_param": home,
+                              "stage3_prefetch_bucket_size": 1e7},
+        "run": {"workers": 2, "cpu_products": "fp32", "device": "cpu"}}))
+    said = subprocess.run([BUILD / "models/gpt2", "example.json", "--plan", "--ranks", "4"],
+                          cwd=folder, text=True, check=False, stdout=subprocess.PIPE).stdout
+    page = (ROOT / "docs/zero.md").read_text()
+    assert re.search(r"^plan: .*?(?=```)", page, re.M | re.S)[0] in said

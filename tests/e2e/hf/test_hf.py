@@ -122,7 +122,7 @@ def test_what_means_nothing_may_be_there(place):
         t[f"transformer.h.{i}.attn.masked_bias"] = ("F32", (), bytes(4))
     out = place.folder / "out"
     place.good(1, model(written(place, "gpt2", files=2, tensors=t), **{
-        "run.steps": 0, "run.export": str(out)}))
+        "run.export": str(out)}), ["--steps", "0"])
     assert hf.read(out) == plain
 
 

@@ -214,9 +214,9 @@ def test_a_bad_variable_of_one_rank_ends_all(place):
 @pytest.mark.sanitized
 @pytest.mark.parametrize("options, word", [
     (["--stpes", "3"], "--stpes"), (["--set"], "--set"),
-    (["--set", "run.steps"], "run.steps"), (["--steps", "0"], "0"),
+    (["--set", "run.steps"], "run.steps"), (["--steps", "-1"], "-1"),
     (["--steps", "few"], "few"), (["--ranks", "2"], "--ranks"),
-    (["--steps", "9999999999"], "from 1 to 1000000000"), (["other.json"], "other.json")])
+    (["--steps", "9999999999"], "from 0 to 1000000000"), (["other.json"], "other.json")])
 def test_wrong_usage_exits_2(options, word, place):
     run.refused(place.launch(1, {}, options), word, status=2)
 
