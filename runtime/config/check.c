@@ -105,7 +105,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
         {backward && c->data.apart, "run.gpu_attention_backward", apart},
     };
     iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
-    c->grad_accum_open = c->cut_auto && accum == 0 && c->dtype != IZ_F32;
+    c->grad_accum_open = accum == 0 && c->dtype != IZ_F32;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }
