@@ -73,11 +73,12 @@ static bool in_range(char *why, const struct iz_key *k, double x)
     }
     if (!iz_key_ranged(k) || (x >= k->min && x <= k->max))
         return true;
+    int digits = x == floor(x) ? 17 : 15; /* an integer may miss by one */
     if (x < k->min && k->max > 1e5)
-        snprintf(why, IZ_WHY_MAX, "%.15g is less than %.15g", x, k->min);
+        snprintf(why, IZ_WHY_MAX, "%.*g is less than %.15g", digits, x, k->min);
     else
-        snprintf(why, IZ_WHY_MAX, "%.15g is not in %.15g..%.15g", x, k->min,
-                 k->max);
+        snprintf(why, IZ_WHY_MAX, "%.*g is not in %.15g..%.15g", digits, x,
+                 k->min, k->max);
     return false;
 }
 

@@ -42,7 +42,13 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
         m = t / ranks / g;
     if (t == 0)
         t = m * g * ranks;
-    if (m > IZ_BATCH_MAX || g > IZ_BATCH_MAX || t != m * g * ranks)
+    if (m > IZ_BATCH_MAX || g > IZ_BATCH_MAX)
+        iz_fault(f, "train_batch_size", "%lld: %s would be %lld, more than %d",
+                 (long long)t,
+                 m > g ? "train_micro_batch_size_per_gpu"
+                       : "gradient_accumulation_steps",
+                 (long long)(m > g ? m : g), (int)IZ_BATCH_MAX);
+    else if (t != m * g * ranks)
         iz_fault(f, "train_batch_size",
                  "%lld is not train_micro_batch_size_per_gpu %lld x "
                  "gradient_accumulation_steps %lld x %lld rank%s",
@@ -105,7 +111,7 @@ static void resolve_dtype(struct iz_config_file *file, struct iz_faults *f)
         {backward && c->data.apart, "run.gpu_attention_backward", apart},
     };
     iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
-    c->grad_accum_open = c->cut_auto && accum == 0 && c->dtype != IZ_F32;
+    c->grad_accum_open = accum == 0 && c->dtype != IZ_F32;
     c->grad_accum_fp32 = c->dtype == IZ_F32 || accum == 1 + IZ_F32 ||
                          (accum == 0 && c->grad_accum > 1);
 }

@@ -398,7 +398,7 @@ const struct iz_key iz_config_keys[] = {
          "update: it is done as any other; its gradient is 0, so momentum and "
          "decay alone move the weights. skip: nothing is computed, moved or "
          "counted but the step and its samples; see docs/data.md."),
-    NUMBER("run.seed", SAME, UINT64, c.run.seed, 0, 9.2e18, "1",
+    NUMBER("run.seed", SAME, UINT64, c.run.seed, 0, 0x1p63, "1",
            "Seed of initial weights, batches and samples."),
     BOOL("run.save", FREE, c.run.save, "true",
          "Write a checkpoint at the end and when interrupted."),
@@ -566,7 +566,7 @@ const struct iz_key iz_config_keys[] = {
            "host 12 times as long."),
     NUMBER("run.inject_delay_us", FREE, INT, c.run.inject_delay_us, 0, 1e9, "0",
            "Random delay of up to this before every task, for tests."),
-    NUMBER("run.inject_seed", FREE, UINT64, c.run.inject_seed, 0, 9.2e18, "1",
+    NUMBER("run.inject_seed", FREE, UINT64, c.run.inject_seed, 0, 0x1p63, "1",
            "Seed of the delays of inject_delay_us."),
     BOOL("run.nvme_checksum", FREE, c.run.nvme_checksum, "false",
          "Check every chunk read from nvme against its checksum."),

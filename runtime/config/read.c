@@ -247,13 +247,16 @@ static void read_preset(struct reader *r, const json_t *v)
     const char *name = json_string_value(v), *key;
     const struct iz_preset *p = r->model->presets;
     struct iz_nearest near = iz_nearest_start(name ? name : "", false);
+    char found[IZ_WHY_MAX / 2];
     json_t *value;
     if (!v || json_is_null(v))
         return;
     for (; p && p->name && (!name || strcmp(p->name, name) != 0); p++)
         iz_nearest_try(&near, p->name);
     if (!p || !p->name) {
-        iz_fault(&r->faults, "model.preset", "unknown preset%s", near.hint);
+        iz_key_describe(found, sizeof(found), v);
+        iz_fault(&r->faults, "model.preset", "%s is no preset%s", found,
+                 near.hint);
         return;
     }
     json_t *object = json_loads(p->json, 0, NULL);
@@ -402,20 +405,26 @@ static void read_object(struct reader *r, const char *prefix, json_t *object)
     }
 }
 
-static bool is_text(const struct reader *r, const char *name)
+/* Whether `text` of such a key may be JSON: a path that looks like a number is
+ * still a path. */
+static bool may_be_json(const struct reader *r, const char *name,
+                        const char *text)
 {
     const struct iz_key *k = iz_key_find(iz_config_keys, name);
     if (!k && r->model && starts_section(name, "model"))
         k = iz_key_find(r->model->keys, name + strlen("model."));
-    return k && iz_key_is_text(k) && k->type < IZ_KEY_INTS;
+    if (!k || !iz_key_is_text(k) || k->type >= IZ_KEY_INTS)
+        return true;
+    return text[0] == '"' || strcmp(text, "null") == 0 ||
+           (k->type == IZ_KEY_LIST && text[0] == '[');
 }
 
-/* A path that looks like a number is still a path.  New reference. */
+/* New reference. */
 static json_t *override_value(const struct reader *r, const char *name,
                               const char *text)
 {
     json_t *v = NULL;
-    if (!is_text(r, name) || text[0] == '"' || strcmp(text, "null") == 0)
+    if (may_be_json(r, name, text))
         v = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     return v != NULL ? v : json_string(text);
 }
@@ -441,7 +450,8 @@ static void apply_override(struct reader *r, json_t *root, const char *set)
     char name[IZ_KEY_NAME_MAX];
     size_t n = strcspn(set, "=");
     json_t *utf8 = json_string(set);
-    if (set[n] != '=' || n == 0 || n >= sizeof(name) || !utf8) {
+    if (set[n] != '=' || n == 0 || set[0] == '.' || n >= sizeof(name) ||
+        !utf8) {
         iz_fault(&r->faults, NULL, "--set %s: %s", set,
                  utf8 ? "expected key=value" : "not UTF-8");
     } else {
@@ -587,7 +597,8 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     iz_config_resolve(&file, &r.faults, ranks);
     char *ignored = iz_text_close(&r.ignored);
     if (notes && r.faults.count == 0)
-        print_notes(notes, &file, json_object_get(root, "optimizer") != NULL,
+        print_notes(notes, &file,
+                    json_is_object(json_object_get(root, "optimizer")),
                     ignored);
     free(ignored);
     json_decref(root);

@@ -33,11 +33,12 @@ static void remark_rate(const struct iz_config *c, FILE *out)
     else if (ends && warm >= total)
         fprintf(out, line, "warmup_num_steps", warm, "total_num_steps", total,
                 "the rate rises to the end of the schedule, and falls at once");
+    bool to_0 = lr->kind == IZ_LR_HF_LINEAR ||
+                (lr->kind == IZ_LR_DECAY && lr->warmup_min_lr == 0);
     if (ends && total < steps)
         fprintf(out, line, "total_num_steps", total, "run.steps", steps,
-                lr->kind == IZ_LR_DECAY || lr->kind == IZ_LR_HF_LINEAR
-                    ? "the rate is 0 from there on"
-                    : "the schedule is over before the run");
+                to_0 ? "the rate is 0 from there on"
+                     : "the schedule is over before the run");
 }
 
 static void remark_samples(const struct iz_config *c, int64_t samples,
@@ -213,7 +214,8 @@ static void remark_files(struct remark *r)
         {run->eval_interval >= run->steps, "only the end has a validation",
          "run.eval_interval"},
         {!r->run->masked, "no sample lacks targets", "run.empty_steps"},
-        {once && !run->save, "nothing is saved", "run.keep_last"},
+        {once && !run->save, "nothing is saved",
+         "run.keep_last|run.save_interval|run.save_mode|run.save_buffers"},
         {once, "only the end has a save",
          "run.save_interval|run.save_mode|run.save_buffers"},
         {!r->run->saves_beside, "training waits for saves", "run.save_buffers"},

@@ -138,25 +138,6 @@ static bool mixed(const struct iz_gpu_choice *p, struct iz_coll *coll)
     return true;
 }
 
-/* What a GPU cannot do, in words of the config; NULL: nothing. */
-static const char *cannot(const struct iz_config *c)
-{
-    if (c->run.slices > 1)
-        return "run.slices: slices give several CPU workers something to do; "
-               "set it to 0 or 1 on a GPU";
-    if (c->zero.param.home != IZ_HOME_NONE &&
-        c->zero.optimizer.home == IZ_HOME_NONE)
-        return "zero_optimization.offload_param.device: the optimizer on the "
-               "GPU cannot update parameters on the host: offload the "
-               "optimizer too";
-    if (c->run.state_dtype != IZ_MOMENT_F32 &&
-        c->run.save_mode == IZ_SAVE_ASYNC &&
-        (c->zero.optimizer.home == IZ_HOME_NONE || c->zero.optimizer.ratio < 1))
-        return "run.save_mode: async cannot read m and v of run.state_dtype "
-               "from a GPU; use auto or sync";
-    return NULL;
-}
-
 /* The GPU of this rank: of those in the user's STARPU_WORKERS_CUDAID, or of
  * all, the ranks of a host take one each in turn.  StarPU reads the variable
  * too and must come to the same. */
@@ -222,8 +203,7 @@ static int choose_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
         share_out(p, coll, here, &most);
     if (ranks > 1)
         r = choose_comm(p, c, coll, ranks, most);
-    const char *why = cannot(c);
-    return r || !why ? r : iz_text_refuse(teller(coll), "%s", why);
+    return r;
 }
 
 /* What the user's STARPU_NCUDA asks for and cannot have; NULL: nothing. */

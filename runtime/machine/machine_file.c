@@ -85,12 +85,17 @@ static int read_field(struct iz_machine *m, const struct field *f,
                       const json_t *v, const char *path, FILE *err)
 {
     bool count = f->how & COUNT;
-    int64_t n =
-        !v && f->how & OPTIONAL ? 0 : iz_json_number(v, count ? 1 << 20 : MOST);
-    char *at = (char *)m + f->offset;
-    if (n < 0)
-        return iz_text_refuse(err, "%s: %s: %s", path, f->name,
-                              v ? "is not a whole number" : "is missing");
+    int64_t most = count ? 1 << 20 : MOST;
+    int64_t n = !v && f->how & OPTIONAL ? 0 : iz_json_number(v, most);
+    char *at = (char *)m + f->offset, found[IZ_WHY_MAX];
+    if (!v && n < 0)
+        return iz_text_refuse(err, "%s: %s: is missing", path, f->name);
+    if (n < 0) {
+        iz_key_describe(found, sizeof(found), v);
+        return iz_text_refuse(
+            err, "%s: %s: expected an integer from 0 to %" PRId64 ", found %s",
+            path, f->name, most, found);
+    }
     if (count)
         *(int *)at = (int)n;
     else
@@ -139,20 +144,14 @@ static int read_fields(struct iz_machine *m, const json_t *j, const char *path,
     return r;
 }
 
-int iz_machine_read(struct iz_machine *m, const char *path, FILE *err)
+int iz_machine_read(struct iz_machine *m, const struct iz_config *c,
+                    const char *path, FILE *err)
 {
-    FILE *f = fopen(path, "r");
-    int why = f ? 0 : errno;
+    json_t *j = iz_json_read(path, err);
     *m = (struct iz_machine){0};
-    if (why) {
-        iz_text_refuse(err, "--machine: %s: %s", path, strerror(why));
-        return -why;
-    }
-    json_t *j = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-    fclose(f);
-    int r = json_is_object(j)
-                ? read_fields(m, j, path, err)
-                : iz_text_refuse(err, "%s: is not a JSON object", path);
+    int r = j ? read_fields(m, j, path, err) : -EINVAL;
+    if (c->run.device == IZ_DEVICE_CPU)
+        m->gpus = 0;
     json_decref(j);
     return r;
 }
@@ -216,6 +215,19 @@ struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
     return r;
 }
 
+static bool by_nccl(const struct iz_machine *m, const struct iz_config *c,
+                    int ranks)
+{
+    return m->gpus && ranks > 1 && c->run.comm != IZ_COMM_MPI;
+}
+
+/* Of a description without rates all may be. */
+static bool computes_in(const struct iz_machine *m, enum iz_dtype t)
+{
+    const int64_t *rate = m->flops_per_s;
+    return rate[t] || !(rate[IZ_F32] || rate[IZ_BF16] || rate[IZ_F16]);
+}
+
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                       const struct iz_config *c, int ranks, FILE *err)
 {
@@ -223,9 +235,12 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     enum iz_product_type asked = c->run.cpu_products;
     int cores = m->cores / iz_machine_ranks(m, ranks);
     bool gpu = m->gpus > 0;
-    int workers = cores - iz_cores_spare(cores, gpu);
+    int workers =
+        c->run.workers ? c->run.workers : cores - iz_cores_spare(cores, gpu);
     const char *type = iz_dtype_name(params);
-    if (gpu && m->flops_per_s[params] <= 0)
+    if (!gpu && c->run.device == IZ_DEVICE_CUDA)
+        return iz_text_refuse(err, "run.device: cuda: %s has no GPU", m->name);
+    if (gpu && !computes_in(m, params))
         return iz_text_refuse(err,
                               "%s.enabled: the GPUs of %s do not compute in %s "
                               "(its %s_flops_per_s is 0): use another type",
@@ -246,7 +261,7 @@ int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
     *t = (struct iz_target){
         .workers = workers > 0 ? workers : 1,
         .gpu = gpu,
-        .nccl = gpu && ranks > 1,
+        .nccl = by_nccl(m, c, ranks),
         .numerics = {.bf16_products = bf16_products,
                      .capability = m->gpu_capability},
         .act = gpu ? params : IZ_F32,
@@ -260,8 +275,9 @@ struct iz_limits iz_machine_limits(const struct iz_machine *m,
 {
     int64_t own = c->run.memory_limit_bytes;
     int64_t own_device = c->run.device_memory_limit_bytes;
+    int peers = by_nccl(m, c, ranks) ? ranks : 0;
     int64_t device =
-        m->gpus ? m->gpu_bytes - iz_plan_reserve(m->gpu_bytes, ranks) : 0;
+        m->gpus ? m->gpu_bytes - iz_plan_reserve(m->gpu_bytes, peers) : 0;
     return (struct iz_limits){
         .host = own ? own : m->host_bytes / iz_machine_ranks(m, ranks),
         .device = own_device ? own_device : device,
@@ -341,11 +357,19 @@ int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
 {
     int local = iz_machine_ranks(m, p->ranks);
     bool gpu = p->target.gpu;
+    static const char *const products[] = {[IZ_F32] = "fp32_flops_per_s",
+                                           [IZ_BF16] = "bf16_flops_per_s",
+                                           [IZ_F16] = "fp16_flops_per_s"};
+    static const char units[] = "units are computed there";
     const struct {
         const char *key, *use;
         bool used;
-        int64_t bytes_per_s;
+        int64_t per_s;
     } rate[] = {
+        {products[p->param_type], units, gpu, m->flops_per_s[p->param_type]},
+        {"gpu_bytes_per_s", units, gpu, m->gpu_bytes_per_s},
+        {"core_flops_per_s", units, !gpu, m->core_flops_per_s},
+        {"core_bytes_per_s", units, !gpu, m->core_bytes_per_s},
         {"peer_bytes_per_s", "ranks of a node exchange bytes", local > 1,
          m->peer_bytes_per_s},
         {"node_bytes_per_s", "the ranks are on several nodes", local < p->ranks,
@@ -356,7 +380,7 @@ int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
         {"down_bytes_per_s", "there is a GPU", gpu, m->down_bytes_per_s},
     };
     for (size_t i = 0; i < sizeof(rate) / sizeof(rate[0]); i++)
-        if (rate[i].used && rate[i].bytes_per_s <= 0)
+        if (rate[i].used && rate[i].per_s <= 0)
             return iz_text_refuse(err, "--machine: %s: %s is 0, and %s",
                                   m->name, rate[i].key, rate[i].use);
     return 0;

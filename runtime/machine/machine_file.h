@@ -44,8 +44,10 @@ struct iz_machine {
     int64_t launch_ns, kernel_ns, copy_ns, message_ns;
 };
 
-/* Negative errno with the reason printed on `err`. */
-int iz_machine_read(struct iz_machine *m, const char *path, FILE *err);
+/* What a run of *c has there: no GPU, where run.device is cpu.  Negative errno
+ * with the reason printed on `err`. */
+int iz_machine_read(struct iz_machine *m, const struct iz_config *c,
+                    const char *path, FILE *err);
 /* The members of such a file, with a comma after each: the name, and all rates
  * but those that are left open. */
 void iz_machine_print(const struct iz_machine *m, FILE *out);
@@ -57,8 +59,9 @@ int iz_machine_ranks(const struct iz_machine *m, int ranks);
  * of bf16. */
 struct iz_rate iz_machine_compute(const struct iz_machine *m, enum iz_dtype t,
                                   bool bf16_products, int ranks);
-/* Refuses a type that the machine's GPUs do not compute in, and products that
- * its cores do not make, with the reason on `err` (may be NULL). */
+/* Refuses a type that the machine's GPUs do not compute in, products that its
+ * cores do not make, and a GPU that it lacks, with the reason on `err` (may be
+ * NULL). */
 int iz_machine_target(struct iz_target *t, const struct iz_machine *m,
                       const struct iz_config *c, int ranks, FILE *err);
 /* What a rank of so many has there; the config's own limits, which are for the

@@ -27,9 +27,7 @@ static bool agreed(const struct iz_plan_for *f, bool ok)
 static double choose_ratio(struct iz_config *c, const struct iz_plan_for *f)
 {
     double *ratio = &c->zero.optimizer.ratio, best = INFINITY, chosen = 1;
-    bool on_host = c->run.state_dtype != IZ_MOMENT_F32 &&
-                   c->run.save_mode == IZ_SAVE_ASYNC;
-    bool divides = f->target->gpu && iz_plan_may_split(c) && !on_host;
+    bool divides = f->target->gpu && iz_plan_may_split(c);
     if (!c->zero.optimizer.ratio_auto)
         return iz_plan_try(f, c, true).step_s;
     for (int i = IZ_RATIO_STEPS; i >= (divides ? 0 : IZ_RATIO_STEPS); i--) {

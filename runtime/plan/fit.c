@@ -20,13 +20,21 @@
 #define PARAMS "zero_optimization.offload_param."
 
 /* Changes whose numbers are found, and follow after "=".  Before SPLIT is the
- * one that it may need. */
-enum { MICRO_BATCH = 9, CHUNKS = 10, SPLIT = 13, CHANGES = 20 };
+ * one that it may need, and what is behind it may need SAVES. */
+enum { MICRO_BATCH = 9, CHUNKS = 10, SAVES = 11, SPLIT = 14, CHANGES = 21 };
 
 struct change {
     const char *text;
     bool may; /* it may help there */
 };
+
+/* Saves beside training cannot read these on nvme; a config refuses both. */
+static bool must_wait(const struct iz_config *c, bool states)
+{
+    return c->run.save_mode == IZ_SAVE_ASYNC &&
+           (c->run.nvme_checksum ||
+            (states && c->run.state_dtype != IZ_MOMENT_F32));
+}
 
 /* Change i of all, cheapest first. */
 static struct change change_of(int i, const struct iz_plan_for *f,
@@ -50,27 +58,28 @@ static struct change change_of(int i, const struct iz_plan_for *f,
         {"zero_optimization.zero_hpz_partition_size=1",
          c->zero.hpz_partition > 1},
         {"run.cpu_products=fp32", c->dtype == IZ_BF16},
-        [MICRO_BATCH] = {"train_micro_batch_size_per_gpu=1 and "
-                         "gradient_accumulation_steps=",
-                         c->micro_batch > 1},
+        [MICRO_BATCH] = {"train_micro_batch_size_per_gpu=",
+                         c->micro_batch > c->data.group},
         [CHUNKS] = {"run.sequence_chunk=",
                     f->model->knows_chunks &&
                         IZ_CHUNK_LEAST < f->model->tokens &&
                         (r->sequence_chunk == IZ_CHUNK_OFF ||
                          r->sequence_chunk > IZ_CHUNK_LEAST)},
+        [SAVES] = {"run.save_mode=auto", must_wait(c, true)},
         {"zero_optimization.stage=3", true},
         {STATES "device=cpu",
          gpu && c->zero.stage > 0 && o->home == IZ_HOME_NONE},
         [SPLIT] = {STATES "ratio=", gpu},
         {PARAMS "device=cpu",
          gpu && three && o->home != IZ_HOME_NONE && p->home == IZ_HOME_NONE},
-        {STATES "device=nvme", c->zero.stage > 0 && o->ratio >= 1},
+        {STATES "device=nvme",
+         c->zero.stage > 0 && o->ratio >= 1 && !must_wait(c, true)},
         {STATES "buffer_count=4",
          o->home == IZ_HOME_NVME && o->buffer_count > 4},
         {STATES "buffer_count=2",
          o->home == IZ_HOME_NVME && o->buffer_count > 2},
-        {PARAMS "device=nvme",
-         three && c->zero.hpz_partition <= 1 && o->ratio >= 1},
+        {PARAMS "device=nvme", three && c->zero.hpz_partition <= 1 &&
+                                   o->ratio >= 1 && !must_wait(c, false)},
         {PARAMS "buffer_count=2",
          p->home == IZ_HOME_NVME && p->buffer_count > 2}};
     return all[i];
@@ -82,8 +91,8 @@ static bool apply(int i, const struct iz_plan_for *f, struct iz_config *c)
     struct change x = change_of(i, f, c);
     if (!x.may)
         return false;
-    if (i == MICRO_BATCH) {
-        iz_config_cut(c, c->micro_batch * c->grad_accum);
+    if (i == MICRO_BATCH) { /* of a sample, or a pair */
+        iz_config_cut(c, c->micro_batch * c->grad_accum / c->data.group);
         c->run.slices = 0;
     } else if (i == CHUNKS) { /* of the least rows; see most_rows */
         c->run.sequence_chunk = IZ_CHUNK_LEAST;
@@ -136,8 +145,10 @@ struct iz_trial iz_plan_try(const struct iz_plan_for *f,
 
 bool iz_plan_may_split(const struct iz_config *c)
 {
+    bool read = c->run.state_dtype == IZ_MOMENT_F32 ||
+                c->run.save_mode != IZ_SAVE_ASYNC;
     return c->zero.optimizer.home == IZ_HOME_CPU &&
-           c->zero.param.home != IZ_HOME_NVME;
+           c->zero.param.home != IZ_HOME_NVME && read;
 }
 
 /* Of the optimizer, the largest part on the host that fits; all of it does not.
@@ -208,7 +219,9 @@ static void print_changes(const struct iz_plan_for *f,
             continue;
         fprintf(err, "%s%s", glue, change_of(i, f, &d).text);
         if (i == MICRO_BATCH)
-            fprintf(err, "%d", d.grad_accum);
+            fprintf(err, "%d and gradient_accumulation_steps=%d%s",
+                    d.micro_batch, d.grad_accum,
+                    c->run.slices > 1 ? " and run.slices=0" : "");
         else if (i == CHUNKS)
             fprintf(err, "%lld", (long long)d.run.sequence_chunk);
         else if (i == SPLIT)
@@ -222,14 +235,16 @@ static void print_changes(const struct iz_plan_for *f,
     fprintf(err, ")\n");
 }
 
-/* The first single change that is enough, or a split with what it needs; else
- * all of them, less those that are not needed, dearest kept last. */
+/* The first single change that is enough, or one with what it needs; else all
+ * of them, less those that are not needed, dearest kept last. */
 static void suggest(const struct iz_plan_for *f, const struct iz_config *c,
                     FILE *err)
 {
     unsigned used = 0;
     for (int i = 0; i < CHANGES; i++) {
-        used = i == SPLIT ? 3U << (SPLIT - 1) : 1U << i;
+        used = i == SPLIT  ? 3U << (SPLIT - 1)
+               : i > SPLIT ? 1U << i | 1U << SAVES
+                           : 1U << i;
         if (fits(f, c, &used)) {
             print_changes(f, c, used, err);
             return;

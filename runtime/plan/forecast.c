@@ -376,15 +376,32 @@ static double step_s(struct course *c, double before)
     return fmax(fmax(c->gpu_s, c->sums_s), fmax(c->down_s, c->comm_s));
 }
 
+/* Whether all rates are known that the step needs: 1 stands for none, as of the
+ * disks of a machine that was measured, and of a GPU that is only described. */
+static bool knows(const struct iz_plan *p, const struct iz_rate *rate)
+{
+    bool many = p->ranks > 1;
+    const struct {
+        bool used;
+        enum iz_where where;
+    } all[] = {{true, IZ_ON_H2D},
+               {true, IZ_ON_D2H},
+               {true, IZ_ON_COMPUTE},
+               {iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0, IZ_ON_IO},
+               {many, IZ_ON_COMM},
+               {many, IZ_RATE_GATHER}};
+    bool known = p->target.gpu && p->target.compute.flops_per_s > 0;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        known &= !all[i].used || rate[all[i].where].bytes_per_s > 1;
+    return known;
+}
+
 struct iz_forecast iz_forecast(const struct iz_plan *p,
                                const struct iz_rate *rate)
 {
     struct iz_forecast f = {0};
     int slots = 0, chunks = 0;
-    /* A machine that was measured knows no rate of its disks. */
-    bool disk = iz_bytes_tier(&p->bytes, IZ_TIER_NVME) > 0;
-    if (!p->target.gpu || rate[IZ_ON_H2D].bytes_per_s <= 0 ||
-        (disk && rate[IZ_ON_IO].bytes_per_s <= 1))
+    if (!knows(p, rate))
         return f;
     for (int r = 0; r < p->n_rings; r++)
         slots += p->ring[r].params;

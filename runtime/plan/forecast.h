@@ -6,8 +6,8 @@
 #include "codelets/task/where.h"
 #include "runtime/plan/plan.h"
 
-/* Seconds of a rank's step; all 0 where no GPU computes, the rate of a disk
- * that is needed is not known, or without memory. */
+/* Seconds of a rank's step; all 0 where no GPU computes, or a rate that is
+ * needed is not known. */
 struct iz_forecast {
     double step_s;
     double

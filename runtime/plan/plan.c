@@ -268,6 +268,25 @@ static bool divides(int group, int ranks)
     return group == 0 || ranks % group == 0;
 }
 
+/* What a GPU cannot do, in words of the config; NULL: nothing. */
+static const char *gpu_cannot(const struct iz_config *c)
+{
+    if (c->run.slices > 1)
+        return "run.slices: slices give several CPU workers something to do; "
+               "set it to 0 or 1 on a GPU";
+    if (c->zero.param.home != IZ_HOME_NONE &&
+        c->zero.optimizer.home == IZ_HOME_NONE)
+        return "zero_optimization.offload_param.device: the optimizer on the "
+               "GPU cannot update parameters on the host: offload the "
+               "optimizer too";
+    if (c->run.state_dtype != IZ_MOMENT_F32 &&
+        c->run.save_mode == IZ_SAVE_ASYNC &&
+        (c->zero.optimizer.home == IZ_HOME_NONE || c->zero.optimizer.ratio < 1))
+        return "run.save_mode: async cannot read m and v of run.state_dtype "
+               "from a GPU; use auto or sync";
+    return NULL;
+}
+
 static int check_target(const struct iz_config *c,
                         const struct iz_target *target, int ranks, FILE *err)
 {
@@ -297,6 +316,9 @@ static int check_target(const struct iz_config *c,
                  "gradient to add its micro-batches in, unless each unit's "
                  "come together: set run.schedule to breadth_first, or use "
                  "ranks_first, which has other bits");
+    const char *why = target->gpu ? gpu_cannot(c) : NULL;
+    if (why)
+        return iz_text_refuse(err, "%s", why);
     if (!target->gpu && c->zero.optimizer.ratio < 1)
         return iz_text_refuse(
             err,

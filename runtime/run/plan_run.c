@@ -168,7 +168,7 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
                                .tables = !r->c.run.device_memory_limit_bytes};
         return 0;
     }
-    int s = iz_machine_read(m, r->o.machine, iz_run_err(r));
+    int s = iz_machine_read(m, &r->c, r->o.machine, iz_run_err(r));
     if (s)
         return s;
     *limit = iz_machine_limits(m, &r->c, ranks);

@@ -10,6 +10,7 @@
 #include "codelets/base/take.h"
 #include "codelets/base/units.h"
 #include "runtime/base/environment.h"
+#include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/data/data.h"
 #include "runtime/engine/trace.h"
@@ -56,8 +57,8 @@ static int find_rates(void *arg)
 static int plan_for(struct simulation *s, struct iz_target *t)
 {
     int user = iz_environment_number("STARPU_NCPU", 0);
-    if (user || s->c.run.workers)
-        t->workers = user ? user : s->c.run.workers;
+    if (user)
+        t->workers = user;
     struct iz_limits limit = iz_machine_limits(&s->machine, &s->c, s->ranks);
     const struct iz_plan_for f = {.model = s->model,
                                   .ranks = s->ranks,
@@ -75,10 +76,10 @@ static int prepare(struct simulation *s)
     if (!s->o.machine)
         return iz_text_refuse(stderr, "a simulation needs --machine FILE (see "
                                       "configs/machines)");
-    int r = iz_machine_read(&s->machine, s->o.machine, stderr);
-    if (!r)
-        r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
+    int r = iz_config_read(&s->c, &s->p->section, s->o.path, s->o.set,
                            s->o.n_set, s->ranks, stdout, stderr);
+    if (!r)
+        r = iz_machine_read(&s->machine, &s->c, s->o.machine, stderr);
     if (!r)
         r = iz_data_look(&s->c.data, stderr);
     if (!r)
@@ -194,7 +195,9 @@ static void report(const struct simulation *s)
                "and (N - 1) / N of the bytes over the slowest link: an "
                "all-gather once for a host, a sum once for each of its "
                "ranks\n");
-    printf("{\"simulation\": {\"machine\": \"%s\", \"ranks\": %d, "
+    printf("{\"simulation\": {\"machine\": ");
+    iz_json_print(stdout, s->machine.name);
+    printf(", \"ranks\": %d, "
            "\"step_s\": %.9f, \"%ss_per_s\": %.3f, \"flop_per_s\": %.6g, "
            "\"up_bytes\": %.0f, \"down_bytes\": %.0f, \"tasks\": %lld, "
            "\"forward_s\": %.6f, \"backward_s\": %.6f, "
@@ -205,10 +208,10 @@ static void report(const struct simulation *s)
            "\"ratio\": %g, \"lost_spans\": %lld, "
            "\"limited_by\": \"%s\", "
            "\"task_hash\": \"%016llx\"}}\n",
-           s->machine.name, s->ranks, step, s->model->item, tokens, flops, up,
-           down, (long long)iz_graph_submitted(e->graph),
-           kind_seconds(s, IZ_FORWARD), kind_seconds(s, IZ_BACKWARD), optimizer,
-           hidden(s, IZ_KINDS_LINKS), hidden(s, IZ_KINDS_OPTIMIZER),
+           s->ranks, step, s->model->item, tokens, flops, up, down,
+           (long long)iz_graph_submitted(e->graph), kind_seconds(s, IZ_FORWARD),
+           kind_seconds(s, IZ_BACKWARD), optimizer, hidden(s, IZ_KINDS_LINKS),
+           hidden(s, IZ_KINDS_OPTIMIZER),
            (long long)iz_plan_device_bytes(&e->plan),
            (long long)iz_plan_host_bytes(&e->plan),
            iz_forecast(&e->plan, s->rate).step_s, s->c.micro_batch,

@@ -59,6 +59,8 @@ DECAY = {"type": "WarmupDecayLR"}
     (WARMUP, {"warmup_num_steps": 3}, []),
     (DECAY, {"warmup_num_steps": 1, "total_num_steps": 2}, [
         "total_num_steps is 2 and run.steps 3: the rate is 0 from there on"]),
+    (DECAY, {"warmup_num_steps": 1, "total_num_steps": 2, "warmup_min_lr": 1e-4}, [
+        "total_num_steps is 2 and run.steps 3: the schedule is over before the run"]),
     ({"type": "WarmupCosineLR"}, {"warmup_num_steps": 2, "total_num_steps": 2}, [
         "warmup_num_steps is 2 and total_num_steps 2: the rate rises to the end",
         "total_num_steps is 2 and run.steps 3: the schedule is over before the run"]),

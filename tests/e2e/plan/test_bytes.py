@@ -103,6 +103,60 @@ def test_ranks_share_a_machine_without_a_network(place):
         assert (r.rc == 0) == (said is None) and (not said or said in r.err), str(r)
 
 
+GPU = {"gpus": 2, "gpu_bytes": 10**10}
+SIZES = dict.fromkeys(("peer_bytes_per_s", "gpu_bytes_per_s", "up_bytes_per_s",
+                       "down_bytes_per_s"), 10**10)
+
+
+@pytest.fixture(scope="module")
+def here(shared):
+    return described(shared)[1]
+
+
+@pytest.fixture
+def there(here, place):
+    """The plan of a config for a machine like this one, with other figures."""
+    def there(changes, config, *options):
+        path = place.folder / "machine.json"
+        path.write_text(json.dumps({**here, **changes}))
+        return place.launch(1, big(**config), ["--plan", "--machine", path, *options])
+    return there
+
+
+@pytest.mark.parametrize("changes, config, words", [
+    (GPU, {"run.slices": 2, "train_micro_batch_size_per_gpu": 2}, ["run.slices"]),
+    (GPU, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+     ["offload the optimizer too"]),
+    (GPU, {"run.state_dtype": "bf16", "run.save_mode": "async"}, ["run.save_mode: async"]),
+    ({}, {"run.device": "cuda"}, ["run.device: cuda: ", "has no GPU"]),
+    ({"gpus": 1 << 21}, {}, ["gpus: ", "0 to 1048576, found 2097152"]),
+    ({"disk_bytes": -1}, {}, ["disk_bytes: ", "found -1 (an integer)"]),
+    ({**GPU, "fp32_flops_per_s": 1}, {}, ["bf16.enabled: the GPUs of"])])
+def test_what_no_run_there_would_take_is_refused(changes, config, words, there):
+    run.refused(there(changes, {"run.slices": 0, **config}), *words)
+
+
+def test_a_gpu_without_rates_has_a_plan_and_no_prediction(there):
+    """As tools/plan --this-machine describes it; and where one rate is missing."""
+    rates = {**GPU, **SIZES, "bf16_flops_per_s": 10**12}
+    for more, ranks, known in ((GPU, 1, False), (rates, 1, True), (rates, 2, True),
+                               *(({**rates, name: 0}, 2, False) for name in SIZES)):
+        r = there(more, {"run.slices": 0}, "--ranks", ranks)
+        assert r.rc == 0 and ("predicted: a step" in r.out) == known, f"{more} {r}"
+
+
+def test_a_plan_for_another_machine_is_that_of_the_config(there):
+    """Where units are computed, by how many workers, and how GPUs talk."""
+    table = {}
+    for name, more in (("gpu", {}), ("cpu", {"run.device": "cpu"}), ("mpi", {"run.comm": "mpi"})):
+        r = there(GPU, {"run.workers": 3, "run.slices": 0, **more}, "--ranks", 2)
+        assert r.rc == 0 and "; 3 workers; " in r.out, str(r)
+        table[name] = dict(re.findall(r"^  ([a-z ]+?)  +(.*)$", r.out, re.M))
+    assert "staging" in table["gpu"] and "staging" not in table["cpu"]
+    collectives = {k: table[k]["collectives"].split() for k in ("gpu", "mpi")}
+    assert collectives["gpu"][1] == collectives["mpi"][0] == "0.00"
+
+
 def share(text):
     """(ranks, MiB of each) as --plan says it, or None."""
     found = re.search(r"^(\d+) ranks share .* this host: ([\d.]+) MiB each",

@@ -46,31 +46,59 @@ def test_what_does_not_fit_is_refused_with_what_would(place):
     assert not (r.output / "metrics.jsonl").exists()
 
 
+def fits_with(place, config, nvme):
+    """What is said to fit, which --plan then takes, with that total; None: nothing is."""
+    folder = {"zero_optimization.offload_optimizer.device=nvme":
+              [f"zero_optimization.offload_optimizer.nvme_path={nvme}"],
+              "zero_optimization.offload_param.device=nvme":
+              [f"zero_optimization.offload_param.nvme_path={nvme}"]}
+    r = place.launch(1, config, ["--plan"])
+    run.refused(r, "this run needs", "MiB of memory per rank")
+    change = re.search(r"it fits with (.*) \(([\d.]+) MiB\)", r.err)
+    if not change:
+        return None
+    options = ["--plan"]
+    for item in change[1].split(" and "):
+        for x in [item, *folder.get(item, [])]:
+            options += ["--set", x]
+    again = place.launch(1, config, options)
+    assert again.rc == 0, str(again)
+    total = re.search(r"^  total +([\d.]+) +([\d.]+)", again.out, re.M)
+    assert sum(map(float, total.groups())) == pytest.approx(float(change[2]), abs=0.2)
+    return change[1]
+
+
 @pytest.mark.sanitized
 def test_the_suggested_change_does_fit(place, nvme):
-    """What the message says is what --plan then takes, with that total."""
-    keys = {"zero_optimization.offload_optimizer.device=nvme":
-            [f"zero_optimization.offload_optimizer.nvme_path={nvme}"],
-            "zero_optimization.offload_param.device=nvme":
-            [f"zero_optimization.offload_param.nvme_path={nvme}"]}
-    seen = set()
-    for part in (0.97, LIMIT / STATE):
-        config = {**CONFIG, "run.ring": 60, **limited(int(part * STATE))}
-        r = place.launch(1, config, ["--plan"])
-        assert r.rc == 1, str(r)
-        change = re.search(r"it fits with (.*) \(([\d.]+) MiB\)", r.err)
-        assert change, str(r)
-        options = ["--plan"]
-        for item in change[1].split(" and "):
-            for x in [item, *keys.get(item, [])]:
-                options += ["--set", x]
-        seen.add(change[1])
-        again = place.launch(1, config, options)
-        assert again.rc == 0, str(again)
-        total = re.search(r"^  total +([\d.]+) +([\d.]+)", again.out, re.M)
-        assert sum(map(float, total.groups())) == \
-            pytest.approx(float(change[2]), abs=0.2)
-    assert len(seen) == 2, seen
+    seen = {fits_with(place, {**CONFIG, "run.ring": 60, **limited(int(part * STATE))}, nvme)
+            for part in (0.97, LIMIT / STATE)}
+    assert len(seen) == 2 and None not in seen, seen
+
+
+ASYNC = {"model.width": 192, "zero_optimization.stage": 1, "run.save_mode": "async",
+         "zero_optimization.sub_group_size": 1, "run.recompute": "full"}
+BATCH = {"train_batch_size": 12, "run.workers": 1, "run.recompute": "full"}
+
+
+@pytest.mark.parametrize("model, more, change", (
+    ("pairs", BATCH, "train_micro_batch_size_per_gpu=2 and gradient_accumulation_steps=6"),
+    ("gpt2", {**BATCH, "model.seq": 64, "run.slices": 2}, "train_micro_batch_size_per_gpu=1 and "
+     "gradient_accumulation_steps=12 and run.slices=0"),
+    ("gpt2", {**BATCH, "model.seq": 512, "model.width": 96, "bf16.enabled": True},
+     "train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=12"),
+    ("gpt2", ASYNC, "zero_optimization.offload_optimizer.device=nvme"),
+    *(("gpt2", {**ASYNC, **more}, "run.save_mode=auto and "
+       "zero_optimization.offload_optimizer.device=nvme")
+      for more in ({"run.state_dtype": "bf16"}, {"run.nvme_checksum": True}))))
+def test_a_suggested_change_is_one_that_a_config_may_have(model, more, change, place, nvme):
+    """Pairs stay together, slices divide, sums of several micro-batches are fp32, and
+    saves can read what is on nvme."""
+    rows.use(place, model)
+    config = {**rows.BESIDE.get(model, (None, {}))[1], **more}
+    r = place.launch(1, config, ["--plan"])
+    total = re.search(r"^  total +([\d.]+) +([\d.]+)", r.out, re.M)
+    limit = int(0.75 * sum(map(float, total.groups())) * run.MIB)
+    assert fits_with(place, {**config, **limited(limit)}, nvme) == change
 
 
 @pytest.mark.sanitized

@@ -304,6 +304,8 @@ RATIO = "zero_optimization.offload_optimizer.ratio="
      ["gpu_bytes: is missing", "gpu_byte: unknown key"]),
     (BARE, (RATIO + "0.5",),
      ["offload_optimizer.ratio: 0.5 leaves chunks to a GPU"]),
+    ({"gpu_bytes_per_s": 0}, (), ["gpu_bytes_per_s is 0"]),
+    ({**BARE, "core_flops_per_s": 0}, (), ["core_flops_per_s is 0"]),
     ({"peer_bytes_per_s": 0}, (), ["peer_bytes_per_s is 0"]),
     ({"gpus": 1, "node_bytes_per_s": 0}, (), ["node_bytes_per_s is 0"]),
     ({"up_bytes_per_s": 0}, (), ["up_bytes_per_s is 0"]),

@@ -122,6 +122,7 @@ void assert_round_trip(int ranks)
         fail_msg("%s", said);
     memset(config.given, 0, sizeof(config.given)); /* it gives all */
     memset(first.given, 0, sizeof(first.given));
+    first.grad_accum_open = false; /* it has a type */
     memset(config.model_given, 0, sizeof(config.model_given));
     memset(first.model_given, 0, sizeof(first.model_given));
     assert_memory_equal(&config, &first, sizeof(config));

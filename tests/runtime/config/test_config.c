@@ -63,7 +63,8 @@ static void auto_is_what_the_trainer_takes_and_is_told(void **state)
     if (read_file(in_folder("effective.json"), NULL, 0, 3))
         fail_msg("%s", said);
     assert_string_equal(notes, "");
-    assert_accepted("'zero_optimization': {'param_persistence_threshold': 5}");
+    assert_accepted("'optimizer': null, "
+                    "'zero_optimization': {'param_persistence_threshold': 5}");
     assert_string_equal(
         notes,
         "config: no optimizer is given: optimizer.type \"AdamW\", "
@@ -109,7 +110,12 @@ static void batch_sizes_that_do_not_multiply_are_refused(void **state)
     read_refused(BATCH("4", "null", "3"), NULL, 1,
                  "train_batch_size: 4 is not");
     read_refused("{'train_batch_size': 1000000000000}", NULL, 1,
-                 "train_micro_batch_size_per_gpu 1000000000000 x");
+                 "train_batch_size: 1000000000000: "
+                 "train_micro_batch_size_per_gpu would be 1000000000000, more "
+                 "than 1000000");
+    read_refused("{'train_batch_size': 2000002, "
+                 "'train_micro_batch_size_per_gpu': 2}",
+                 NULL, 1, "gradient_accumulation_steps would be 1000001, more");
     read_refused("{'gradient_accumulation_steps': 4}", NULL, 1,
                  "train_batch_size: missing: give it or "
                  "train_micro_batch_size_per_gpu");
@@ -119,10 +125,12 @@ static void batch_sizes_that_do_not_multiply_are_refused(void **state)
 static void overrides_win_over_the_file(void **state)
 {
     char *set[] = {
-        "zero_optimization.stage=2", "data.path=123",
-        "model.preset=toy-small",    "optimizer.params.betas=[0.5,0.6]",
-        "run.recompute=full",        "run.sample_prompt=\"a=b\"",
-        "zero_optimization.stage=1", "data.val_path=a b=c"};
+        "zero_optimization.stage=2",    "data.path=123",
+        "model.preset=toy-small",       "optimizer.params.betas=[0.5,0.6]",
+        "run.recompute=full",           "run.sample_prompt=\"a=b\"",
+        "zero_optimization.stage=1",    "data.val_path=a b=c",
+        "lora.targets=[\"a\", \"b\"]",  "lora.modules_to_save=[ab]*",
+        "run.seed=9223372036854775807", "lora.rank=1"};
     const char *path = write_text(
         in_folder("config.json"),
         json("{'train_batch_size': 8, 'zero_optimization': {'stage': 3}, "
@@ -132,6 +140,8 @@ static void overrides_win_over_the_file(void **state)
     assert_settings("zero_optimization.stage 1;data.path '123';"
                     "data.val_path 'a b=c';run.sample_prompt 'a=b';"
                     "model.layers 3;model.act 'gelu';run.recompute 'full';"
+                    "lora.targets 'a,b';lora.modules_to_save '[ab]*';"
+                    "run.seed 9223372036854775807;"
                     "optimizer.params.betas [0.5, 0.6]");
 }
 
@@ -150,6 +160,7 @@ static void faults_of_overrides_name_them(void **state)
          ", --set tensorboard.enabled=true: tensorboard: not supported"},
         {"run.steps", "--set run.steps: expected key=value"},
         {"=3", "--set =3: expected key=value"},
+        {".run.steps=3", "--set .run.steps=3: expected key=value"},
         {"a\xff=3", "not UTF-8"},
         {"run.output=\xff", "not UTF-8"},
         {"a..b=3", "a: unknown key"},
