@@ -88,16 +88,23 @@ static void read_parameters(struct iz_peft *p, const struct reader *r,
 /* As POSIX has it; false: it is one that only Python has. */
 static bool compile(regex_t *r, const char *key)
 {
+    const char *set = NULL; /* the bracket that is open */
     char text[1024];
     size_t n = (size_t)snprintf(text, sizeof(text), "^(.*\\.)?(");
-    for (; *key && n + 8 < sizeof(text); key++)
-        if (key[0] == '\\' && key[1] == 'd')
-            n += (size_t)snprintf(text + n, 8, "[0-9]"), key++;
-        else if ((key[0] == '\\' && key[1] != '.') ||
-                 (key[0] == '(' && key[1] == '?'))
+    for (; *key && n + 8 < sizeof(text); key++) {
+        bool digit = key[0] == '\\' && key[1] == 'd';
+        if ((key[0] == '\\' && !digit && key[1] != '.') ||
+            (key[0] == '(' && key[1] == '?'))
             return false;
+        if (!set && *key == '[')
+            set = key;
+        else if (set && *key == ']' && key > set + 1 + (set[1] == '^'))
+            set = NULL;
+        if (digit)
+            n += (size_t)snprintf(text + n, 8, set ? "0-9" : "[0-9]"), key++;
         else
             text[n++] = *key;
+    }
     snprintf(text + n, sizeof(text) - n, ")$");
     return !*key && regcomp(r, text, REG_EXTENDED | REG_NOSUB) == 0;
 }

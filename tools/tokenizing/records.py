@@ -197,6 +197,7 @@ class Recipe:
             raise BadRecord("chat_template_kwargs is no object")
         given |= more
         for text in strings([messages, given]):
+            text.encode()  # refuses half a pair of surrogates
             found = not self.special and self.tokenizer.special.search(text)
             if found:
                 raise BadRecord(f"has the special token {found[0]} in a message, where "

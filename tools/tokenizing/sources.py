@@ -21,7 +21,7 @@ TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 REFUSED = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd",
            b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
            b"\x89HDF": "HDF5", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16"}
-HEAD = 1 << 20  # bytes in which a first record is looked for
+HEAD = 1 << 20  # bytes in which a first record is looked for at first
 
 
 class File(typing.NamedTuple):
@@ -75,17 +75,25 @@ def values(path, text):
         at = end
 
 
-def has_record(head):
+def is_cut(text, fault):
+    """Whether JSON is no JSON because it ends."""
+    return isinstance(fault, json.JSONDecodeError) and (
+        fault.msg.startswith("Unterminated") or fault.pos > len(text) - len("false"))
+
+
+def has_record(data, size=HEAD):
     """Whether a text begins with a record, or an array of them; and whether the
     record is a line."""
-    head = head.decode("utf-8-sig", "ignore").lstrip()
+    head = data[:size].decode("utf-8-sig", "ignore").lstrip()
     start = len(head) - len(head.lstrip("[ \t\r\n"))
     try:
         found, end = json.JSONDecoder().raw_decode(head, start)
         rest = head[end:].partition("\n")[0].strip()
         line = start == 0 and "\n" not in head[:end] and not rest
         return isinstance(found, dict) and records.form_of(found) is not None, line
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as e:
+        if size < len(data) and head[start:start + 1] == "{" and is_cut(head, e):
+            return has_record(data, 2 * size)
         return False, False
 
 
@@ -104,7 +112,7 @@ def open_text(path, name, data, how, folder):
     """A name says JSON, or a record at the beginning does."""
     start = len(BOM) if data[:len(BOM)] == BOM else 0
     ending = pathlib.Path(name).suffix.lower()
-    record, line = has_record(data[:HEAD])
+    record, line = has_record(data)
     if ending in (".csv", ".tsv"):
         raise Refused(f"{path} is a table of text: make lines of JSON or parquet of it")
     if ending in (".jsonl", ".ndjson") or record and line:

@@ -148,7 +148,8 @@ def write(family, golden, path):
 
 
 # Of PEFT's rank_pattern and alpha_pattern.
-RANKS, ALPHAS = {r".*layers\.1\..*": 2, "(o|c)_proj": 3}, {"down_proj|c_proj": 9}
+RANKS = {r".*layers\.1\..*": 2, "(o|c)_proj": 3}
+ALPHAS = {r".*\.[\d]+\.mlp\.down_proj|c_proj": 9}
 HEAD = "base_model.model."
 OTHERS = r"model.embed_tokens|lm_head|.*norm|.*\.(ln_.|w.e)|gpt_neox.embed_in|embed_out"
 

@@ -234,3 +234,11 @@ def test_a_message_cannot_forge_a_token(place):
     out = place.encode(path, {"t.jsonl": bad}, "--special")
     end = tokens.open_tokenizer(str(path), True).find("<|end|>")
     assert flat(shards(out)).count(end) == 3
+
+
+def test_half_a_pair_of_surrogates_is_named_or_left_out(place):
+    half = jsonl([{"messages": [{**TURNS[0], "content": "\ud800"}, TURNS[1]]}])
+    path = model(place, "phi3")
+    place.refuse(path, half, name="t.jsonl", words=["line 1", "surrogates"])
+    place.encode(path, {"t.jsonl": half + jsonl([{"messages": TURNS[:2]}])}, "--skip-bad")
+    assert "1 faulty" in place.said

@@ -17,6 +17,7 @@ from tokenizing import documents, records, tokens
 MESSAGES = [{"messages": TURNS[:2]}, {"messages": [TURNS[0], CALL], "tools": [TOOL]},
             {"messages": [{**TURNS[0], "content": "a\u2028b\r\n \u00e9"}, TURNS[1]]}]
 LINES = jsonl(MESSAGES)
+LONG = b"{" + b" " * (1 << 20)
 TEXTS = [{"text": "a b\u2028c\n"}, {"text": " d"}]
 
 
@@ -35,6 +36,9 @@ FILES = {
     "no name": ("t.txt", LINES), "lines called json": ("t.json", LINES),
     "an array": ("t.json", json.dumps(MESSAGES, indent=1).encode()),
     "an array in a line": ("t.data", json.dumps(MESSAGES).encode()),
+    "a long line": ("t.txt", LONG + LINES[1:]),
+    "an array of long ones": ("t.data", b"[\n" + json.dumps(MESSAGES).encode()[1:].replace(
+        b"{", LONG, 1)),
     "values": ("t.json", b"\n".join(json.dumps(m, indent=2).encode() for m in MESSAGES)),
     "mark": ("t.jsonl", b"\xef\xbb\xbf" + LINES),
     "mark and array": ("t.json", b"\xef\xbb\xbf" + json.dumps(MESSAGES).encode()),
