@@ -21,9 +21,13 @@ program=${1:?a program, a config and a folder are needed}
 config=${2:?a config and a folder are needed}
 output=${3:?a folder is needed}
 shift 3
-if [ -d "$output/checkpoints" ]; then
-    set -- --resume "$@"
-fi
+# A job that ends before its first checkpoint leaves none, or what ends in .tmp.
+for checkpoint in "$output"/checkpoints/step-*[!p]; do
+    if [ -d "$checkpoint" ]; then
+        set -- --resume "$@"
+        break
+    fi
+done
 # srun takes no number of cores from the lines above since Slurm 22.05, and Open
 # MPI finds its ranks by PMIx.  One rank needs no srun, but the signal does.
 exec srun --mpi=pmix ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \

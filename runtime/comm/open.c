@@ -17,6 +17,7 @@
 
 enum { SEAT_BYTES = 4096 };
 enum { ABORT_S = 5 }; /* how long MPI_Abort may take */
+enum { SHARE_S = 5 }; /* ranks that have just met, for one that fails */
 enum { TURNS = 16, TURNS_A_SECOND = 10 };
 
 static MPI_Win seats = MPI_WIN_NULL; /* memory that ranks of a host share */
@@ -164,6 +165,18 @@ static bool find_seats(struct iz_coll *c, MPI_Comm host)
     return true;
 }
 
+/* Where it fails for the host's first rank alone, Open MPI leaves the others in
+ * the call. */
+static bool share_seats(struct iz_coll *c, MPI_Comm host)
+{
+    bool found = find_seats(c, host);
+    c->timeout_s = found ? 0 : SHARE_S;
+    iz_coll_barrier(c, "ranks in MPI_Win_allocate_shared, which fails here (is "
+                       "/dev/shm full?)");
+    c->timeout_s = 0;
+    return iz_coll_all_ok(c, found);
+}
+
 /* Reading each other's memory is for all ranks or for none. */
 static void find_local(struct iz_coll *c, MPI_Comm host)
 {
@@ -173,7 +186,7 @@ static void find_local(struct iz_coll *c, MPI_Comm host)
     s->can_read_local = most == 1; /* there is nobody whose memory to read */
     if (most == 1)
         return;
-    can = iz_coll_all_ok(c, find_seats(c, host)) && iz_local_try(c);
+    can = share_seats(c, host) && iz_local_try(c);
     s->can_read_local = iz_coll_all_ok(c, can != 0);
     if (can && !s->can_read_local)
         snprintf(s->why, sizeof(s->why), "it cannot be read on another host");

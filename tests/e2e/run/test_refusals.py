@@ -211,6 +211,15 @@ def test_a_bad_variable_of_one_rank_ends_all(place):
         run.refused(place.apart([[], ["env", variable]], {}), words)
 
 
+def test_memory_that_a_host_cannot_share_ends_the_start(place):
+    """As where /dev/shm is full: Open MPI's first rank of a host alone fails, in a call
+    of all; other MPIs end there."""
+    r = place.apart([["prlimit", "--fsize=8192"], []], {})
+    assert r.rc != 0, str(r)
+    if "Open MPI" in run.call("mpirun", "--version").out:
+        run.refused(r, "MPI_Win_allocate_shared", "is /dev/shm full?")
+
+
 @pytest.mark.sanitized
 @pytest.mark.parametrize("options, word", [
     (["--stpes", "3"], "--stpes"), (["--set"], "--set"),

@@ -166,6 +166,7 @@ def test_jobs_go_on_where_the_last_one_ended(slurm, place):
     """One gets the signal that Slurm sends before a time limit, one is cancelled,
     one ends by itself; what they computed is what one run computes."""
     output = place.folder / "chain"
+    (output / "checkpoints/step-00000001.tmp").mkdir(parents=True)  # of one that died
     more = {"run.save": True, "zero_optimization.stage": 3}
     stops = []
     for signal_ in (["--signal=USR1"], []):
