@@ -185,6 +185,8 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
     struct checkpoint c;
     int err = checkpoint_open(&c, dir, step);
     if (!err) {
+        free(c.k.sink);
+        c.k.sink = NULL;
         err = iz_ckpt_load(&c.k, step, coll);
         checkpoint_close(&c);
     }
