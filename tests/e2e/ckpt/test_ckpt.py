@@ -68,7 +68,8 @@ def test_export_of_a_checkpoint_is_that_of_the_run(two, tmp_path):
 
 def test_a_loss_that_is_no_number_is_none(place, tmp_path):
     out = place.good(1, {"run.save": True, "run.eval_batches": 2}).output
-    assert "export: loss " in ckpt("export", out, "--out", tmp_path / "a").out
+    any_name = tmp_path / 'a"\\\n'
+    assert "export: loss " in ckpt("export", out, "--out", any_name).out
     lines = (out / "metrics.jsonl").read_text()
     (out / "metrics.jsonl").write_text(
         re.sub(r'("validation_loss": )[\d.]+', r'\1"nan"', lines))
