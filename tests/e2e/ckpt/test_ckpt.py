@@ -94,6 +94,12 @@ def test_what_cannot_be_is_refused(args, status, words, two, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_list_that_is_lost_is_no_success(two):
+    r = run.call("sh", "-c", 'exec "$0" list "$1" > /dev/full', run.built("tools/ckpt"),
+                 two[1])
+    assert r.rc == 1 and "standard output: cannot write: No space" in r.err, str(r)
+
+
 def test_a_damaged_checkpoint_is_not_exported(two, tmp_path):
     _, out = two
     file = next((out / "checkpoints/step-00000003").glob("rank-00001*"))
