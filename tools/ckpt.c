@@ -10,6 +10,7 @@
 
 #include "codelets/base/take.h"
 #include "codelets/base/units.h"
+#include "runtime/base/durable.h"
 #include "runtime/base/json.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/text.h"
@@ -185,6 +186,8 @@ static int verify_one(const char *dir, int64_t step, struct iz_coll *coll)
     struct checkpoint c;
     int err = checkpoint_open(&c, dir, step);
     if (!err) {
+        free(c.k.sink);
+        c.k.sink = NULL;
         err = iz_ckpt_load(&c.k, step, coll);
         checkpoint_close(&c);
     }
@@ -303,6 +306,9 @@ int main(int argc, char **argv)
         iz_progress_rank(coll->rank, coll->size);
         err = o.command->run(&o, coll);
     }
+    if (fflush(stdout) || ferror(stdout))
+        err =
+            iz_durable_refuse("ckpt", "standard output", "cannot write", errno);
     iz_coll_close(&coll);
     return err ? 1 : 0;
 }

@@ -355,10 +355,11 @@ struct look {
  * this step; where it told none, or the program cannot, that is said. */
 static int look_at_loss(const struct look *l, const char *folder)
 {
-    char config[IZ_PATH_MAX + 32], import[IZ_PATH_MAX + 64],
-        frozen[IZ_KEY_NAME_MAX + 128];
+    char config[IZ_PATH_MAX + 32], frozen[IZ_KEY_NAME_MAX + 128];
+    struct iz_text import;
+    char *text;
     const char *set[CKPT_SETTINGS + 1] = {
-        import, "train_micro_batch_size_per_gpu=null",
+        NULL, "train_micro_batch_size_per_gpu=null",
         "gradient_accumulation_steps=null", "run.sum_group=0",
         "zero_optimization.zero_hpz_partition_size=1"};
     int64_t seq =
@@ -372,17 +373,20 @@ static int look_at_loss(const struct look *l, const char *folder)
                       : l->pairs        ? "it would be one of pairs"
                                         : NULL;
     snprintf(config, sizeof(config), "%s/config.json", l->o->dir);
-    snprintf(import, sizeof(import), "lora={\"import\": \"%s\"}", folder);
+    iz_text_open(&import);
+    fprintf(import.out, "%s={\"import\": ", l->o->adapter ? "lora" : "model");
+    iz_json_print(import.out, folder);
     if (!l->o->adapter) { /* its config.json has the shape */
-        snprintf(import, sizeof(import),
-                 "model={\"import\": \"%s\", \"seq\": %" PRId64 "}", folder,
-                 seq);
+        fprintf(import.out, ", \"seq\": %" PRId64, seq);
         ckpt_freeze(frozen, sizeof(frozen), l->m);
         set[5] = frozen;
         set[6] = "lora={}";
     }
+    fputs("}", import.out);
+    set[0] = text = iz_text_close(&import);
     if (!why)
         losses.found = ckpt_loss(l->coll, l->p, config, set);
+    free(text);
     if (!why && isnan(losses.found))
         why = "the program cannot, see above";
     if (!why)

@@ -47,7 +47,7 @@ struct iz_ckpt {
      * "h.3/m", the master or a state of one unit's parameters, laid end to end
      * without padding.  What the ranks write lies end to end. */
     struct iz_rank_range *array;
-    struct iz_ckpt_sink *sink; /* [n_arrays] */
+    struct iz_ckpt_sink *sink; /* [n_arrays]; NULL: a load only checks */
     int n_arrays;
     const struct iz_ckpt_name *names;
     int n_names;

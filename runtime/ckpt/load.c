@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading: each rank reads the blocks that hold its elements, whichever rank
- * wrote them: once to check them all, and once more to put them. */
+ * wrote them: once to check them all, and once more to put them, if anybody
+ * takes them. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -31,7 +32,6 @@ static int array_take(struct load *l, int i, const struct iz_rank_file *f,
                       const struct iz_rank_range *p)
 {
     const struct iz_rank_range *array = &l->k->array[i];
-    const struct iz_ckpt_sink *sink = &l->k->sink[i];
     int64_t at = array->first + l->done[i], end = array->first + array->count;
     int err = 0;
     if (p->first > at)
@@ -44,7 +44,8 @@ static int array_take(struct load *l, int i, const struct iz_rank_file *f,
         int64_t n = min64(end - from, IZ_CKPT_BLOCK) - (at - from);
         err = iz_rank_file_read(f, p, b, l->block);
         if (!err && l->put)
-            sink->put(sink->arg, at - array->first, l->block + (at - from), n);
+            l->k->sink[i].put(l->k->sink[i].arg, at - array->first,
+                              l->block + (at - from), n);
         at += n;
         l->done[i] = at - array->first;
         iz_progress_add(&l->progress, 4 * n);
@@ -189,7 +190,7 @@ int iz_ckpt_load(struct iz_ckpt *k, int64_t step, struct iz_coll *c)
         err = iz_agree(c, c->rank == 0 ? 0 : load_open(&l));
     if (!err)
         err = iz_agree(c, files_take(&l, false));
-    if (!err)
+    if (!err && k->sink)
         err = iz_agree(c, files_take(&l, true));
     if (!err)
         iz_ckpt_index_scalars(l.index, k);

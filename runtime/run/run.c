@@ -40,7 +40,8 @@ static int run_run_all(struct run *r)
     if (iz_run_first(r) && r->progress.begun >= r->c.run.steps && !r->o.replay)
         printf("nothing left to train: step %lld of %lld\n",
                (long long)r->progress.begun, (long long)r->c.run.steps);
-    iz_signals_catch(&stop_signal);
+    if (r->stop)
+        iz_signals_catch(r->stop);
     r->coll->phase = NULL;
     s = iz_run_train(r);
     if (s)
@@ -82,7 +83,7 @@ static int run_on(struct run *r)
 int iz_run_on(struct iz_coll *coll, const struct iz_program *p,
               const char *config, char **set, int n)
 {
-    struct run r = {.p = p, .stop = &stop_signal, .coll = coll};
+    struct run r = {.p = p, .coll = coll};
     r.o = (struct iz_options){.path = config, .set = set, .n_set = n};
     iz_environment_keep();
     iz_signals_open();

@@ -20,7 +20,8 @@ struct iz_program {
 
 /* Returns the exit status. */
 int iz_run(int argc, char **argv, const struct iz_program *p);
-/* The same on ranks that are there, of a config with `n` overrides.  0, or a
- * negative errno with the reason printed. */
+/* The same on ranks that are there, of a config with `n` overrides, for a
+ * caller whose signals are its own: SIGINT and its like end the process.  0, or
+ * a negative errno with the reason printed. */
 int iz_run_on(struct iz_coll *coll, const struct iz_program *p,
               const char *config, char **set, int n);

@@ -82,7 +82,8 @@ struct run {
     struct run_chain chain;
     struct run_replay replay;
     int claim;         /* of the output folder, a descriptor; 0: none */
-    _Atomic int *stop; /* the signal that asks for the end, or 0 */
+    _Atomic int *stop; /* the signal that asks for the end, or 0; NULL: no
+                        * signal does */
 };
 
 /* The model, and which of its parameters are updated how; then where it runs

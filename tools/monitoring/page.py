@@ -22,7 +22,7 @@ document.querySelector('button').onclick = () => root.toggle('dark')
 """
 
 
-def add(chart, go, one, place, first):
+def add(chart, go, one, place, named):
     """A run's line in the picture at `place`; the legend has it once."""
     colour = COLOURS[one.number % len(COLOURS)]
     dash = ("solid", "dash", "dot")[one.number // len(COLOURS) % 3]
@@ -36,7 +36,9 @@ def add(chart, go, one, place, first):
     if one.even != one.points:
         trace(one.points, mode="lines", opacity=0.3, hoverinfo="skip",
               line={"color": colour, "width": 1, "dash": dash})
-    trace(one.even, first, mode="lines", line={"color": colour, "dash": dash})
+    trace(one.even, one.number not in named, mode="lines",
+          line={"color": colour, "dash": dash})
+    named.add(one.number)
     if one.marks:
         trace(one.marks, mode="markers", hovertemplate="%{y} (validation)",
               marker={"color": colour, "symbol": "circle-open", "size": 8})
@@ -57,10 +59,11 @@ def chart(runs, only, smooth):
         vertical_spacing=0.2 / down, subplot_titles=[
             s.label + " (circles: validation)" * any(one.marks for one in d)
             for s, d in zip(series, drawn)])
+    named = set()
     for i, (s, d) in enumerate(zip(series, drawn)):
         place = (i // 2 + 1, i % 2 + 1)
         for one in d:
-            add(whole, go, one, place, i == 0)
+            add(whole, go, one, place, named)
         whole.update_yaxes(type="log" if logarithmic(s, d) else "linear",
                            row=place[0], col=place[1])
     whole.update_xaxes(showticklabels=True)

@@ -16,7 +16,7 @@ def draw(axes, series, drawn):
         look = style(one.number)
         if one.even != one.points:
             axes.plot(*zip(*one.points), lw=0.7, alpha=0.3, **look)
-        axes.plot(*zip(*one.even), lw=1.5, label=one.run.name, **look)
+        axes.plot(*zip(*one.even), lw=1.5, label=str(one.number), **look)
         if one.marks:
             axes.scatter(*zip(*one.marks), s=25, zorder=3, facecolors="white",
                          edgecolors=look["color"])
@@ -47,8 +47,12 @@ def figure(runs, only, smooth):
     for i, s in enumerate(series):
         axes = whole.add_subplot(down, across, i + 1, sharex=axes)
         draw(axes, s, list(lines(s, runs, smooth, MOST)))
-    whole.legend(*whole.axes[0].get_legend_handles_labels(), ncol=4, frameon=False,
-                 loc="outside upper left", fontsize=9)
+    lines_of = {number: line for axes in whole.axes for line, number in
+                zip(*axes.get_legend_handles_labels())}
+    legend = whole.legend(lines_of.values(), lines_of, ncol=4, frameon=False,
+                          loc="outside upper left", fontsize=9)
+    for text in legend.get_texts():  # as a label a name may be hidden, or mathematics
+        text.set(text=runs[int(text.get_text())].name, parse_math=False)
     return whole
 
 

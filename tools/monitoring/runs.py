@@ -9,11 +9,13 @@ import datetime
 import importlib
 import json
 import math
+import os
 import pathlib
 import sys
 import typing
 
 MOST = 2000  # points of a line in a picture
+MOST_S = 1e9  # of what is left
 # Okabe-Ito, told apart with any colour vision; then dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
            "#000000")
@@ -69,8 +71,13 @@ def number(value):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
+
+
+def printable(name):
+    """A name of a file as text: bytes that are none become U+FFFD."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 class Run:
@@ -78,13 +85,14 @@ class Run:
         self.path = pathlib.Path(path)
         if self.path.is_dir():
             self.path = self.path / "metrics.jsonl"
-        self.name = self.path.parent.resolve().name \
-            if self.path.name == "metrics.jsonl" else self.path.stem
+        self.name = printable(self.path.parent.resolve().name if self.path.name ==
+                              "metrics.jsonl" else self.path.stem)
         self.forget()
 
     def forget(self):
         self.at, self.rest = 0, b""
         self.rows = {}  # step -> {key: value}
+        self.series = {}  # what points() found in them
         self.last_step, self.restart = None, None
         self.summary = self.limit = None
         self.faulty = 0
@@ -132,6 +140,7 @@ class Run:
             row.pop("time", None)
         if row:
             self.rows.setdefault(step, {}).update(row)
+            self.series.clear()
 
     def take_rate(self, fields):
         """A run names its rate after what the model reads: tokens_per_s,
@@ -149,8 +158,10 @@ class Run:
         self.restart = step
 
     def points(self, key):
-        return [(step, row[key]) for step, row in sorted(self.rows.items())
-                if key in row]
+        if key not in self.series:
+            self.series[key] = [(step, row[key]) for step, row in
+                                sorted(self.rows.items()) if key in row]
+        return self.series[key]
 
     def last(self, key):
         return next((y for _, y in reversed(self.points(key))), None)
@@ -176,8 +187,9 @@ class Run:
         if self.summary:
             parts.append(str(self.summary.get("reason", "ended")))
         elif last and wanted and wanted > step:
-            left = round((wanted - step) * sum(last) / len(last))
-            parts.append(f"{datetime.timedelta(seconds=left)} left")
+            left = (wanted - step) * sum(last) / len(last)
+            parts.append(f"{datetime.timedelta(seconds=round(left))} left"
+                         if left < MOST_S else "years left")
         if self.restart:
             parts.append(f"(resumed at step {self.restart})")
         if self.faulty:
@@ -191,8 +203,8 @@ def open_runs(paths):
     names = [r.name for r in runs]
     for r in runs:  # equal names: as much of the path as tells them apart
         if names.count(r.name) > 1:
-            r.name = str(r.path.parent if r.path.name == "metrics.jsonl"
-                         else r.path)
+            r.name = printable(r.path.parent if r.path.name == "metrics.jsonl"
+                               else r.path)
     return runs
 
 

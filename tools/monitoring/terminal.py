@@ -16,10 +16,10 @@ class Screen:
     """Where the plots appear, and what it can show."""
 
     def __init__(self, out=sys.stdout):
-        self.out, self.tty, self.first = out, out.isatty(), True
+        self.out, self.first = out, True
+        self.tty = out.isatty() and os.environ.get("TERM") != "dumb"
         self.unicode = "utf" in (getattr(out, "encoding", None) or "").lower()
-        self.colour = self.tty and not os.environ.get("NO_COLOR") and \
-            os.environ.get("TERM") != "dumb"
+        self.colour = self.tty and not os.environ.get("NO_COLOR")
 
     def size(self):
         try:

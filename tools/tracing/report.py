@@ -353,4 +353,4 @@ def write(path_out, ranks, memories, path, command, warnings):
         begin=duration(begin), end=duration(end),
         notes="".join(f"<li>{esc(n)}</li>" for n in (*span[2], *path["clocks"])),
         data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/")),
-        encoding="utf-8")
+        encoding="utf-8", errors="replace")

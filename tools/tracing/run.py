@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 
-from . import records
+from . import figures, records
 
 FLUSH = b"FxT is flushing"
 MOST_TASKS = 600000
@@ -96,9 +96,20 @@ def run(command, raw, steps):
 
 # ---- conversion ----
 
+def parse(path, *keys):
+    """The object in a file, which may be cut off; the innermost of `keys` in it."""
+    try:
+        found = rank = json.loads(path.read_text(encoding="utf-8"))
+        for key in keys:
+            rank = rank[key]
+        return rank, found
+    except (ValueError, KeyError, TypeError) as e:
+        raise Refused(f"{path}: damaged or cut off ({e!r})") from e
+
+
 def descriptions(raw):
-    return sorted((json.loads(p.read_text(encoding="utf-8"))
-                   for p in raw.glob("rank-*.json")), key=lambda a: a["rank"])
+    return [about for _, about in sorted(
+        (parse(p, "rank") for p in raw.glob("rank-*.json")), key=lambda x: x[0])]
 
 
 def find_fxt_tool(program):
@@ -159,7 +170,7 @@ def read_all(raw):
     about = descriptions(raw)
     if not about:
         raise Refused(f"no trace in {raw}: the command must start a program of "
-                      "izar that trains or simulates")
+                      "izar that trains or simulates, and get as far as --steps")
     lost = set(range(about[0]["ranks"])) - {a["rank"] for a in about}
     if lost and not about[0]["simulated"]:
         raise Refused(f"no trace of rank {min(lost)} in {raw}; with several "
@@ -177,5 +188,9 @@ def read_all(raw):
             ranks.append(records.read_rank(a, folder))
         except records.BadTrace as e:
             raise Refused(str(e)) from e
+        steps, wanted = len(figures.clips(ranks[-1])), a["to"] - a["from"]
+        if steps < wanted:
+            raise Refused(f"{prof_file(raw, a['rank'])} was cut off: {wanted} steps were "
+                          f"traced, and {steps} are whole (was the disk full?)")
     records.align(ranks)
     return ranks

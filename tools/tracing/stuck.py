@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the black boxes of a run that did not go on (runtime/report/box.h): as tasks for
 the pictures, and in words, which rank waits for what."""
-import json
 import re
 
 from . import figures, records, run
@@ -11,10 +10,9 @@ LATE_S = 60  # boxes that are further apart are of different times
 
 def read_boxes(output):
     """In order of ranks."""
-    found = sorted((json.loads(p.read_text(encoding="utf-8"))
-                    for p in output.glob("stuck-rank*.json")
-                    if re.fullmatch(r"stuck-rank\d+\.json", p.name)),
-                   key=lambda b: b["about"]["rank"])
+    found = [box for _, box in sorted(
+        (run.parse(p, "about", "rank") for p in output.glob("stuck-rank*.json")
+         if re.fullmatch(r"stuck-rank\d+\.json", p.name)), key=lambda x: x[0])]
     if not found:
         raise run.Refused(f"{output} holds no stuck-rank*.json")
     return found

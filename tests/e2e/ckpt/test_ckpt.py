@@ -68,7 +68,8 @@ def test_export_of_a_checkpoint_is_that_of_the_run(two, tmp_path):
 
 def test_a_loss_that_is_no_number_is_none(place, tmp_path):
     out = place.good(1, {"run.save": True, "run.eval_batches": 2}).output
-    assert "export: loss " in ckpt("export", out, "--out", tmp_path / "a").out
+    any_name = tmp_path / 'a"\\\n'
+    assert "export: loss " in ckpt("export", out, "--out", any_name).out
     lines = (out / "metrics.jsonl").read_text()
     (out / "metrics.jsonl").write_text(
         re.sub(r'("validation_loss": )[\d.]+', r'\1"nan"', lines))
@@ -91,6 +92,12 @@ def test_what_cannot_be_is_refused(args, status, words, two, tmp_path):
     r = ckpt(*(places.get(a, a) for a in args), rc=status)
     assert all(w in r.err for w in words), str(r)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_list_that_is_lost_is_no_success(two):
+    r = run.call("sh", "-c", 'exec "$0" list "$1" > /dev/full', run.built("tools/ckpt"),
+                 two[1])
+    assert r.rc == 1 and "standard output: cannot write: No space" in r.err, str(r)
 
 
 def test_a_damaged_checkpoint_is_not_exported(two, tmp_path):

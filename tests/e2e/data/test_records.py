@@ -105,7 +105,8 @@ def test_criteo_becomes_records(tmp_path):
 @pytest.mark.parametrize("bad", [
     line("2"), line(""), line(dense="x"), line(category="0g"),
     line()[:-10] + "\n", line()[:-1] + "\t00\n", "\n", line(dense="2147483648"),
-    line(dense="-9" + "9" * 20), line(category="100000000"), line(category="-1")])
+    line(dense="-9" + "9" * 20), line(category="100000000"), line(category="-1"),
+    line()[:-1] + "\0x\n"])
 def test_a_wrong_line_is_named(bad, tmp_path):
     text = tmp_path / "t"
     text.write_text(line() + bad + line())

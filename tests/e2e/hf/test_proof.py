@@ -2,7 +2,11 @@
 """What is told of a folder in the layout of Hugging Face before anybody uses it: of
 our exports by the run and by the tool, which read them again, and of those of others
 by `ckpt check`."""
+import pathlib
 import re
+import shutil
+import signal
+import subprocess
 
 import pytest
 
@@ -150,3 +154,20 @@ def test_one_command_has_the_loss_of_a_text(place):
     assert abs(float(loss) - mean) < 1e-6
     p = ckpt("check", folder, *settings, rc=1)
     assert "data.bytes" in p.err and "can be imported" in p.out
+
+
+def test_ctrl_c_ends_the_search_for_a_loss(place):
+    folder, data = written(place, "qwen3"), place.folder / "text"
+    data.write_bytes(bytes(16 * 20000))
+    p = subprocess.Popen(
+        [run.built("tools/ckpt"), "check", folder, "--data", data, "--set",
+         "model.seq=16", "--set", "data.bytes=true"], stdout=subprocess.DEVNULL,
+        # what starts the tests may have turned Ctrl-C off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    begun = []
+    while not begun and p.poll() is None:
+        begun = [f for f in map(pathlib.Path.resolve, pathlib.Path(
+            f"/proc/{p.pid}/fd").iterdir()) if f.name == "metrics.jsonl" and f.stat().st_size]
+    p.send_signal(signal.SIGINT)
+    assert p.wait(run.TIMEOUT_S) == -signal.SIGINT
+    shutil.rmtree(begun[0].parent)

@@ -208,6 +208,58 @@ def test_the_page_needs_nothing_else(resumed, tmp_path, drawn):
     assert xml.fromstring(without).tag.endswith("svg")
 
 
+@pytest.mark.parametrize("name", ["_a", "lr_$5_$6", "a$\\frac$", os.fsdecode(b"a\xff")])
+def test_a_run_may_have_any_name(name, tmp_path, drawn):
+    """Pictures have legends in which $ begins mathematics and _ hides a line."""
+    _, pictures, read = drawn
+    run = write_run(tmp_path / name, line(1, 4.0) + line(2, 3.0))
+    shown = name.encode(errors="surrogateescape").decode(errors="replace")
+    (legend,) = pictures.figure(read(run), (), 1).legends
+    assert [t.get_text() for t in legend.get_texts()] == [shown]
+    monitor(run, "--html", tmp_path / "p", "--csv", tmp_path / "c")
+    assert shown in (tmp_path / "p").read_text()
+    assert (tmp_path / "c").read_text().splitlines()[1].partition(",")[0] == shown
+    monitor(run)
+
+
+def test_a_legend_has_the_runs_of_all_pictures(tmp_path, drawn):
+    page, pictures, read = drawn
+    both = read(write_run(tmp_path / "a", line(1, 4.0, router_balance=1.0)),
+                write_run(tmp_path / "b", line(1, 4.0, loss_scale=2.0)))
+    only = ("loss_scale", "router_balance")
+    (legend,) = pictures.figure(both, only, 1).legends
+    assert sorted(t.get_text() for t in legend.get_texts()) == ["a", "b"]
+    assert sorted(t.name for t in page.chart(both, only, 1).data if t.showlegend) == [
+        "a", "b"]
+
+
+@pytest.mark.parametrize("to", ["--csv", "--csv -", "--svg", "--html", "--tensorboard"])
+def test_a_full_disk_is_told_with_the_name(to, resumed, tmp_path):
+    option, *to = to.split()
+    os.symlink("/dev/full", tmp_path / "x")
+    if option == "--tensorboard":  # its folder's only file
+        pytest.importorskip("tensorboard")
+        (tmp_path / "tb/a").mkdir(parents=True)
+        os.symlink("/dev/full", tmp_path / "tb/a/events.out.tfevents.0000001001.izar")
+        to = [tmp_path / "tb"]
+    elif option != "--csv":
+        pytest.importorskip("matplotlib")
+        pytest.importorskip("plotly")
+    path = str((to or [tmp_path / "x"])[0])
+    with open("/dev/full", "w") as full:
+        r = subprocess.run([sys.executable, MONITOR, resumed, option, path], stdout=full,
+                           stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    assert r.returncode == 1 and r.stderr == f"monitor: {path}: No space left on device\n"
+
+
+def test_numbers_beyond_a_float_and_steps_of_years(tmp_path):
+    run = write_run(tmp_path / "a", line(1, 4.0).replace("2.0", "1" + "0" * 400))
+    assert rows(run)[0]["loss"] == "4.0" and "grad_norm" not in rows(run)[0]
+    (run / "config.json").write_text('{"run": {"steps": 1000000000000000}}')
+    assert "years left" in shown(run)
+    assert "finite" in monitor(run, "--interval", "nan", rc=2).stderr
+
+
 def test_png_and_svg(resumed, tmp_path, drawn):
     monitor(resumed, "--png", tmp_path / "p.png", "--svg", tmp_path / "p.svg")
     png = (tmp_path / "p.png").read_bytes()
@@ -232,14 +284,14 @@ def test_letters_where_there_are_no_dots(resumed, tmp_path):
 class Terminal:
     """The tool on a terminal of 100 x 40, which `script` makes and writes down."""
 
-    def __init__(self, run):
+    def __init__(self, run, term="xterm"):
         pytest.importorskip("plotext")
         self.file = run / "typescript"
         tool = shlex.join([sys.executable, str(MONITOR), str(run), "--interval", "0.05"])
         self.process = subprocess.Popen(
             ["script", "-qefc", f"stty rows 40 cols 100; exec {tool}", self.file],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+            env={**os.environ, "TERM": term, "PYTHONIOENCODING": "utf-8"},
             # what starts the tests may have turned Ctrl-C off
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
@@ -274,6 +326,11 @@ def test_follows_a_file_until_the_run_ends(tmp_path):
     assert t.end() == 0
     assert "\x1b[38;5;" in t.text, "colours"
     assert re.search("[\u2801-\u28ff]", t.text), "dots"
+
+
+def test_a_dumb_terminal_gets_no_codes(tmp_path):
+    t = Terminal(write_run(tmp_path / "a", line(1, 4.0)), "dumb")
+    assert t.end() == 0 and "a: step 1" in t.text and "\x1b" not in t.text
 
 
 def test_ctrl_c_ends_it(tmp_path):

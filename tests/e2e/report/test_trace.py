@@ -209,6 +209,30 @@ def test_a_command_without_a_trace_is_told(tmp_path):
     assert r.rc == 1 and f"no trace in {tmp_path}/out/raw: " in r.err
 
 
+def test_a_trace_that_was_cut_off_is_refused(place):
+    _, out = trace(place, 1, ALONE, "--steps", "1:5", out=place.folder / "a\udcff")
+    for file, part, words in (
+            (next((out / "raw").glob("prof_file_*")), 2, "was cut off: 4 steps were traced"),
+            (out / "raw/rank-0.json", 2, "rank-0.json: damaged or cut off")):
+        data = file.read_bytes()
+        file.write_bytes(data[:len(data) // part])
+        r = run.call(TRACE, out, "--again", "--no-starvz")
+        assert r.rc == 1 and words in r.err and "Traceback" not in r.err, str(r)
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("out, options, words", [
+    ("/proc/x", ("--", "true"), "/proc/x: No such file"),
+    ("FILE", ("--", "true"), "file: Not a directory"),
+    ("NEW", ("--stuck", "BOXES"), "stuck-rank0.json: damaged or cut off")])
+def test_a_place_that_cannot_be_is_named(out, options, words, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "stuck-rank0.json").write_text('{"about": {')
+    places = {"FILE": tmp_path / "file", "NEW": tmp_path / "new", "BOXES": tmp_path}
+    r = run.call(TRACE, *(places.get(x, x) for x in (out, *options)))
+    assert r.rc == 1 and words in r.err and "Traceback" not in r.err, str(r)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
     r = run.call(TRACE, tmp_path, "--", "true")
