@@ -152,7 +152,8 @@ static int llama_config_check(const char *model,
               "each block";
     else if (*c->no_rope_layers && list_length(c->no_rope_layers) != c->layers)
         why = "no_rope_layers must have a number for each block";
-    else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
+    else if (c->layers > IZ_LAYERS_MOST &&
+             (c->window || *c->no_rope_layers || c->no_rope_layer_interval))
         why = "too many blocks of several sorts";
     else if (*(name = foreign_of(c))) {
         snprintf(lacks, sizeof(lacks),

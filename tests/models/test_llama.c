@@ -18,6 +18,7 @@ static const struct iz_llama_config all_options = {
     .rope_scaling_low_freq_factor = 1,
     .rope_scaling_high_freq_factor = 4,
     .tie_embeddings = true,
+    .no_rope_layer_interval = 2,
     .qkv_bias = true,
     .qk_norm = true};
 static const struct twin_kind kind = {
@@ -27,6 +28,7 @@ static const struct twin_kind kind = {
     .recomputed = {&all_options, 2},
     .config_bytes = sizeof(tiny),
     .bad = {{TWIN_AT(iz_llama_config, layers), 0},
+            {TWIN_AT(iz_llama_config, layers), IZ_LAYERS_MOST + 1},
             {TWIN_AT(iz_llama_config, head_dim), 0}, /* width 9, 6 heads */
             {TWIN_AT(iz_llama_config, kv_heads), 4},
             {TWIN_AT(iz_llama_config, head_dim), 5},
