@@ -8,8 +8,7 @@
 bool iz_experts_at(const struct iz_experts *c, int block)
 {
     const char *list = c->dense;
-    if (!c->n || (block + 1) % c->every || block < c->first ||
-        (c->last && block > c->last))
+    if (!c->n || (block + 1) % c->every || block < c->first || block > c->last)
         return false;
     while (*list) {
         char *end;

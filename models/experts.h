@@ -17,7 +17,7 @@ struct iz_experts {
     int groups, kept; /* as in struct iz_routes */
     int shared;       /* hidden channels of an expert that all rows go to */
     int every;        /* blocks every - 1, 2 every - 1, ... have experts, */
-    int first, last;  /* from this one on, and up to this one if it is not 0, */
+    int first, last;  /* from this one on, and up to this one, */
     char dense[256];  /* but for these: numbers with commas */
     int blocks; /* that have experts: a router's loss is by so much less */
     double balance, z; /* coefficients of its losses */

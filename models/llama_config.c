@@ -152,7 +152,8 @@ static int llama_config_check(const char *model,
               "each block";
     else if (*c->no_rope_layers && list_length(c->no_rope_layers) != c->layers)
         why = "no_rope_layers must have a number for each block";
-    else if (c->layers > IZ_LAYERS_MOST && (c->window || *c->no_rope_layers))
+    else if (c->layers > IZ_LAYERS_MOST &&
+             (c->window || *c->no_rope_layers || c->no_rope_layer_interval))
         why = "too many blocks of several sorts";
     else if (*(name = foreign_of(c))) {
         snprintf(lacks, sizeof(lacks),
@@ -240,14 +241,15 @@ static void set_sorts(struct iz_block *b, const struct iz_llama_config *c)
 {
     int every = iz_family_of(c->family)->every, gap = c->no_rope_layer_interval;
     bool turns_in_window = b->has & IZ_HAS_ROPE_IN_WINDOW && c->window;
+    bool own_base = c->window && c->rope_local_base_freq != 0;
     b->window = c->window < c->seq ? c->window : 0;
+    bool apart = b->window || own_base || iz_family_of(c->family)->local_rope;
     for (int i = 0; i < c->layers && i < IZ_LAYERS_MOST; i++) {
         bool slides = *c->layer_types ? *list_at(c->layer_types, i) == 's'
                                       : !every || (i + 1) % every;
         bool turns = *c->no_rope_layers ? *list_at(c->no_rope_layers, i) != '0'
                                         : !gap || (i + 1) % gap;
-        bool local =
-            slides && (b->window || iz_family_of(c->family)->local_rope);
+        bool local = slides && apart;
         b->sort[i] =
             (local ? IZ_SORT_WINDOW : 0) |
             (turns && (slides || !turns_in_window) ? 0 : IZ_SORT_UNTURNED);

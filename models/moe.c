@@ -93,7 +93,8 @@ static struct iz_experts experts_of(const struct iz_moe_config *c)
         .shared = c->shared_expert_intermediate_size,
         .every = c->decoder_sparse_step,
         .first = c->first_k_dense_replace,
-        .last = c->moe_layer_end_index > 0 ? c->moe_layer_end_index : 0,
+        .last = c->moe_layer_end_index < 0 ? c->llama.layers
+                                           : c->moe_layer_end_index,
         .balance = c->router_aux_loss_coef,
         .z = c->router_z_loss_coef};
     memcpy(e.dense, c->mlp_only_layers, sizeof(e.dense));
@@ -118,7 +119,7 @@ static const char *foreign_of(const struct iz_moe_config *c, const char *type)
         bool set;
     } some[] = {
         {"first_k_dense_replace", c->first_k_dense_replace},
-        {"moe_layer_end_index", c->moe_layer_end_index > 0},
+        {"moe_layer_end_index", c->moe_layer_end_index >= 0},
         {"decoder_sparse_step", c->decoder_sparse_step != 1},
         {"mlp_only_layers", *c->mlp_only_layers},
         {"n_group", c->n_group != 1},

@@ -22,7 +22,7 @@
     OWN("first_k_dense_replace", "1", "glm4_moe"),
     OWN("first_k_dense_replace", "0", "dots1"),
     {"moe_layer_start_index", "first_k_dense_replace", "1", .types = ERNIE_MOE},
-    OWN("moe_layer_end_index", "-1", ERNIE_MOE, .null_is_zero = true),
+    OWN("moe_layer_end_index", "-1", ERNIE_MOE),
     ONLY("moe_norm_min", "1e-12", ERNIE_MOE),
     OWN("shared_expert_intermediate_size", NULL, "qwen2_moe"),
     {"shared_intermediate_size", "shared_expert_intermediate_size",

@@ -189,7 +189,7 @@ int iz_vit_open(struct iz_model **out, const void *target)
 {
     struct iz_vit_config c = *(const struct iz_vit_config *)target;
     *out = NULL;
-    if (c.hidden == 0 && c.width > 0 && c.width <= MOST / 4)
+    if (c.hidden == 0 && c.width > 0 && c.width <= MOST)
         c.hidden = 4 * c.width;
     if (check_keys("vit", keys, &c))
         return -EINVAL;

@@ -18,6 +18,7 @@ static const struct iz_llama_config all_options = {
     .rope_scaling_low_freq_factor = 1,
     .rope_scaling_high_freq_factor = 4,
     .tie_embeddings = true,
+    .no_rope_layer_interval = 2,
     .qkv_bias = true,
     .qk_norm = true};
 static const struct twin_kind kind = {
@@ -27,6 +28,7 @@ static const struct twin_kind kind = {
     .recomputed = {&all_options, 2},
     .config_bytes = sizeof(tiny),
     .bad = {{TWIN_AT(iz_llama_config, layers), 0},
+            {TWIN_AT(iz_llama_config, layers), IZ_LAYERS_MOST + 1},
             {TWIN_AT(iz_llama_config, head_dim), 0}, /* width 9, 6 heads */
             {TWIN_AT(iz_llama_config, kv_heads), 4},
             {TWIN_AT(iz_llama_config, head_dim), 5},
@@ -45,10 +47,26 @@ static void flops_follow_the_closed_form(void **state)
     assert_true(twin_flops(&kind, l, 2) == 2 * t * (6 * weights + attention));
 }
 
+/* Of blocks with a window, though no row reaches its end. */
+static void a_wide_window_has_its_frequencies(void **state)
+{
+    for (int base = 0; base < 2; base++) {
+        struct iz_llama_config c = all_options;
+        c.window = c.seq;
+        c.rope_local_base_freq = 3 * base;
+        assert_int_equal(iz_llama_complete("llama", &c), 0);
+        struct iz_block b = iz_llama_block(&c);
+        assert_int_equal(b.window, 0);
+        assert_int_equal(b.sort[0] & IZ_SORT_WINDOW, base);
+        assert_true(b.rope[1].theta == (base ? 3 : c.rope_theta));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest own[] = {
         cmocka_unit_test(flops_follow_the_closed_form),
+        cmocka_unit_test(a_wide_window_has_its_frequencies),
     };
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
 }

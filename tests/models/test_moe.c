@@ -16,7 +16,7 @@
  * some. */
 #define EXPERTS(e, k, f, step)                                                 \
     .num_experts = e, .num_experts_per_tok = k, .moe_intermediate_size = f,    \
-    .decoder_sparse_step = step
+    .decoder_sparse_step = step, .moe_layer_end_index = -1
 
 /* As Mixtral. */
 static const struct iz_moe_config mixtral = {.llama = {SIZES(2, 2, 1, 0, 8, 5)},
@@ -124,6 +124,21 @@ static void mixtures_are_a_kind_with_a_loss(void **state)
     iz_model_close(&m);
 }
 
+/* Counted from 0, of which there may be one. */
+static void blocks_behind_an_index_have_no_experts(void **state)
+{
+    struct iz_moe_config c = apart;
+    c.experts_per_unit = 0;
+    c.decoder_sparse_step = 1;
+    for (int end = -1; end < 3; end++) {
+        c.moe_layer_end_index = end;
+        struct iz_model *m = twin_open(&kind, &c);
+        for (int u = 1; u <= 3; u++)
+            assert_true(m->unit[u].own_loss == (end < 0 || u - 1 <= end));
+        iz_model_close(&m);
+    }
+}
+
 static void experts_in_units_have_names_of_their_own(void **state)
 {
     static const char *const unit[] = {"embed",      "layers.0",   "layers.1",
@@ -167,6 +182,7 @@ int main(void)
         cmocka_unit_test(flops_are_those_of_the_chosen),
         cmocka_unit_test(memory_does_not_grow_with_the_experts),
         cmocka_unit_test(mixtures_are_a_kind_with_a_loss),
+        cmocka_unit_test(blocks_behind_an_index_have_no_experts),
         cmocka_unit_test(experts_in_units_have_names_of_their_own),
         cmocka_unit_test(lists_of_blocks_are_checked),
     };

@@ -118,6 +118,16 @@ static void sizes_are_those_of_the_published_models(void **state)
                      304326632 - 1000 - 990 * 1024);
 }
 
+/* Four times the width are too many hidden channels, and never none. */
+static void a_width_with_too_wide_an_mlp_is_refused(void **state)
+{
+    struct iz_vit_config c = tiny;
+    struct iz_model *m;
+    c.width = 3 << 17;
+    assert_true(iz_vit_open(&m, &c) < 0);
+    assert_null(m);
+}
+
 /* Patches in raster order, channel by channel; only the class token has a
  * target. */
 static void a_record_becomes_patches(void **state)
@@ -154,6 +164,7 @@ int main(void)
 {
     const struct CMUnitTest own[] = {
         cmocka_unit_test(sizes_are_those_of_the_published_models),
+        cmocka_unit_test(a_width_with_too_wide_an_mlp_is_refused),
         cmocka_unit_test(a_record_becomes_patches),
     };
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
