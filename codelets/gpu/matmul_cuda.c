@@ -408,14 +408,16 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     return true;
 }
 
-/* The bias with the product where the library can, else before it by a kernel
- * of ours, to which the product is added. */
+/* The bias with the product where the library can and it has y's type (that of
+ * a router has not), else before it by a kernel of ours, to which the product
+ * is added. */
 void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
                         struct iz_view a, const struct iz_linear *l,
                         struct iz_view scratch)
 {
     struct iz_product p = iz_product_fwd(y, r, a, l);
-    if (iz_product_cuda(x, &p, scratch))
+    bool other = l->b.rows && l->b.dtype != y.dtype;
+    if (!other && iz_product_cuda(x, &p, scratch))
         return;
     iz_matmul_bias_rows_cuda(x, y, r, l->b);
     p.c = p.d;

@@ -45,8 +45,8 @@ void iz_matmul_corner_cuda(struct iz_exec *x, struct iz_view y,
 void iz_matmul_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
                                struct iz_view dy, struct iz_view scratch);
 
-/* y = r + b in each row: y, r [M,N], b [1,N] of one type, r IZ_NONE for zeros.
- * y may be r. */
+/* y = r + b in each row: y, r [M,N] of one type, b [1,N] of it or y fp32; r
+ * IZ_NONE for zeros.  y may be r. */
 void iz_matmul_bias_rows_cuda(struct iz_exec *x, struct iz_view y,
                               struct iz_view r, struct iz_view b);
 

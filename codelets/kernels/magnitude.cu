@@ -66,9 +66,9 @@ void iz_magnitude_gain_cuda(struct iz_exec *x, struct iz_view gain,
 }
 
 /* y = r + b + gain u; r and b may be NULL, y may be r or u. */
-template <class T>
+template <class T, class B>
 static __global__ void __launch_bounds__(THREADS)
-    multiplied(T *y, const T *r, const T *u, const float *gain, const T *b,
+    multiplied(T *y, const T *r, const T *u, const float *gain, const B *b,
                int64_t n, int64_t cols)
 {
     iz_each<THREADS, PER_THREAD>(n, false, [&](int64_t i, auto) {
@@ -85,9 +85,13 @@ void iz_magnitude_apply_cuda(struct iz_exec *x, struct iz_view y,
     int64_t n = iz_view_len(u);
     iz_by_type(u.dtype, [&](auto zero) {
         using T = decltype(zero);
-        IZ_LAUNCH(multiplied<T>, iz_blocks(n, THREADS * PER_THREAD), THREADS, 0,
-                  x->stream, (T *)y.p, (const T *)r.p, (const T *)u.p,
-                  (const float *)gain.p, (const T *)b.p, n, u.cols);
+        iz_by_type(b.dtype, [&](auto none) {
+            using B = decltype(none);
+            IZ_LAUNCH((multiplied<T, B>), iz_blocks(n, THREADS * PER_THREAD),
+                      THREADS, 0, x->stream, (T *)y.p, (const T *)r.p,
+                      (const T *)u.p, (const float *)gain.p, (const B *)b.p, n,
+                      u.cols);
+        });
     });
 }
 

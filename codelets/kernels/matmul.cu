@@ -97,9 +97,9 @@ void iz_matmul_column_sum_cuda(struct iz_exec *x, struct iz_view sum,
 
 /* y[i] = r[i] + b[i mod cols] for n elements, N at a time; r NULL for zeros.
  * Moves sizeof(T) or twice that per element. */
-template <int N, class T>
+template <int N, class T, class B>
 static __global__ void __launch_bounds__(32 * WARPS)
-    add_rows(T *y, const T *r, const T *b, int64_t n, int64_t cols)
+    add_rows(T *y, const T *r, const B *b, int64_t n, int64_t cols)
 {
     int64_t i = ((int64_t)blockIdx.x * 32 * WARPS + threadIdx.x) * N;
     float to[N], from[N];
@@ -114,18 +114,29 @@ static __global__ void __launch_bounds__(32 * WARPS)
     iz_store_row<N>(y + i, to);
 }
 
+template <class T, class B>
+static void add_bias(struct iz_exec *x, T *y, const T *r, const B *b, int64_t n,
+                     int64_t cols)
+{
+    constexpr int wide = 16 / sizeof(T);
+    bool whole = cols % wide == 0 && iz_aligned(y, r, b);
+    IZ_LAUNCH((whole ? add_rows<wide, T, B> : add_rows<1, T, B>),
+              iz_blocks(n, 32 * WARPS * (whole ? wide : 1)), 32 * WARPS, 0,
+              x->stream, y, r, b, n, cols);
+}
+
 void iz_matmul_bias_rows_cuda(struct iz_exec *x, struct iz_view y,
                               struct iz_view r, struct iz_view b)
 {
-    assert(b.dtype == y.dtype && b.cols == y.cols);
-    iz_by_type(y.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        constexpr int wide = 16 / sizeof(T);
-        bool whole = y.cols % wide == 0 && iz_aligned(y.p, r.p, b.p);
-        int64_t n = iz_view_len(y), per = 32 * WARPS * (whole ? wide : 1);
-        IZ_LAUNCH((whole ? add_rows<wide, T> : add_rows<1, T>),
-                  iz_blocks(n, per), 32 * WARPS, 0, x->stream, (T *)y.p,
-                  (const T *)r.p, (const T *)b.p, n, y.cols);
+    int64_t n = iz_view_len(y), cols = y.cols;
+    assert((y.dtype == IZ_F32 || y.dtype == b.dtype) && b.cols == cols);
+    iz_by_type(b.dtype, [&](auto zero) {
+        using B = decltype(zero);
+        if (y.dtype == IZ_F32)
+            add_bias(x, (float *)y.p, (const float *)r.p, (const B *)b.p, n,
+                     cols);
+        else
+            add_bias(x, (B *)y.p, (const B *)r.p, (const B *)b.p, n, cols);
     });
 }
 

@@ -107,6 +107,7 @@ void iz_magnitude_apply(struct iz_exec *x, struct iz_view y, struct iz_view r,
 {
     int64_t n = u.cols, mark = iz_exec_mark(x);
     assert(y.rows == u.rows && y.cols == n && gain.cols == n);
+    assert(y.dtype == u.dtype && (!r.rows || r.dtype == u.dtype));
     iz_exec_count(
         x, 0, (double)(iz_view_bytes(y) + iz_view_bytes(r) + iz_view_bytes(u)));
     if (iz_exec_runs(x, IZ_CUDA))

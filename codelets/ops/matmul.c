@@ -428,7 +428,7 @@ void iz_matmul_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
         return;
     }
     bare.b = IZ_NONE;
-    u = iz_exec_work(x, x->act, y.rows, y.cols);
+    u = iz_exec_work(x, y.dtype, y.rows, y.cols);
     adapted_fwd(x, u, IZ_NONE, a, &bare);
     iz_magnitude_apply(x, y, r, u, gain_of(x, y.cols, l, &inverse), l->b);
     iz_exec_release(x, mark);

@@ -34,6 +34,7 @@ static void forward_to_fp32(struct product *p)
     tensor_free(&p->s.t[Y]);
     p->s.t[Y] = tensor_new(IZ_F32, p->m, p->out, 1);
     product_check_forward(p, false, false);
+    product_check_forward(p, false, true);
 }
 
 static void forward_from_16_bits_to_fp32_agrees(void **state)

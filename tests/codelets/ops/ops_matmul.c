@@ -111,6 +111,10 @@ static void check_adapter(struct product *p)
         t[i ? DLM : LM] = tensor_new(param, 1, p->part, 1);
     }
     check_large(p);
+    tensor_free(&t[Y]); /* as a router's logits are */
+    t[Y] = tensor_new(IZ_F32, p->m, p->out, 1);
+    p->s.act = A;
+    product_check_forward(p, false, true);
 }
 
 static void an_adapter_adds_its_product(void **state)

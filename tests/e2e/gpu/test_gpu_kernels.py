@@ -36,7 +36,7 @@ MODELS = {
             "patch": 2, "channels": 3, "classes": 7},
     "dlrm": rows.DLRM,
     **{name: {**rows.MODELS[name], "heads": 4, "head_dim": 8, "width": 20, "seq": SEQ}
-       for name in ("moe", "units of experts")},
+       for name in ("moe", "units of experts", "sinks")},
 }
 # Ranks, samples of a micro-batch.
 SPLIT = {"whole": (1, 2), "micro": (1, 1), "ranks": (2, 1)}
@@ -227,6 +227,8 @@ CASES = [
     quant("nf4", "fp32", FAR), quant("nf4", "bf16", {**NVME, "comm": "nccl"}),
     quant("nf4", "fp16", {**FAR, "comm": "nccl"}), quant("int8", "fp32", {**FAR, "comm": "nccl"}),
     quant("int8", "bf16", FAR), quant("int8", "fp16", NVME),
+    # Rows of a sample whose first ones are elsewhere.
+    ({**ONE, "model": "sinks"}, {"run.sequence_chunk": 5}, [HELD]),
     *(({"model": "llama", "dtype": dtype, "split": "whole"}, {}, [], {"env": OLD})
       for dtype in ("fp32", "fp16")),
     # Two uses of one gradient.

@@ -16,6 +16,10 @@
 
 #define ALIGN 512
 #define POISON 0xff
+/* A kernel may be given where rows would begin of which the later ones alone
+ * are there: an address in front of the memory, of which it may read nothing.
+ */
+#define BEFORE ((size_t)16 << 20)
 
 /* What is in use, in the order of addresses. */
 struct block {
@@ -41,12 +45,15 @@ static struct pin *pins;
 
 /* ---- devices ------------------------------------------------------------ */
 
+/* Behind addresses that nothing else has. */
 static char *map(int fd, size_t n, int protection)
 {
-    void *p = mmap(NULL, n, protection, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
+    char *p = mmap(NULL, n + BEFORE, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mmap(p + BEFORE, n, protection,
+                                MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
         iz_standin_die("cannot map the memory of a device");
-    return p;
+    return p + BEFORE;
 }
 
 void iz_standin_map_devices(void)
@@ -66,8 +73,9 @@ int iz_standin_device_of(const void *p)
 {
     uintptr_t at = (uintptr_t)p;
     for (int i = 0; i < iz_standin_settings.devices; i++) {
-        uintptr_t begin = (uintptr_t)devices[i].address;
-        if (at >= begin && at - begin < (size_t)iz_standin_settings.mem_bytes)
+        uintptr_t begin = (uintptr_t)devices[i].address - BEFORE;
+        if (at >= begin &&
+            at - begin < BEFORE + (size_t)iz_standin_settings.mem_bytes)
             return i;
     }
     return -1;
@@ -233,9 +241,9 @@ void *iz_standin_kernel(const void *p, size_t n)
     if (i < 0) {
         ok = find_pin(p, n, true);
     } else {
+        int64_t at = (const char *)p - devices[i].address;
         pthread_mutex_lock(&iz_standin_lock);
-        ok =
-            live(&devices[i], (const char *)p - devices[i].address, (int64_t)n);
+        ok = at < 0 || live(&devices[i], at, (int64_t)n);
         pthread_mutex_unlock(&iz_standin_lock);
     }
     if (!ok)
