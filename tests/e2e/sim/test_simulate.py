@@ -319,7 +319,8 @@ def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_pat
 
 
 def test_a_machine_without_a_gpu(simulate, tmp_path):
-    s = simulate(*SMALL, machine=machine(tmp_path, **BARE))
+    s = simulate(*SMALL, machine=machine(tmp_path, name='a "desk"', **BARE))
+    assert s["machine"] == 'a "desk"'
     assert s["device_bytes"] == s["up_bytes"] == s["down_bytes"] == 0
     assert s["step_s"] > 0
 
