@@ -497,6 +497,11 @@ def tune(folder, base, *options, rc=0):
                       for part in r.stdout.split("front:")]
 
 
+@pytest.mark.parametrize("option", ["--ranks", "--try"])
+def test_tune_wants_one_at_least(option, tmp_path):
+    assert "must be positive" in tune(tmp_path, {}, option, "0", rc=2)[0]
+
+
 def test_tune_tries_ratios(tmp_path):
     best, base = tmp_path / "best.json", config()
     base["model"].update(layers=4, width=2048, heads=16, vocab=1024)
