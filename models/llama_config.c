@@ -15,6 +15,11 @@ const struct iz_key iz_llama_keys[] = {
     {0},
 };
 
+static bool odd_heads(const struct iz_llama_config *c)
+{
+    return (int64_t)c->heads * c->head_dim != c->width;
+}
+
 /* A key that is set, but the family has no word for; "": none. */
 static const char *foreign_of(const struct iz_llama_config *c)
 {
@@ -34,6 +39,7 @@ static const char *foreign_of(const struct iz_llama_config *c)
         {"logit_scale", c->logit_scale != 1},
         {"rope_scaling_query_beta", c->rope_scaling_query_beta != 0},
         {"query_pre_attn_scalar", c->query_pre_attn_scalar},
+        {"head_dim", odd_heads(c)},
         {"window", c->window},
         {"layer_types", c->window && *c->layer_types},
         {"no_rope_layers", *c->no_rope_layers},
@@ -152,6 +158,8 @@ static int llama_config_check(const char *model,
               "each block";
     else if (*c->no_rope_layers && list_length(c->no_rope_layers) != c->layers)
         why = "no_rope_layers must have a number for each block";
+    else if (type && odd_heads(c) && iz_key_applies(type, "helium|olmoe"))
+        why = "head_dim times heads must be width, as the family has it";
     else if (c->layers > IZ_LAYERS_MOST &&
              (c->window || *c->no_rope_layers || c->no_rope_layer_interval))
         why = "too many blocks of several sorts";

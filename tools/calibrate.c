@@ -407,7 +407,10 @@ static int calibrate_describe(struct iz_machine *m, const char *folder,
     m->cores = count_cores();
     m->gpus = iz_device_count();
     m->host_bytes = iz_memory_available(m->gpus > 0, &reserve);
-    if (folder && !statvfs(folder, &f))
+    if (folder && statvfs(folder, &f))
+        return iz_durable_refuse("calibrate", folder, "cannot be measured",
+                                 errno);
+    if (folder)
         m->disk_bytes = (int64_t)(f.f_bavail * f.f_frsize);
     m->disk_bytes_per_s = m->disk_bytes > 0 ? 1000000000 : 0;
     for (int w = 0; w < WHATS; w++)
@@ -468,7 +471,8 @@ int main(int argc, char **argv)
     struct iz_coll *c = NULL;
     bool rates = !(argc > 1 && !strcmp(argv[1], "--describe"));
     char **arg = argv + (rates ? 1 : 2);
-    if (!arg[0] || arg[0][0] == '-') {
+    if (!arg[0] || arg[0][0] == '-' ||
+        (arg[1] && (arg[1][0] == '-' || arg[2]))) {
         fprintf(stderr, "usage: calibrate [--describe] FILE "
                         "[FOLDER-ON-THE-DISK]\n"
                         "  --describe  cores, memory, GPU and disk, without "

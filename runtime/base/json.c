@@ -36,47 +36,56 @@ void iz_json_lines(const char *path, const char *name,
         fclose(f);
 }
 
-/* What Python writes and JSON has not, and the string that stands for it. */
-static const struct {
-    const char *word, *text;
-} odd[] = {{"-Infinity", "\"-Infinity, no JSON\""},
-           {"Infinity", "\"Infinity, no JSON\""},
-           {"NaN", "\"NaN, no JSON\""}};
+/* Behind what Python writes and jansson does not take, in the string that
+ * stands for it: -Infinity, Infinity, NaN, integers of more than 64 bits. */
+#define TAIL ", no JSON\""
+enum { TAKEN_DIGITS = 18 };
 
-/* Prints a text with those words, or their strings, replaced by the other. */
-static void print_odd(FILE *out, const char *p, bool to_text)
+/* The length of a string, a word, a number, or of any other byte. */
+static size_t piece(const char *p)
 {
-    bool inside = false;
-    while (*p) {
-        int i = 0;
-        const char *is = NULL;
-        for (; i < 3 && !is && !inside; i++) {
-            const char *from = to_text ? odd[i].word : odd[i].text;
-            if (strncmp(p, from, strlen(from)) == 0)
-                is = from;
-        }
-        if (is) {
-            fputs(to_text ? odd[i - 1].text : odd[i - 1].word, out);
-            p += strlen(is);
-            continue;
-        }
-        inside ^= *p == '"';
-        if (inside && p[0] == '\\' && p[1])
-            fputc(*p++, out);
-        fputc(*p++, out);
-    }
+    static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
+    size_t n = strspn(p, "+-.0123456789eE");
+    for (int i = 0; i < 3; i++)
+        if (strncmp(p, words[i], strlen(words[i])) == 0)
+            return strlen(words[i]);
+    if (*p != '"')
+        return n ? n : 1;
+    for (n = 1; p[n] && p[n] != '"'; n++)
+        n += p[n] == '\\' && p[n + 1];
+    return n + (p[n] == '"');
+}
+
+static bool is_odd(const char *p, size_t n)
+{
+    size_t sign = *p == '-';
+    return p[sign] == 'I' || p[sign] == 'N' ||
+           (n - sign > TAKEN_DIGITS &&
+            strspn(p + sign, "0123456789") == n - sign);
 }
 
 void iz_json_put(FILE *out, const char *text)
 {
-    print_odd(out, text, false);
+    size_t tail = strlen(TAIL), n;
+    for (const char *p = text; *p; p += n) {
+        n = piece(p);
+        bool odd = *p == '"' && n > tail + 1 &&
+                   strncmp(p + n - tail, TAIL, tail) == 0 &&
+                   is_odd(p + 1, n - tail - 1);
+        fwrite(p + odd, 1, odd ? n - tail - 1 : n, out);
+    }
 }
 
 /* A whole file's, once more. */
 static json_t *load_odd(const char *text)
 {
     struct iz_text t;
-    print_odd(iz_text_open(&t), text, true);
+    FILE *out = iz_text_open(&t);
+    size_t n;
+    for (const char *p = text; *p; p += n) {
+        n = piece(p);
+        fprintf(out, is_odd(p, n) ? "\"%.*s" TAIL : "%.*s", (int)n, p);
+    }
     char *plain = iz_text_close(&t);
     json_t *v = json_loads(plain, HOW, NULL);
     free(plain);

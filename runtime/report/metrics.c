@@ -35,10 +35,10 @@ struct iz_metrics {
     FILE *json, *tasks;
     struct iz_sink line; /* of a task */
     bool quiet, tty;
-    int columns; /* of the terminal */
-    bool broken; /* a line could not be written */
-    bool torn;   /* metrics.jsonl ends within a line */
-    bool live;   /* an unfinished line stands on the terminal */
+    int columns;                /* of the terminal */
+    bool told_json, told_tasks; /* of lines that could not be written */
+    bool torn;                  /* metrics.jsonl ends within a line */
+    bool live;                  /* an unfinished line stands on the terminal */
     double gemm_rate;
     int64_t last_ns;  /* time of the previous step; 0: not to be counted */
     int64_t first_ns; /* of the first step that counts */
@@ -128,6 +128,15 @@ int iz_metrics_open(struct iz_metrics **out, struct iz_engine *e,
     return r;
 }
 
+static void tell_lost(const struct iz_metrics *m, const char *name, bool lost,
+                      bool *told)
+{
+    if (lost && !*told)
+        fprintf(stderr, "izar: %s/%s.jsonl: %s: lines are being lost\n",
+                m->e->config->run.output, name, strerror(errno));
+    *told |= lost;
+}
+
 void iz_metrics_close(struct iz_metrics **m)
 {
     if (!*m)
@@ -141,7 +150,7 @@ void iz_metrics_close(struct iz_metrics **m)
     if ((*m)->json)
         fclose((*m)->json);
     if ((*m)->tasks)
-        fclose((*m)->tasks);
+        tell_lost(*m, "tasks", fclose((*m)->tasks) != 0, &(*m)->told_tasks);
     iz_time_shares_close(&(*m)->shares);
     free(*m);
     *m = NULL;
@@ -150,13 +159,8 @@ void iz_metrics_close(struct iz_metrics **m)
 static void flush(struct iz_metrics *m)
 {
     m->torn = fflush(m->json) != 0;
-    bool bad = m->torn || (m->tasks && ferror(m->tasks));
-    if (!bad || m->broken)
-        return;
-    m->broken = true;
-    fprintf(stderr, "izar: %s/%s.jsonl: %s: lines are being lost\n",
-            m->e->config->run.output, m->torn ? "metrics" : "tasks",
-            strerror(errno));
+    tell_lost(m, "metrics", m->torn, &m->told_json);
+    tell_lost(m, "tasks", m->tasks && ferror(m->tasks), &m->told_tasks);
 }
 
 void iz_metrics_line(struct iz_metrics *m, const char *fmt, ...)

@@ -101,6 +101,15 @@ def test_compare_reads_files(tmp_path):
     assert "\nbetter c: f" in out and "+100.0 %" in out
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"cases": {}}', '{"cases": []}'])
+def test_compare_refuses_what_is_no_report(text, tmp_path):
+    (tmp_path / "a").write_text(text)
+    r = subprocess.run([ROOT / "bench/compare", tmp_path / "a", tmp_path / "a"], text=True,
+                       capture_output=True)
+    assert r.returncode == 1 and r.stderr == \
+        f"bench/compare: {tmp_path}/a: not written by bench/run\n"
+
+
 @pytest.mark.parametrize("name", ["compare", "gemm_libraries", "learn", "run", "simulated"])
 def test_programs_tell_their_usage(name):
     for argument, status in (("--help", 0), ("--nothing-of-this-name", 2)):

@@ -97,6 +97,9 @@ class Check:
         self.results, self.log = self.out / "results.jsonl", self.out / "log.txt"
         self.end = time.monotonic() + options.limit
         self.count, self.wanted = 0, {}
+        if self.results.is_file():  # a kill may have left a part of a line
+            found = self.results.read_bytes()
+            os.truncate(self.results, found.rfind(b"\n") + 1)
         self.known = {(x["part"], x["name"]): x for x in harness.json_lines(self.results)}
 
     def left(self):

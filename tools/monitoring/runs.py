@@ -171,7 +171,7 @@ class Run:
         try:
             config = json.loads((self.path.parent / "config.json").read_text())
             return int(config["run"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def line(self):

@@ -4,6 +4,7 @@ import array
 import json
 
 from tokenizing.records import NOTES, PAIR, TEXT
+from tokenizing.shards import Refused
 from tokenizing.tokens import package
 
 PERCENTILES = (5, 25, 50, 75, 95, 100)
@@ -87,7 +88,10 @@ def write(out, c, recipe, vocab, pack, s, png):
         json.dump(n, f, indent=1)
         f.write("\n")
     if png:
-        draw(png, c.lengths, n)
+        try:
+            draw(png, c.lengths, n)
+        except OSError as e:
+            raise Refused(f"{png}: {e.strerror}") from e
     return [f"{times} times, first {where}: {NOTES[name]}"
             for name, (times, where) in c.notes.items()]
 
@@ -104,7 +108,7 @@ def draw(path, lengths, n):
     axes.hist(lengths, bins=edges if len(edges) > 1 else 1)
     axes.set_xscale("log")
     for at, name in [(length, f"{p} %") for p, length in n["lengths"].items()] + \
-            [(n["sample"], "sample")] * ("sample" in n):
+            [(length, "sample") for length in [n.get("sample")] if length]:
         axes.axvline(at, lw=1, color="#444444", ls="-" if name == "sample" else ":")
         axes.annotate(name, (at, 1), xycoords=("data", "axes fraction"), fontsize=7,
                       rotation=90, va="top", ha="right")
@@ -116,4 +120,4 @@ def draw(path, lengths, n):
     axes.set_axisbelow(True)
     axes.grid(True, lw=0.5, color="#dddddd")
     axes.spines[["top", "right"]].set_visible(False)
-    whole.savefig(path, dpi=150)
+    whole.savefig(path, dpi=150, format="png")

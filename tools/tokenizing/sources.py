@@ -2,6 +2,7 @@
 """What a file of the input is, by its first bytes, and as text or lines of JSON: packed
 files, arrays of JSON and tables become such lines in a file without a name."""
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -212,6 +213,8 @@ def open_file(path, folder, name=None, data=None, how=""):
             with packed[1].open(path) as f:
                 shutil.copyfileobj(f, scratch.file, 1 << 20)
         except (OSError, EOFError, lzma.LZMAError) as e:
+            if getattr(e, "errno", None) == errno.ENOSPC:  # of the output's disk
+                raise
             raise Refused(f"{path}: {e}") from e
         return open_file(path, folder, name[:name.rfind(".")], scratch.mapped(),
                          packed[0] + ", ")

@@ -80,7 +80,8 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     # wrong losses are seen; what passed is not run again
     wrong = tmp_path / "wrong.json"
     wrong.write_text(losses.read_text().replace("5.", "5.1"))
-    (tmp_path / "out/results.jsonl").write_text(json.dumps(found["facts"]) + "\n")
+    (tmp_path / "out/results.jsonl").write_text(
+        json.dumps(found["facts"]) + '\n{"part": "sm')  # a kill cut it
     status, text, found = check(tmp_path, "--call", "1", "--losses", wrong, "--only",
                                 "gpt2 fp32,facts")
     assert status == 1 and found["gpt2 fp32"]["status"] == "failed", text

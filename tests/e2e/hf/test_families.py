@@ -231,6 +231,7 @@ def of(family, **keys):
     (of("mistral", window=4, layer_types="full_attention,sliding_attention"), "layer_types"),
     (of("phi3", rope_scaling_type="linear", rope_scaling_factor=2), "longrope"),
     (of("jais2", qkv_bias=True, mlp_bias=True), "proj_bias is true"),
+    (of("stablelm", head_dim=6), "head_dim"), (of("helium", head_dim=6), "head_dim"),
     (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
         router_aux_loss_coef=0), "shared_expert_intermediate_size")))
 def test_what_no_folder_of_a_family_could_say_is_refused(c, named, place):

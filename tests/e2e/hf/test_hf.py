@@ -460,8 +460,8 @@ FILES = [
     ("tokenizer.json", json.dumps({"model": {"vocab": [[f"{i}", 0.0] for i in range(
         257)]}}).encode(), ['"256" is 256']),
     ("vocab.json", b'{"a": 300}', ['"a" is 300']),
-    ("tokenizer_config.json", b'{"added_tokens_decoder": {"256": {"content": "p"}}}',
-     ['"p" is 256'])]
+    ("tokenizer_config.json", b'{"model_max_length": 1000000000000000019884624838656,'
+     b' "added_tokens_decoder": {"256": {"content": "p"}}}', ['"p" is 256'])]
 
 
 @pytest.mark.parametrize("name, data, said", FILES)

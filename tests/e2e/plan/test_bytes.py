@@ -79,6 +79,14 @@ def test_a_description_that_cannot_be_written_is_refused():
     assert r.rc == 1 and "/dev/full: cannot write: No space left" in r.err, str(r)
 
 
+@pytest.mark.parametrize("args, rc, words", [
+    (("m.json", "/nowhere"), 1, "/nowhere: cannot be measured: No such file"),
+    (("m.json", ".", "more"), 2, "usage: "), (("m.json", "--describe"), 2, "usage: ")])
+def test_a_folder_that_is_not_there_is_no_machine_without_a_disk(args, rc, words, tmp_path):
+    r = run.call(run.built("tools/calibrate"), "--describe", *args, cwd=tmp_path)
+    assert r.rc == rc and words in r.err and not list(tmp_path.iterdir()), str(r)
+
+
 def test_a_description_of_this_machine_is_what_a_run_finds(place):
     path, machine = described(place)
     assert 1 <= machine["cores"] <= len(os.sched_getaffinity(0))

@@ -37,6 +37,16 @@ def test_one_rank_alone(place):
     assert len(r.last("workers")["compute"]) == 2
 
 
+def test_the_memory_of_an_evaluation_does_not_grow_with_it(place):
+    """Its tasks wait for memory, not in memory."""
+    (place.folder / "val").write_bytes(bytes(16 * 12001))
+    peaks = [place.good(2, {
+        **offload(3, "none", "none", None), "run.steps": 1, "train_batch_size": 2,
+        "data.val_path": str(place.folder / "val"), "run.eval_batches": n
+    }).summary["peak_resident_bytes"] for n in (10, 6000)]
+    assert peaks[1] - peaks[0] < 80 << 20, peaks
+
+
 def test_the_rate_is_that_of_the_whole_batch(place):
     """Of all ranks, micro-batches and slices."""
     r = place.good(2, {"train_batch_size": 16, "run.slices": 2,

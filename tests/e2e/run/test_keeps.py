@@ -118,6 +118,20 @@ def test_a_standard_output_that_takes_nothing_costs_no_step(reader, place):
     assert run.saved(place.folder / "out1") == [3]
 
 
+@pytest.mark.parametrize("steps", (1, 20))  # tasks wait in a buffer until the end
+def test_each_file_that_loses_lines_is_named_once(steps, place):
+    path = place.config({"run.task_log": True, "run.steps": steps, "model.layers": 1})
+    out = place.folder / "out1"
+    out.mkdir()
+    for name in ("metrics", "tasks"):
+        (out / f"{name}.jsonl").symlink_to("/dev/full")
+    r = run.call(place.program, path)
+    assert r.rc == 0, str(r)
+    for name in ("metrics", "tasks"):
+        words = f"out1/{name}.jsonl: No space left on device: lines are being lost"
+        assert r.err.count(words) == 1, str(r)
+
+
 def test_metrics_that_are_removed_are_missed(place):
     r = place.start(1, {"run.steps": 10**6, "run.inject_delay_us": 5000})
     r.until_step(1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/quickstart in a tree of its own, with a small config and nothing to set up."""
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,20 @@ def tree(place):
     (to / "data/english.txt").symlink_to(place.data)
     (to / "build/models/gpt2").symlink_to(run.PROGRAM)
     return to
+
+
+def test_the_newest_run_is_that_of_the_highest_number(tree, place):
+    """Lower ones may be gone."""
+    config = place.config({"train_batch_size": 2, "run.save": True, "run.steps": 2})
+    text = json.loads(config.read_text())
+    del text["run"]["output"]
+    (tree / "configs/quickstart.json").write_text(json.dumps(text))
+    for name in ("runs/quickstart-9", "runs/quickstart-10", "runs/quickstart-x"):
+        (tree / name).mkdir(parents=True)
+    for options in ((), ("--resume", "--steps", "3")):
+        r = run.call(tree / "tools/quickstart", *options)
+        assert r.rc == 0 and "output runs/quickstart-11" in r.out, str(r)
+    assert "\nresume: " in r.out or r.out.startswith("resume: ")
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP))

@@ -319,7 +319,8 @@ def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_pat
 
 
 def test_a_machine_without_a_gpu(simulate, tmp_path):
-    s = simulate(*SMALL, machine=machine(tmp_path, **BARE))
+    s = simulate(*SMALL, machine=machine(tmp_path, name='a "desk"', **BARE))
+    assert s["machine"] == 'a "desk"'
     assert s["device_bytes"] == s["up_bytes"] == s["down_bytes"] == 0
     assert s["step_s"] > 0
 
@@ -497,6 +498,11 @@ def tune(folder, base, *options, rc=0):
     return r.stderr, [[x.split() for x in part.splitlines()
                        if x.strip()[:1].isdigit()]
                       for part in r.stdout.split("front:")]
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--try"])
+def test_tune_wants_one_at_least(option, tmp_path):
+    assert "must be positive" in tune(tmp_path, {}, option, "0", rc=2)[0]
 
 
 def test_tune_tries_ratios(tmp_path):

@@ -132,8 +132,9 @@ def test_samples_of_pairs_are_not_packed(place):
     place.refuse("bytes", b"abc", "--pack", 8, "--shard-tokens", 7, words=["a sample of 8"])
 
 
-def test_a_picture_shows_the_lengths(place):
+@pytest.mark.parametrize("name, pack", [("a.png", ("--pack", 40)), ("a", ()), ("a.x", ())])
+def test_a_picture_shows_the_lengths(name, pack, place):
     pytest.importorskip("matplotlib")
     out = place.new()
-    place.encode("bytes", {"t.jsonl": jsonl(TALKS)}, "--pack", 40, "--png", out / "a.png")
-    assert (out / "a.png").read_bytes()[1:4] == b"PNG"
+    place.encode("bytes", {"t.jsonl": jsonl(TALKS)}, *pack, "--png", out / name)
+    assert (out / name).read_bytes()[1:4] == b"PNG"

@@ -127,6 +127,28 @@ def test_what_is_missing_or_no_text_is_named(tokenizer, data, options, words, pl
     place.refuse(tokenizer, data, *options, words=words)
 
 
+@pytest.mark.parametrize("at, words", [("full", "full: No space left"),
+                                       ("none/x", "none/x: No such file")])
+def test_a_picture_that_cannot_be_is_named(at, words, place):
+    pytest.importorskip("matplotlib")
+    folder = place.new()
+    (folder / "full").symlink_to("/dev/full")
+    (folder / "t").write_bytes(b"abc")
+    run("--tokenizer", "bytes", "--out", folder / "out", "--png", folder / at, folder / "t",
+        status=1, words=[f"tokenize: {folder}/{words}"])
+
+
+def test_a_shard_that_cannot_be_printed_is_told(place):
+    out = place.encode("bytes", {"t": b"abc"})
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([sys.executable, TOOLS / "tokenize", "--tokenizer", "bytes",
+                            "--decode",
+                            out / "out_train_000000.bin"], stdout=full, text=True,
+                           stderr=subprocess.PIPE)
+    assert p.returncode == 1
+    assert p.stderr == "tokenize: standard output: No space left on device\n"
+
+
 # ---- processes, and what stops them ----
 
 def test_batches_are_taken_in_order_and_few_are_on_their_way(place, monkeypatch):
