@@ -12,6 +12,8 @@ from tokenizing.tokens import package
 # Around what {% generation %} has; noncharacters, which no text has.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 LONGEST = 64  # characters of a special token
+# What transformers gives a template under the first two names.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class Faulty(Exception):
@@ -122,6 +124,13 @@ def common(a, b):
     return low
 
 
+def reasoned(message):
+    """A message with its reasoning under the names that templates read."""
+    found = next((message[k] for k in REASONING if message.get(k) is not None), None)
+    return message if found is None else \
+        {"thinking": found, **message, "reasoning_content": found}
+
+
 class Templates:
     def __init__(self, tokenizer, sources, marks):
         made = environment(datetime.datetime.now())
@@ -151,7 +160,8 @@ class Templates:
         try:
             return template.render(**{
                 **self.marks, "tools": None, "documents": None, **given,
-                "messages": messages, "add_generation_prompt": prompt})
+                "messages": [reasoned(m) for m in messages],
+                "add_generation_prompt": prompt})
         except Exception as e:
             raise Faulty(f"the chat template says: {e}") from e
 

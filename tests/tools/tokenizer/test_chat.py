@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "when", "description": "<a> & b
 CALL = {"role": "assistant", "content": "", "tool_calls": [
     {"type": "function", "function": {"name": "when", "arguments": {"day": "M\u00e4rz"}}}]}
 CALLS = [TURNS[0], CALL, {"role": "tool", "content": "13"}, TURNS[1]]
-THOUGHT = [*TURNS[:3], {**TURNS[3], "reasoning_content": "Hm.", "thinking": "Hm."}]
+THOUGHT = [*TURNS[:3], {**TURNS[3], "reasoning": "Hm."}]
 IM = ["<|im_start|>", "<|im_end|>"]
 # Template: special tokens, begin, end; conversations with what a record gives besides.
 FAMILIES = {
