@@ -228,8 +228,9 @@ static int print_file(FILE *out, const char *name, const char *path,
     struct stat st = {0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     unsigned char *at = MAP_FAILED;
-    if (fd >= 0 && fstat(fd, &st) == 0)
-        at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (fd >= 0 && fstat(fd, &st) == 0) /* nothing cannot be mapped */
+        at = mmap(NULL, (size_t)max64(st.st_size, 1), PROT_READ, MAP_SHARED, fd,
+                  0);
     int err = at == MAP_FAILED ? -errno : 0;
     if (fd >= 0)
         close(fd);
@@ -238,7 +239,7 @@ static int print_file(FILE *out, const char *name, const char *path,
         return err;
     }
     print_bytes(out, name, at, st.st_size, most);
-    munmap(at, (size_t)st.st_size);
+    munmap(at, (size_t)max64(st.st_size, 1));
     return 0;
 }
 

@@ -500,8 +500,8 @@ def test_a_folder_without_weights_or_with_damaged_ones_is_named(place):
     file = folder / "model-00002-of-00002.safetensors"
     data = file.read_bytes()
     for left, words in ((data[:-1], "truncated"), (data[:7], "not safetensors"),
-                        (None, "No such file")):
-        file.write_bytes(left) if left else file.unlink()
+                        (b"", "not safetensors"), (None, "No such file")):
+        file.unlink() if left is None else file.write_bytes(left)
         run.refused(place.launch(1, model(folder)), file.name, words)
     (folder / "model.safetensors.index.json").unlink()
     run.refused(place.launch(1, model(folder)), str(folder), "has neither")
