@@ -306,9 +306,10 @@ int main(int argc, char **argv)
         iz_progress_rank(coll->rank, coll->size);
         err = o.command->run(&o, coll);
     }
-    if (fflush(stdout) || ferror(stdout))
-        err =
-            iz_durable_refuse("ckpt", "standard output", "cannot write", errno);
+    bool lost = ferror(stdout); /* for a reason that is not known any more */
+    if (fflush(stdout) || lost)
+        err = iz_durable_refuse("ckpt", "standard output", "cannot write",
+                                lost ? EIO : errno);
     iz_coll_close(&coll);
     return err ? 1 : 0;
 }

@@ -37,7 +37,7 @@ void iz_json_lines(const char *path, const char *name,
 }
 
 /* Behind what Python writes and jansson does not take, in the string that
- * stands for it: -Infinity, Infinity, NaN, integers of more than 64 bits. */
+ * stands for it: -Infinity, Infinity, NaN, integers of more than 18 digits. */
 #define TAIL ", no JSON\""
 enum { TAKEN_DIGITS = 18 };
 
@@ -58,10 +58,9 @@ static size_t piece(const char *p)
 
 static bool is_odd(const char *p, size_t n)
 {
-    size_t sign = *p == '-';
-    return p[sign] == 'I' || p[sign] == 'N' ||
-           (n - sign > TAKEN_DIGITS &&
-            strspn(p + sign, "0123456789") == n - sign);
+    size_t sign = *p == '-', digits = strspn(p + sign, "0123456789");
+    bool word = (p[sign] == 'I' || p[sign] == 'N') && n > 1 && piece(p) == n;
+    return word || (n - sign > TAKEN_DIGITS && digits == n - sign);
 }
 
 void iz_json_put(FILE *out, const char *text)

@@ -12,9 +12,11 @@
 
 /* Any JSON value; members that occur twice are refused.  NULL: not JSON. */
 json_t *iz_json_open(const char *text, int64_t bytes);
-/* The object that a whole file is; Infinity, NaN and integers of more than 64
- * bits in it become strings, which iz_json_put prints as they were.  NULL with
- * the fault printed on `err`, which may be NULL. */
+/* The object that a whole file is.  In one that jansson does not take,
+ * Infinity, NaN and integers of more than 18 digits become strings, which
+ * iz_json_put prints as they were.  NULL with the fault printed on `err`, which
+ * may be NULL.
+ */
 json_t *iz_json_read(const char *path, FILE *err);
 
 /* Calls `take` with each object of a file that has one on each line, if `name`

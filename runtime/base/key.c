@@ -73,7 +73,8 @@ static bool in_range(char *why, const struct iz_key *k, double x)
     }
     if (!iz_key_ranged(k) || (x >= k->min && x <= k->max))
         return true;
-    int digits = x == floor(x) ? 17 : 15; /* an integer may miss by one */
+    /* an integer may miss by one */
+    int digits = x == floor(x) && fabs(x) < 0x1p53 ? 17 : 15;
     if (x < k->min && k->max > 1e5)
         snprintf(why, IZ_WHY_MAX, "%.*g is less than %.15g", digits, x, k->min);
     else

@@ -8,6 +8,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
 #include "runtime/base/json.h"
 #include "runtime/base/text.h"
 #include "runtime/engine/access.h"
@@ -457,10 +458,14 @@ float *iz_adapter_gather(struct iz_engine *e, int u)
 static void put_norms(struct iz_engine *e, int u, struct iz_owned p, int64_t at,
                       int64_t n, const int64_t *sums)
 {
-    for (int64_t i = max64(at, p.first); i < min64(at + n, p.last); i++) {
-        float norm = iz_lora_norm(sums + 2 * (i - at));
-        iz_access_put(e, u, p.array, i, &norm, 1);
-    }
+    int64_t from = max64(at, p.first), end = min64(at + n, p.last);
+    if (from >= end)
+        return;
+    float *norm = iz_take(end - from, sizeof(*norm), "norms of weights");
+    for (int64_t i = from; i < end; i++)
+        norm[i - from] = iz_lora_norm(sums + 2 * (i - at));
+    iz_access_put(e, u, p.array, from, norm, end - from);
+    free(norm);
 }
 
 int iz_adapter_init_magnitudes(struct iz_engine *e)

@@ -360,7 +360,8 @@ int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
     static const char *const products[] = {[IZ_F32] = "fp32_flops_per_s",
                                            [IZ_BF16] = "bf16_flops_per_s",
                                            [IZ_F16] = "fp16_flops_per_s"};
-    static const char units[] = "units are computed there";
+    static const char units[] = "units are computed by its GPUs",
+                      host_units[] = "units are computed by its cores";
     const struct {
         const char *key, *use;
         bool used;
@@ -368,8 +369,8 @@ int iz_machine_check(const struct iz_machine *m, const struct iz_plan *p,
     } rate[] = {
         {products[p->param_type], units, gpu, m->flops_per_s[p->param_type]},
         {"gpu_bytes_per_s", units, gpu, m->gpu_bytes_per_s},
-        {"core_flops_per_s", units, !gpu, m->core_flops_per_s},
-        {"core_bytes_per_s", units, !gpu, m->core_bytes_per_s},
+        {"core_flops_per_s", host_units, !gpu, m->core_flops_per_s},
+        {"core_bytes_per_s", host_units, !gpu, m->core_bytes_per_s},
         {"peer_bytes_per_s", "ranks of a node exchange bytes", local > 1,
          m->peer_bytes_per_s},
         {"node_bytes_per_s", "the ranks are on several nodes", local < p->ranks,

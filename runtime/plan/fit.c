@@ -20,7 +20,7 @@
 #define PARAMS "zero_optimization.offload_param."
 
 /* Changes whose numbers are found, and follow after "=".  Before SPLIT is the
- * one that it may need, and what is behind it may need SAVES. */
+ * one that it may need; it and what is behind it may need SAVES, too. */
 enum { MICRO_BATCH = 9, CHUNKS = 10, SAVES = 11, SPLIT = 14, CHANGES = 21 };
 
 struct change {
@@ -242,10 +242,14 @@ static void suggest(const struct iz_plan_for *f, const struct iz_config *c,
 {
     unsigned used = 0;
     for (int i = 0; i < CHANGES; i++) {
-        used = i == SPLIT  ? 3U << (SPLIT - 1)
-               : i > SPLIT ? 1U << i | 1U << SAVES
-                           : 1U << i;
-        if (fits(f, c, &used)) {
+        unsigned own = i == SPLIT ? 3U << (SPLIT - 1) : 1U << i;
+        used = own;
+        bool enough = fits(f, c, &used);
+        if (!enough && i >= SPLIT && must_wait(c, true)) {
+            used = own | 1U << SAVES;
+            enough = fits(f, c, &used);
+        }
+        if (enough) {
             print_changes(f, c, used, err);
             return;
         }

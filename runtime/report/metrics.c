@@ -350,14 +350,17 @@ static const char *of_experts(char *out, size_t size, const struct iz_event *v,
     const struct iz_aux *t = &v->aux;
     double blocks = t->routers / (double)(e->plan.micro_batches *
                                           e->plan.slices * e->plan.ranks);
+    char loss[40], balance[40], z[40];
     out[0] = '\0';
     if (t->routers > 0)
-        snprintf(out, size,
-                 ", \"router_loss\": %.9g, \"router_balance\": %.9g, "
-                 "\"router_z\": %.9g, \"expert_least\": %.9g, "
-                 "\"expert_most\": %.9g, \"dropped\": 0",
-                 t->loss / t->routers * blocks, t->balance / t->routers,
-                 t->z / t->routers, t->least, t->most);
+        snprintf(
+            out, size,
+            ", \"router_loss\": %s, \"router_balance\": %s, "
+            "\"router_z\": %s, \"expert_least\": %.9g, "
+            "\"expert_most\": %.9g, \"dropped\": 0",
+            metrics_number(loss, sizeof(loss), t->loss / t->routers * blocks),
+            metrics_number(balance, sizeof(balance), t->balance / t->routers),
+            metrics_number(z, sizeof(z), t->z / t->routers), t->least, t->most);
     return out;
 }
 

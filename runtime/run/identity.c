@@ -228,7 +228,7 @@ static int print_file(FILE *out, const char *name, const char *path,
     struct stat st = {0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     unsigned char *at = MAP_FAILED;
-    if (fd >= 0 && fstat(fd, &st) == 0) /* nothing cannot be mapped */
+    if (fd >= 0 && fstat(fd, &st) == 0) /* mmap takes no length of 0 */
         at = mmap(NULL, (size_t)max64(st.st_size, 1), PROT_READ, MAP_SHARED, fd,
                   0);
     int err = at == MAP_FAILED ? -errno : 0;

@@ -210,20 +210,19 @@ static void eval_round(struct iz_engine *e, const struct iz_samples *all,
 
 /* All of a split may be millions of tasks, and each that waits takes some KiB.
  */
-enum { EVAL_CALLS = 10000 };
+enum { EVAL_TASKS = 4096 };
 
 static void eval_samples(struct iz_engine *e, struct iz_samples all)
 {
     int64_t n = (int64_t)e->plan.tracks * e->plan.ranks * e->plan.samples;
-    int64_t calls = (int64_t)e->model->n_units * e->plan.tracks, waiting = 0;
+    int64_t before = iz_graph_submitted(e->graph);
     iz_units_count(e, &all);
     for (int64_t at = 0; at < all.n; at += n) {
         eval_round(e, &all, all.first + at, min64(all.n - at, n));
-        waiting += calls;
-        if (waiting > EVAL_CALLS) {
-            iz_graph_wait(e->graph);
-            waiting = 0;
-        }
+        if (iz_graph_submitted(e->graph) - before < EVAL_TASKS)
+            continue;
+        iz_graph_wait(e->graph);
+        before = iz_graph_submitted(e->graph);
     }
     iz_clip_eval(e, e->step, all.n);
     e->events.due++;

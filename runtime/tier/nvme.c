@@ -66,6 +66,17 @@ struct transfer {
 
 /* ---- opening ---- */
 
+/* Linux has rings since 5.1, and these since 5.6. */
+static bool can_read_write(struct io_uring *ring)
+{
+    struct io_uring_probe *p = io_uring_get_probe_ring(ring);
+    bool can = p && io_uring_opcode_supported(p, IORING_OP_READ) &&
+               io_uring_opcode_supported(p, IORING_OP_WRITE);
+    if (p)
+        io_uring_free_probe(p);
+    return can;
+}
+
 /* Containers and kernels may forbid io_uring. */
 static int rings_open(struct iz_nvme *f, const char *folders)
 {
@@ -73,6 +84,11 @@ static int rings_open(struct iz_nvme *f, const char *folders)
         int err = f->no_uring
                       ? 0
                       : io_uring_queue_init(DEPTH, &f->ring[f->n_rings], 0);
+        if (f->n_rings == 0 && !f->no_uring && !err &&
+            !can_read_write(&f->ring[0])) {
+            io_uring_queue_exit(&f->ring[0]);
+            err = -ENOSYS;
+        }
         if (f->n_rings == 0 && (err == -EPERM || err == -ENOSYS)) {
             f->no_uring = true;
             continue;

@@ -50,7 +50,8 @@ def test_the_worked_example_is_a_plan(folder):
         "bf16": {"enabled": True}, "model": {"preset": "gpt2-124m"}, "data": {"path": "none"},
         "zero_optimization": {"stage": 3, "offload_optimizer": home, "offload_param": home,
                               "stage3_prefetch_bucket_size": 1e7},
-        "run": {"workers": 2, "cpu_products": "fp32", "device": "cpu"}}))
+        "run": {"workers": 2, "cpu_products": "fp32", "device": "cpu",
+                "memory_limit_bytes": 4 << 30}}))
     said = subprocess.run([BUILD / "models/gpt2", "example.json", "--plan", "--ranks", "4"],
                           cwd=folder, text=True, check=False, stdout=subprocess.PIPE).stdout
     page = (ROOT / "docs/zero.md").read_text()

@@ -126,9 +126,10 @@ def common(a, b):
 
 def reasoned(message):
     """A message with its reasoning under the names that templates read."""
-    found = next((message[k] for k in REASONING if message.get(k) is not None), None)
-    return message if found is None else \
-        {"thinking": found, **message, "reasoning_content": found}
+    given = [message[name] for name in REASONING if message.get(name) is not None]
+    if not given:
+        return message
+    return {**message, REASONING[0]: given[0], REASONING[1]: message.get(REASONING[1], given[0])}
 
 
 class Templates:

@@ -22,6 +22,7 @@ TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 REFUSED = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd",
            b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
            b"\x89HDF": "HDF5", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HEAD = 1 << 20  # bytes in which a first record is looked for at first
 
 
@@ -213,7 +214,7 @@ def open_file(path, folder, name=None, data=None, how=""):
             with packed[1].open(path) as f:
                 shutil.copyfileobj(f, scratch.file, 1 << 20)
         except (OSError, EOFError, lzma.LZMAError) as e:
-            if getattr(e, "errno", None) == errno.ENOSPC:  # of the output's disk
+            if getattr(e, "errno", None) in FULL:  # the output's disk
                 raise
             raise Refused(f"{path}: {e}") from e
         return open_file(path, folder, name[:name.rfind(".")], scratch.mapped(),

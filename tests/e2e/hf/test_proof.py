@@ -2,6 +2,7 @@
 """What is told of a folder in the layout of Hugging Face before anybody uses it: of
 our exports by the run and by the tool, which read them again, and of those of others
 by `ckpt check`."""
+import contextlib
 import pathlib
 import re
 import shutil
@@ -166,8 +167,9 @@ def test_ctrl_c_ends_the_search_for_a_loss(place):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     begun = []
     while not begun and p.poll() is None:
-        begun = [f for f in map(pathlib.Path.resolve, pathlib.Path(
-            f"/proc/{p.pid}/fd").iterdir()) if f.name == "metrics.jsonl" and f.stat().st_size]
+        with contextlib.suppress(OSError):  # it closes some meanwhile
+            begun = [f for f in map(pathlib.Path.resolve, pathlib.Path(
+                f"/proc/{p.pid}/fd").iterdir()) if f.name == "metrics.jsonl" and f.stat().st_size]
     p.send_signal(signal.SIGINT)
     assert p.wait(run.TIMEOUT_S) == -signal.SIGINT
     shutil.rmtree(begun[0].parent)

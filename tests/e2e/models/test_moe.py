@@ -65,6 +65,15 @@ def test_what_routers_tell_is_the_same_on_any_ranks(moe):
     assert two == [pytest.approx(x, rel=1e-6) for x in one]
 
 
+def test_a_line_of_what_is_not_finite_is_json(moe):
+    row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12, "steps": 3}
+    r = moe.launch(1, {**rows.config_of(row, None), "run.steps": 200,
+                       "optimizer.params.lr": 1e6, "optimizer.params.weight_decay": 0,
+                       "parameters": [{"match": "*", "lr_scale": 1e6}]})
+    assert r.rc == 1 and "not finite" in r.err, str(r)
+    assert any(isinstance(x["router_loss"], str) for x in r.steps)
+
+
 @pytest.mark.sanitized
 def test_a_router_that_sees_no_difference(place):
     """All weights are zero: every token goes to the first experts."""

@@ -3,6 +3,7 @@
 bytes those that the run counts, and tracing changes no bit."""
 import collections
 import json
+import re
 import sys
 
 import pytest
@@ -212,12 +213,13 @@ def test_a_command_without_a_trace_is_told(tmp_path):
 def test_a_trace_that_was_cut_off_is_refused(place):
     _, out = trace(place, 1, ALONE, "--steps", "1:5", out=place.folder / "a\udcff")
     for file, part, words in (
-            (next((out / "raw").glob("prof_file_*")), 2, "was cut off: 4 steps were traced"),
+            (next((out / "raw").glob("prof_file_*")), 2,
+             "was cut off: 4 steps were traced|failed on rank 0"),
             (out / "raw/rank-0.json", 2, "rank-0.json: damaged or cut off")):
         data = file.read_bytes()
         file.write_bytes(data[:len(data) // part])
         r = run.call(TRACE, out, "--again", "--no-starvz")
-        assert r.rc == 1 and words in r.err and "Traceback" not in r.err, str(r)
+        assert r.rc == 1 and re.search(words, r.err) and "Traceback" not in r.err, str(r)
         file.write_bytes(data)
 
 

@@ -27,13 +27,15 @@ def tree(place):
 
 
 def test_the_newest_run_is_that_of_the_highest_number(tree, place):
-    """Lower ones may be gone."""
+    """Lower ones may be gone, and all lie elsewhere."""
     config = place.config({"train_batch_size": 2, "run.save": True, "run.steps": 2})
     text = json.loads(config.read_text())
     del text["run"]["output"]
     (tree / "configs/quickstart.json").write_text(json.dumps(text))
-    for name in ("runs/quickstart-9", "runs/quickstart-10", "runs/quickstart-x"):
-        (tree / name).mkdir(parents=True)
+    (tree / "elsewhere").mkdir()
+    (tree / "runs").symlink_to("elsewhere")
+    for name in ("quickstart-9", "quickstart-10", "quickstart-x"):
+        (tree / "runs" / name).mkdir()
     for options in ((), ("--resume", "--steps", "3")):
         r = run.call(tree / "tools/quickstart", *options)
         assert r.rc == 0 and "output runs/quickstart-11" in r.out, str(r)
