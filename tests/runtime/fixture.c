@@ -239,7 +239,7 @@ int on_ranks(int n, int (*f)(struct iz_coll *, void *), void *arg)
         assert_true(pid[i] >= 0);
         if (pid[i] == 0) {
             iz_die_set("", end);
-            alarm(60); /* a rank that died leaves the others waiting */
+            alarm(300); /* a rank that died leaves the others waiting */
             _exit(f(&c, arg));
         }
     }

@@ -2,6 +2,7 @@
 """Ranks that die or stop while GPUs talk through NCCL, on the stand-in.  The
 launcher would end the other ranks when one is killed, so each rank has a parent
 that hides this: what ends the others is what they have seen themselves."""
+import contextlib
 import os
 import pathlib
 import signal
@@ -63,7 +64,8 @@ def run_once(place, config, ranks, env):
             time.sleep(0.05)
         left = left_over(config)
         for pid in left:
-            os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
     return r, now, left
 
 

@@ -291,7 +291,8 @@ class Terminal:
         self.process = subprocess.Popen(
             ["script", "-qefc", f"stty rows 40 cols 100; exec {tool}", self.file],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            env={**os.environ, "TERM": term, "PYTHONIOENCODING": "utf-8"},
+            env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"},
+                 "TERM": term, "PYTHONIOENCODING": "utf-8"},
             # what starts the tests may have turned Ctrl-C off
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 

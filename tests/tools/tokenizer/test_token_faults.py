@@ -233,6 +233,8 @@ def drive(folder, word):
         [sys.executable, folder / "driver.py", TOOLS / "tokenize", folder / "here",
          "--tokenizer", "bytes", "--out", folder / "out", "--threads", "2",
          "--shard-tokens", "10000", folder / "t.jsonl"], stderr=subprocess.PIPE,
+        # what starts the tests may have turned Ctrl-C off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         start_new_session=True)
 
 
