@@ -65,7 +65,7 @@ static int check_entry(const struct iz_hf_reader *r,
     bool same = e->dims == dims;
     enum iz_dtype type;
     bool known = iz_st_dtype_read(e->dtype, &type);
-    if (t->first)
+    if (t->first && r->rows)
         want[0] = r->rows;
     if (t->grows && r->tokens)
         want[0] = r->tokens;

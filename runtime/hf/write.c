@@ -237,7 +237,9 @@ static int hf_write_open_file(const struct iz_hf_writer *w, struct file *file)
         return iz_durable_refuse(WHO, path, "cannot open", errno);
     if (!first)
         return 0;
-    int why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
+    int why = EINTR;
+    while (why == EINTR) /* a signal that a run goes on behind */
+        why = posix_fallocate(file->fd, 0, file->header_bytes + file->bytes);
     if (why)
         return iz_durable_refuse(WHO, path, "no room for it", why);
     return hf_write_put(file->fd, path, file->header, file->header_bytes, 0);

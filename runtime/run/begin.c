@@ -92,7 +92,7 @@ static int claim_output(struct run *r)
         return -EEXIST;
     }
     /* After the last step the export may be there already. */
-    if (step < r->c.run.steps)
+    if (step < r->c.run.steps || !iz_hf_export_there(r->c.run.export))
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
         s = iz_durable_make_directories("run.output", output);

@@ -251,7 +251,7 @@ static void put_param(struct iz_engine *e, int u, int p, const float *values)
     float *buf =
         values ? NULL : iz_take(PIECE, sizeof(*buf), "the initial weights");
     for (int64_t i = max64(begin, own.first), n; i < end; i += n) {
-        n = min64(end - i, PIECE);
+        n = values ? end - i : min64(end - i, PIECE);
         if (!values)
             step_init_fill(e, u, part, buf, i, n);
         iz_access_put(e, u, own.array, i, values ? values + (i - begin) : buf,

@@ -239,6 +239,7 @@ LEAVE = [
         "parameters": [{"match": "h.3.ln_1.*", "frozen": False}], "run.slices": 2}, 1),
     ("gpt2", {"targets": "c_fc, c_attn", "use_dora": True, **SEVERAL}, {}, 1),
     ("gpt2", {"targets": "*", "use_dora": True}, {}, 3),
+    ("gpt2", {"targets": "c_attn", "modules_to_save": "wpe"}, {}, 1),
     ("gpt2", {"targets": "*"}, {"model.base_dtype": "nf4"}, 1),
     ("gpt2", {"targets": "*"}, {"model.base_dtype": "int8", "bf16.enabled": True}, 2),
     ("llama", {"targets": "q_proj,v_proj,down_proj", "alpha_pattern": {

@@ -41,6 +41,14 @@ def test_output_speaks_of_what_the_model_counts(model, item, start):
     assert "token" not in r.out, str(r)
 
 
+def test_a_finished_run_is_not_exported_without_names(start, place):
+    row, more = {**ROW, "model": "dlrm", "steps": 2}, {"run.save": True}
+    out = start(row, more).output
+    r = start(row, {**more, "run.output": str(out), "run.export": str(place.folder / "x")},
+              good=False, options=["--resume"])
+    run.refused(r, "run.export: this model has no names for it")
+
+
 # 7 tables of 31 rows; a sample reads one of each.
 @pytest.mark.sanitized
 @pytest.mark.parametrize("model, rules, words", [
