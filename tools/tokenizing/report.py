@@ -107,8 +107,10 @@ def draw(path, lengths, n):
     edges = sorted({round((most + 1) ** (i / BARS)) for i in range(BARS + 1)})
     axes.hist(lengths, bins=edges if len(edges) > 1 else 1)
     axes.set_xscale("log")
-    for at, name in [(length, f"{p} %") for p, length in n["lengths"].items()] + \
-            [(length, "sample") for length in [n.get("sample")] if length]:
+    marks = [(length, f"{p} %") for p, length in n["lengths"].items()]
+    if n.get("sample"):
+        marks.append((n["sample"], "sample"))
+    for at, name in marks:
         axes.axvline(at, lw=1, color="#444444", ls="-" if name == "sample" else ":")
         axes.annotate(name, (at, 1), xycoords=("data", "axes fraction"), fontsize=7,
                       rotation=90, va="top", ha="right")
