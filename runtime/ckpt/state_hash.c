@@ -170,12 +170,10 @@ static void open_own(struct iz_state_hash *h, struct iz_engine *e,
     iz_arrays_open(&h->arrays, e, of, false);
     list_tensors(h, e);
     struct sums s = {.e = e, .h = h, .states = states};
-    iz_access_hold(e, true);
     if (all_in_memory(&e->plan.zero, e->plan.target.gpu))
         iz_graph_on_workers(e->graph, hash_ranges, &s);
     else
         hash_ranges(&s, 0, NULL);
-    iz_access_hold(e, false);
 }
 
 void iz_state_hash_open(struct iz_state_hash *h, struct iz_engine *e,

@@ -13,33 +13,52 @@
 #include "runtime/engine/bounce.h"
 #include "runtime/plan/matrices.h"
 
-/* A chunk's states or its parameters in memory.  What is on disk is read into a
- * buffer, or written back from there. */
-static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
-                         enum iz_staging_kind what, bool store)
+/* What the first buffer of a kind holds of a file. */
+static void move_held(struct iz_engine *e, enum iz_staging_kind what,
+                      bool store)
 {
     bool state = what == IZ_STAGING_STATE;
     struct iz_nvme *file = state ? e->file.state : e->file.param;
-    int64_t at = state ? k->state_at : k->param_at;
-    int64_t bytes = state ? k->state_bytes : k->param_bytes;
-    if (state ? k->state != NULL : k->param != NULL)
-        return state ? (char *)k->state : k->param;
     struct iz_staging_ring *s = &e->staging[what];
-    char *buffer = s->buffer[0].p;
+    int64_t at = state ? s->held->state_at : s->held->param_at;
+    int64_t bytes = state ? s->held->state_bytes : s->held->param_bytes;
     if (store)
-        iz_nvme_write(file, buffer, at, bytes);
-    else if (!s->holds || s->held != k)
-        iz_nvme_read(file, buffer, at, bytes);
-    s->held = k;
-    return buffer;
+        iz_nvme_write(file, s->buffer[0].p, at, bytes);
+    else
+        iz_nvme_read(file, s->buffer[0].p, at, bytes);
+    s->changed = false;
 }
 
-void iz_access_hold(struct iz_engine *e, bool hold)
+static void let_go(struct iz_engine *e, enum iz_staging_kind what)
 {
-    for (int i = 0; i < IZ_STAGINGS; i++) {
-        e->staging[i].holds = hold;
-        e->staging[i].held = NULL;
+    if (e->staging[what].changed)
+        move_held(e, what, true);
+    e->staging[what].held = NULL;
+}
+
+/* A chunk's states or its parameters in memory, about to be changed or not.
+ * What is on disk comes into a buffer, which holds it until another one is
+ * asked for. */
+static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
+                         enum iz_staging_kind what, bool change)
+{
+    char *there = what == IZ_STAGING_STATE ? k->state : k->param;
+    struct iz_staging_ring *s = &e->staging[what];
+    if (there)
+        return there;
+    if (s->held != k) {
+        let_go(e, what);
+        s->held = k;
+        move_held(e, what, false);
     }
+    s->changed |= change;
+    return s->buffer[0].p;
+}
+
+void iz_access_let_go(struct iz_engine *e)
+{
+    let_go(e, IZ_STAGING_STATE);
+    let_go(e, IZ_STAGING_PARAM);
 }
 
 /* Elements of a state between the host and a GPU at a time: their codes, and in
@@ -97,7 +116,7 @@ static void move_params(struct iz_engine *e, struct iz_chunk *k, int64_t at,
     enum iz_home h = k->param_home;
     enum iz_dtype type = e->plan.param_type;
     int64_t size = iz_dtype_bytes(type);
-    char *param = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
+    char *param = chunk_bytes(e, k, IZ_STAGING_PARAM, put) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         m = min64(n - i, IZ_BOUNCE_BYTES / size);
         char *place = param + i * size, *way = iz_bounce_way(e, h, 0, place);
@@ -116,8 +135,8 @@ static void move_halves(struct iz_engine *e, struct iz_chunk *k, int64_t at,
                         float *host, int64_t n, bool put)
 {
     const int64_t size = sizeof(uint16_t), half = IZ_BOUNCE_BYTES / 2;
-    char *low = chunk_bytes(e, k, IZ_STAGING_STATE, false) + at * size;
-    char *high = chunk_bytes(e, k, IZ_STAGING_PARAM, false) + at * size;
+    char *low = chunk_bytes(e, k, IZ_STAGING_STATE, put) + at * size;
+    char *high = chunk_bytes(e, k, IZ_STAGING_PARAM, put) + at * size;
     for (int64_t i = 0, m; i < n; i += m) {
         char *place[2] = {low + i * size, high + i * size};
         char *way[2] = {iz_bounce_way(e, k->home, 0, place[0]),
@@ -241,19 +260,15 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
             move_halves(e, p.chunk, p.at, host, p.n, put);
         } else if (coded) {
             struct iz_moments x =
-                iz_state_array(&p.states, chunk_bytes(e, p.chunk, what, false),
+                iz_state_array(&p.states, chunk_bytes(e, p.chunk, what, put),
                                (int)a - IZ_STATE);
             move_moments(e, p.home, &x, p.at, host, p.n, put);
         } else {
-            char *at = chunk_bytes(e, p.chunk, what, false) + p.base + p.at * 4;
+            char *at = chunk_bytes(e, p.chunk, what, put) + p.base + p.at * 4;
             iz_bounce_move(e, p.home, at, (char *)host, p.n * 4, put);
         }
-        if (put && p.state)
-            chunk_bytes(e, p.chunk, IZ_STAGING_STATE, true);
         if (put && p.state && a == IZ_MASTER && !halves)
             move_params(e, p.chunk, p.at, host, p.n, true);
-        if (put && a < IZ_STATE)
-            chunk_bytes(e, p.chunk, IZ_STAGING_PARAM, true);
     }
 }
 

@@ -83,9 +83,10 @@ void iz_access_get(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
 void iz_access_put(struct iz_engine *e, int unit, enum iz_array a, int64_t from,
                    const float *in, int64_t n);
 
-/* Until it is called with false, and no task runs: what is on disk is read once
- * for all that is got from a chunk one after the other. */
-void iz_access_hold(struct iz_engine *e, bool hold);
+/* Of what is on disk, one chunk stays in its buffer from one call to the next,
+ * and is written when another one is asked for.  Whoever takes that buffer or
+ * that file for something else calls this before: what was put is on disk. */
+void iz_access_let_go(struct iz_engine *e);
 
 /* All trained parameters of a unit as fp32, end to end and then padding, on
  * every rank; malloc'ed.  All ranks call it. */

@@ -151,8 +151,10 @@ struct iz_matrix_ring {
 struct iz_staging_ring {
     struct iz_staging *buffer;
     int next;
-    bool holds; /* see iz_access_hold */
+    /* See iz_access_let_go: what the first buffer holds between tasks, and
+     * whether its file does not have it yet. */
     const struct iz_chunk *held;
+    bool changed;
 };
 
 #define IZ_AUX_NOTHING ((struct iz_aux){.least = HUGE_VAL})

@@ -112,6 +112,7 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
     size_t bytes = (size_t)iz_quant_bytes(q->format);
     size_t shard = 4 * (size_t)q->words.shard / bytes;
     bool on_gpu = held && iz_bounce_on_gpu(e, g->quant->param_home);
+    iz_access_let_go(e);
     *f = (struct filling){
         .format = q->format,
         .group = on_gpu ? calloc(shard, bytes)

@@ -5,6 +5,7 @@
 
 #include "codelets/base/int64.h"
 #include "codelets/flat/touched_rows.h"
+#include "runtime/engine/access.h"
 #include "runtime/step/submit.h"
 #include "runtime/step/touched.h"
 
@@ -112,6 +113,7 @@ void iz_disk_io(struct iz_engine *e, enum iz_kind kind, int unit,
                          .store = kind == IZ_STORE,
                          .whole = e->config->run.nvme_checksum};
     struct iz_task t = iz_task_of(e, kind, IZ_ON_IO, run_io, unit);
+    iz_access_let_go(e);
     iz_task_add(&t, buffer, mode);
     iz_task_add(&t, token, kind == IZ_LOAD ? STARPU_R : STARPU_W);
     if (a.arrays > 0) {

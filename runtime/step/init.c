@@ -208,6 +208,7 @@ static void init_all(struct iz_engine *e)
                           p->zero.frozen.home == IZ_HOME_NONE ||
                           p->zero.state.home == IZ_HOME_NONE || p->zero.split);
     int64_t owned = 0;
+    iz_access_let_go(e);
     for (int u = 0; u < p->n_units; u++)
         owned += p->unit[u].owned + p->unit[u].frozen.owned;
     iz_progress_begin(&a.progress, "initial weights", 4 * owned);

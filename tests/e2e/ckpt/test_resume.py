@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -92,6 +93,19 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
         y = now[step]
         assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
+
+
+def test_what_is_on_disk_is_written_once_for_each_array(place, nvme):
+    """A chunk of a wide block ends within a block of the checkpoint."""
+    settings = {**run.offload(*NVME, nvme), "model.width": 384, "model.layers": 1,
+                "run.save": True}
+    out = place.good(1, settings).output
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
+    r = place.good(1, {**settings, "run.steps": 4}, ["--resume"], out)
+    written = 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - before)
+    # m and v lie together: each load writes both; then a step, then a checkpoint
+    arrays = 1 + 2 * 2 + 3 + 3
+    assert written < 1.05 * arrays * 4 * run.parameters(r.config["model"])
 
 
 STAGE = "zero_optimization.stage"
