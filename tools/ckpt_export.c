@@ -39,6 +39,14 @@ struct again {
     int err;
 };
 
+/* Values of groups that follow each other: a tensor that lies transposed in a
+ * file takes many at a time or is written byte by byte. */
+struct run_of_groups {
+    const struct stream *of;
+    int64_t first, n;
+    float *values; /* IZ_CKPT_BLOCK */
+};
+
 /* The weights of a unit on their way out, or to be compared with what was
  * written: those of an array, which in the
  * unit's parameters end to end begin at `at`.  adapters: to be merged, NULL:
@@ -54,6 +62,7 @@ struct stream {
     enum iz_dtype type; /* of the run: what quantised weights are rounded to */
     float *group;       /* words of the group that is coming in; so many: */
     int64_t words;
+    struct run_of_groups *run; /* one for all streams */
 };
 
 static void compare_again(struct again *a, int unit, int64_t from,
@@ -78,15 +87,27 @@ static void pass_on(void *arg, int64_t from, const float *in, int64_t n)
         iz_hf_write(s->w, s->unit, s->at + from, in, n);
 }
 
+static void pass_run(struct run_of_groups *r)
+{
+    if (r->n)
+        pass_on((void *)(uintptr_t)r->of, r->first, r->values, r->n);
+    r->n = 0;
+}
+
 /* Group g of a unit, as the run computes with it. */
 static void pass_group(const struct stream *s, int64_t g)
 {
     const struct iz_unit *u = &s->m->unit[s->unit];
-    float values[IZ_QUANT_GROUP], out[IZ_QUANT_GROUP];
+    struct run_of_groups *r = s->run;
+    float values[IZ_QUANT_GROUP];
     int64_t first, n = iz_unit_quant_group(u, g, &first);
+    if (r->of != s || r->first + r->n != first || r->n + n > IZ_CKPT_BLOCK)
+        pass_run(r);
+    if (!r->n)
+        *r = (struct run_of_groups){s, first, 0, r->values};
     iz_quant_load(iz_unit_quant(u), values, s->type, s->group, n);
-    iz_cast(out, IZ_F32, values, s->type, n);
-    pass_on((void *)(uintptr_t)s, first, out, n);
+    iz_cast(r->values + r->n, IZ_F32, values, s->type, n);
+    r->n += n;
 }
 
 /* Words of groups come in any lengths. */
@@ -148,6 +169,16 @@ static void set_streams(struct checkpoint *c, const struct iz_model *m,
     }
 }
 
+/* The weights that an export writes. */
+static int pass_all(struct checkpoint *c, const struct iz_model *m, bool all,
+                    struct stream *s, struct iz_coll *coll)
+{
+    set_streams(c, m, pass_on, all, s);
+    int err = iz_ckpt_load(&c->k, c->step, coll);
+    pass_run(s->run);
+    return err;
+}
+
 static void streams_close(struct stream *s, const struct iz_model *m)
 {
     for (int n = 0; s && n < IZ_PARTS * m->n_units; n++) {
@@ -155,7 +186,11 @@ static void streams_close(struct stream *s, const struct iz_model *m)
             free(s[n].adapters);
         free(s[n].group);
     }
-    free(s ? s->buf : NULL);
+    if (s) {
+        free(s->run->values);
+        free(s->run);
+        free(s->buf);
+    }
     free(s);
 }
 
@@ -168,7 +203,9 @@ static int streams_open(struct stream **out, struct checkpoint *c,
     struct stream *s = *out =
         iz_take(IZ_PARTS * m->n_units, sizeof(*s), "weights");
     float *buf = iz_take(IZ_CKPT_BLOCK, sizeof(*buf), "weights");
+    struct run_of_groups *run = iz_take(1, sizeof(*run), "weights");
     bool any = false;
+    run->values = iz_take(IZ_CKPT_BLOCK, sizeof(*buf), "weights");
     for (int n = 0; n < IZ_PARTS * m->n_units; n++) {
         const struct iz_unit *u = &m->unit[n / IZ_PARTS];
         int64_t trained = iz_unit_elems(u, IZ_PART_TRAINED);
@@ -177,7 +214,8 @@ static int streams_open(struct stream **out, struct checkpoint *c,
                                .unit = n / IZ_PARTS,
                                .part = (enum iz_unit_part)part,
                                .buf = buf,
-                               .type = type};
+                               .type = type,
+                               .run = run};
         for (int i = 0; i < part; i++)
             s[n].at += iz_unit_elems(u, (enum iz_unit_part)i);
         if (part == IZ_PART_QUANT && iz_unit_quant(u))
@@ -413,9 +451,8 @@ static int look_again(void *arg, const char *folder)
             iz_hf_read_open(&a.r, section->hf, l->m, "export", folder, stderr);
     for (int n = 0; n < IZ_PARTS * l->m->n_units; n++)
         l->s[n].again = &a;
-    set_streams(l->c, l->m, pass_on, !l->o->adapter, l->s);
     if (!err)
-        err = iz_ckpt_load(&l->c->k, l->c->step, l->coll);
+        err = pass_all(l->c, l->m, !l->o->adapter, l->s, l->coll);
     err = err ? err : a.err;
     if (!err && l->coll->rank == 0)
         printf("export: %" PRId64 " values read again, equal as %s\n", a.values,
@@ -479,8 +516,7 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
         look.s = s;
         look.type = order.type;
         look.pairs = learns_pairs(config);
-        set_streams(c, m, pass_on, !o->adapter, s);
-        err = iz_ckpt_load(&c->k, c->step, coll);
+        err = pass_all(c, m, !o->adapter, s, coll);
         err = iz_hf_write_close(&w, err);
     }
     streams_close(s, m);
