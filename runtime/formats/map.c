@@ -237,7 +237,7 @@ static int by_bare(const void *a, const void *b)
     return strcmp(x->bare, y->bare);
 }
 
-static void sort_names(struct iz_hf_map *m)
+void iz_hf_map_sort(struct iz_hf_map *m)
 {
     m->by_name = iz_take(m->n, sizeof(*m->by_name), "names of tensors");
     for (int i = 0; i < m->n; i++)
@@ -254,7 +254,7 @@ int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
     if (!err)
         err = add_params(m, model, true);
     if (!err)
-        sort_names(m);
+        iz_hf_map_sort(m);
     else
         iz_hf_map_close(m);
     return err;

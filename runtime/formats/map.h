@@ -46,6 +46,8 @@ struct iz_hf_map {
 int iz_hf_map_open(struct iz_hf_map *m, const struct iz_hf *hf,
                    const struct iz_model *model);
 void iz_hf_map_close(struct iz_hf_map *m);
+/* Of tensors that somebody else has put there: quick to find from now on. */
+void iz_hf_map_sort(struct iz_hf_map *m);
 
 /* The tensor that is called so, with or without the prefix; NULL: none. */
 const struct iz_hf_tensor *iz_hf_map_find(const struct iz_hf_map *m,

@@ -265,6 +265,8 @@ int iz_hf_read_open_map(struct iz_hf_reader **out, struct iz_hf_map *map,
     r->model = from->model;
     r->map = *map;
     *map = (struct iz_hf_map){0};
+    if (!r->map.by_name)
+        iz_hf_map_sort(&r->map);
     int why = iz_hf_folder_open(&r->folder, from->path, from->file, err);
     if (!why)
         why = compare(r);
