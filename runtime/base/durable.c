@@ -281,8 +281,10 @@ int iz_durable_remove_directory(const char *who, const char *path,
     for (struct dirent *e; !err && (e = readdir(d));)
         if (is_directory(inner, path, e))
             err = iz_durable_remove_directory(who, inner, names);
-        else if (is_among(e->d_name, names))
+        else if (is_among(e->d_name, names) && strcmp(e->d_name, *names))
             unlinkat(dirfd(d), e->d_name, 0);
+    if (!err)
+        unlinkat(dirfd(d), *names, 0);
     closedir(d);
     return err || !rmdir(path)
                ? err

@@ -39,8 +39,8 @@ int iz_durable_sync_directory(const char *who, const char *path);
 int iz_durable_make_directories(const char *who, const char *path);
 /* A directory of files whose names are among these patterns (fnmatch, ended by
  * NULL), and of such directories of such files, or none.  Refuses before
- * anything is removed if something else is in it: that is not ours.  Follows no
- * symlink.  Not synced. */
+ * anything is removed if something else is in it: that is not ours.  The file
+ * of the first name goes last.  Follows no symlink.  Not synced. */
 int iz_durable_remove_directory(const char *who, const char *path,
                                 const char *const *names);
 /* Only whether that would refuse. */
