@@ -349,8 +349,6 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
 
 /* ---- the largest model ---- */
 
-#define MOST_BLOCKS (1 << 14)
-
 /* The run of equal kinds that is longest: a model's blocks. */
 struct blocks {
     int first, count;
@@ -402,10 +400,11 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                                   .target = &target,
                                   .limit = limit};
     struct blocks b = find_blocks(m);
-    int low = 0, high = MOST_BLOCKS;
+    int low = 0, high = IZ_PLAN_MOST_BLOCKS + 1;
     *params = 0;
     while (high - low > 1) { /* doubled until that does not fit */
-        int n = (int)min64(low + (high - low) / 2, max64(2 * low, 1));
+        int n = high > IZ_PLAN_MOST_BLOCKS ? (int)max64(2 * low, 1)
+                                           : low + (high - low) / 2;
         struct iz_trial t = try_blocks(&f, c, b, n);
         *(t.within ? &low : &high) = n;
         if (t.within)

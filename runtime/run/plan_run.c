@@ -180,9 +180,10 @@ static void print_largest(const struct run *r)
     double params;
     int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
     if (blocks)
-        printf("with this config up to %d blocks of this shape fit: %.2fB "
+        printf("with this config %s %d blocks of this shape fit: %.2fB "
                "parameters\n",
-               blocks, params * 1e-9);
+               blocks < IZ_PLAN_MOST_BLOCKS ? "up to" : "at least", blocks,
+               params * 1e-9);
     else
         printf("with this config not one block of this shape fits\n");
 }
