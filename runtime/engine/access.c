@@ -42,7 +42,7 @@ static void let_go(struct iz_engine *e, enum iz_staging_kind what)
 static char *chunk_bytes(struct iz_engine *e, struct iz_chunk *k,
                          enum iz_staging_kind what, bool change)
 {
-    char *there = what == IZ_STAGING_STATE ? k->state : k->param;
+    char *there = what == IZ_STAGING_STATE ? (char *)k->state : k->param;
     struct iz_staging_ring *s = &e->staging[what];
     if (there)
         return there;
