@@ -224,7 +224,7 @@ class Recipe:
         """Of (text, whether it is learnt): with the begin and the end, once."""
         ids, learn = [], bytearray()
         for text, learnt in pieces:
-            ids += encode(self.tokenizer, text)
+            ids += encode(self.tokenizer, text, len(ids) > 0 or not first)
             learn += bytes([learnt]) * (len(ids) - len(learn))
         has = (first and self.begin is not None and ids[:1] == [self.begin],
                last and self.end is not None and ids[-1:] == [self.end])

@@ -209,7 +209,7 @@ tool, here = sys.argv[1:3]
 sys.path.insert(0, os.path.dirname(tool))
 from tokenizing import tokens
 
-def ids(self, data):
+def ids(self, data, behind=False):
     if b"die" in data:
         os._exit(9)
     if b"wait" in data:

@@ -138,6 +138,49 @@ def test_no_space_is_added_behind_bytes_that_are_no_text(place):
         trained("gpt2").encode(b" d") + bad[1:]
 
 
+# ---- a blank in front ----
+
+# A normalizer, what cuts into words, and a model that has the words and all letters.
+BLANKS = {
+    "Llama 2": ({"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}, None),
+    "T5": (None, {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}),
+    "Mistral": (None, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first",
+                       "split": False}),
+}
+
+
+def unigram(place, name, added=()):
+    words = ["\u2581the", "the", "\u2581end", "end", "\u2581", "\n", *"abcdefghijklmnopqrstuvwxyz./<>"]
+    path = place.new() / "tokenizer.json"
+    path.write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [
+            {"id": i, "content": a, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": a != "<think>"}
+            for i, a in enumerate(("<unk>", "</s>", "<think>"))],
+        "normalizer": BLANKS[name][0], "pre_tokenizer": BLANKS[name][1],
+        "post_processor": None, "decoder": None, "model": {"type": "Unigram", "unk_id": 0, "vocab": [
+            [w, -len(w) ** -2] for w in ("<unk>", "</s>", "<think>", *words)]}}))
+    return path, words
+
+
+@pytest.mark.parametrize("name", BLANKS)
+def test_no_blank_is_added_behind_a_prompt(name, place):
+    """Nor behind a part of a long text; behind an added token it is, as in the whole."""
+    path, words = unigram(place, name)
+    prompts = [{"prompt": "the", "completion": c} for c in ("end", " end", "end<think>the")]
+    ids = flat(shards(place.encode(path, {"t.jsonl": jsonl(prompts)})))
+    said = ["</s>" if i == 1 else "<think>" if i == 2 else words[i - 3] for i in ids]
+    again = "the" if name == "Mistral" else "\u2581the"
+    assert said == ["\u2581the", "end", "</s>", "\u2581the", "\u2581end", "</s>",
+                    "\u2581the", "end", "<think>", again, "</s>"]
+    one = tokens.open_tokenizer(str(path), False)
+    data = b"the end.\n<think>the" * 20000
+    assert 0 < tokens.part_end(one, data, 0, len(data)) < 2 * tokens.PART
+    assert tokens.encode(one, data) == one.ids(data)
+
+
 # ---- special tokens ----
 
 def test_special_tokens_of_a_text_are_ordinary_text(place):
@@ -191,3 +234,7 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_package(sentencepiece_model,
     assert p.stdout.decode().replace(" ", "") == "".join(lines).replace(" ", "")
     bad = strings.BAD["latin-1"]
     assert place.ids(path, bad) == package.encode(bad)
+    prompts = jsonl({"prompt": "the", "completion": c} for c in ("License", " License"))
+    words = "".join(map(package.id_to_piece, flat(shards(place.encode(
+        path, {"t.jsonl": prompts})))))
+    assert words == "\u2581theLicense</s>\u2581the\u2581License</s>"
