@@ -97,7 +97,7 @@ def message(m):
         raise BadRecord("the role of a message is missing or no string")
     if not isinstance(m.get("content"), (str, list)) and not m.get("tool_calls"):
         raise BadRecord("a message has neither content nor tool_calls")
-    return m
+    return {k: v for k, v in m.items() if v is not None}  # as transformers
 
 
 def messages_of(value, key):

@@ -146,6 +146,8 @@ FORMS = [
     ({"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "He."}],
       "system": "Be brief."}, "ShareGPT", SYSTEM + ASKED, 0),
     ({"conversations": ASKED}, "ShareGPT", ASKED, 0),
+    ({"messages": [{**CALL, "content": None, "name": None}]}, "messages",
+     [{k: v for k, v in CALL.items() if k != "content"}], 0),
     ({"instruction": "Who?", "input": "", "output": "He."}, "Alpaca", ASKED, 0),
     ({"instruction": "When", "input": "?", "output": "He.", "history": [["Who?", "He."]]},
      "Alpaca", [*ASKED, {**MORE, "content": "When\n?"}, ASKED[1]], 0),
