@@ -226,6 +226,13 @@ class Recipe:
         for text, learnt in pieces:
             ids += encode(self.tokenizer, text, len(ids) > 0 or not first)
             learn += bytes([learnt]) * (len(ids) - len(learn))
+        forged = self.tokenizer.forged
+        if not forged.keys().isdisjoint(ids):
+            name = next(forged[i] for i in ids if i in forged)
+            # No part of a document can be left out.
+            raise (BadRecord if first and last else Refused)(
+                f"has the special token {name}, which this tokenizer does not take for "
+                "text: --special allows it")
         has = (first and self.begin is not None and ids[:1] == [self.begin],
                last and self.end is not None and ids[-1:] == [self.end])
         if first and self.begin is not None and not has[0]:

@@ -2,7 +2,7 @@
 """Tokenizers: plain bytes, a tokenizer.json through the package tokenizers, a .model
 through the package sentencepiece.  Each has `vocab`, the largest id + 1; `end`, the id
 of its end of text or None, and end_text; `special`, what finds special tokens in a
-text; find(name), the id of a token or None; ids(bytes, behind another text: without the
+text; `forged`, names by id of those that it takes for words; find(name), the id of a token or None; ids(bytes, behind another text: without the
 blank that some add in front of a text) and its opposite text(ids); chat(text, spans) with special tokens, and a byte for each: whether it is in a span;
 and `alone`: the text of tokens is that of each in turn."""
 import copy
@@ -41,7 +41,7 @@ def open_tokenizer(name, special):
 
 class Bytes:
     vocab, end, alone = 256, 0, True  # no text has the byte 0
-    end_text, special = "\0", NOTHING
+    end_text, special, forged = "\0", NOTHING, {}
 
     def find(self, name):
         byte = name.encode("utf-8", "surrogateescape")
@@ -68,7 +68,7 @@ NO_PREFIX = b"\x1a\x02\x18\0"
 
 class Model:
     """Of SentencePiece.  What is not UTF-8 becomes U+FFFD."""
-    alone, end_text, special = False, None, NOTHING
+    alone, end_text, special, forged = False, None, NOTHING, {}
 
     def __init__(self, name):
         data = bytes(map_file(name))
@@ -166,14 +166,15 @@ class Json:
                       for a in self.spec.get("added_tokens") or ()}
         self.words = self.whole.get_vocab()
         self.vocab = max(self.words.values()) + 1
-        self.marks = {a["id"] for a in self.spec.get("added_tokens") or ()
-                      if special or not a.get("special")}
+        usual = {a["id"] for a in self.spec.get("added_tokens") or () if not a.get("special")}
+        self.marks = set(self.added.values()) if special else usual
         self.end_text = next((e for e in ENDS if e in self.added), None)
         self.end = self.added.get(self.end_text)
-        names = [re.escape(a["content"]) for a in self.spec.get("added_tokens") or ()
-                 if a.get("special")]
-        self.special = re.compile("|".join(sorted(names, key=len, reverse=True))
-                                  or "(?!)")
+        names = [name for name, i in self.added.items() if i not in usual]
+        self.special = re.compile("|".join(map(re.escape, sorted(
+            names, key=len, reverse=True))) or "(?!)")
+        self.forged = {} if special else {
+            self.added[name]: name for name in names if name != self.unknown()}
         self.bytes = None
         fault = self.fault()
         if fault:
@@ -200,6 +201,12 @@ class Json:
         if len(set(self.words.values())) < len(self.words):
             return "model.vocab: an id is there twice"
         return None
+
+    def unknown(self):
+        model = self.spec["model"]
+        if model.get("unk_id") is not None:  # of Unigram
+            return model["vocab"][model["unk_id"]][0]
+        return model.get("unk_token")
 
     def find(self, name):
         word = name

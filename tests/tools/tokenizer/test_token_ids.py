@@ -194,6 +194,18 @@ def test_special_tokens_of_a_text_are_ordinary_text(place):
         s["<|endoftext|>"]]
 
 
+def test_a_special_token_that_cannot_be_text_is_named_or_left_out(place):
+    """A Unigram model takes its name for a word.  What is unknown is no such token."""
+    path, words = unigram(place, "T5")
+    the = words.index("\u2581the") + 3
+    bad = jsonl({"text": t} for t in ("the", "the </s> end", "A"))
+    place.refuse(path, bad, name="t.jsonl", words=["line 2", "special token </s>"])
+    place.refuse(path, b"the " * 40000 + b"</s>", "--skip-bad", words=["token </s>"])
+    out = place.encode(path, {"t.jsonl": bad}, "--skip-bad")
+    assert flat(shards(out)) == [the, 1, words.index("\u2581") + 3, 0, 1]
+    assert place.ids(path, b"the</s>", "--special") == [the, 1]
+
+
 def test_added_tokens_that_are_not_special_are_always_found(place):
     tok = trained("qwen2")
     think = tok.special()["<think>"]
