@@ -46,6 +46,11 @@ def folder_has(folder):
         value = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(value, str):
             marks[name] = value
+    files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if (folder / "chat_template.jinja").exists():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: read_text(path) for name, path in files.items()}, marks
     found = config.get("chat_template") or {}
     try:
         found = {"default": found} if isinstance(found, str) else \
@@ -53,10 +58,6 @@ def folder_has(folder):
     except (KeyError, TypeError) as e:
         raise Refused(f"{folder}: chat_template is neither a text nor a list of names "
                       "with templates") from e
-    if (folder / "chat_template.jinja").exists():
-        found["default"] = read_text(folder / "chat_template.jinja")
-    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = read_text(path)
     return found, marks
 
 
