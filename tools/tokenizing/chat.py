@@ -39,8 +39,8 @@ def read_text(path):
 def folder_has(folder):
     """Its templates by name, and what they call the tokens."""
     config, marks = {}, {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists() and "added_tokens_decoder" not in config:
             config |= read_json(folder / name)
     for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value

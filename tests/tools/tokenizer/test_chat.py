@@ -208,6 +208,14 @@ def test_templates_are_chosen_as_transformers_does(place):
     place.refuse(path, jsonl([talk]), name="t.jsonl", words=["the templates rag: choose"])
 
 
+def test_old_names_of_tokens_win_unless_the_configuration_has_all_tokens(tmp_path):
+    """As in transformers."""
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "old"}}')
+    for config, want in (({}, "old"), ({"added_tokens_decoder": {}}, "new")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "new", **config}))
+        assert chat.folder_has(tmp_path)[1] == {"eos_token": want}
+
+
 def test_an_old_answer_gets_a_document_of_its_own(place):
     """Of which it is the end, as the template writes it there."""
     path = model(place, "qwen3")
