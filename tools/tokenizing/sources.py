@@ -20,7 +20,10 @@ BOM = b"\xef\xbb\xbf"
 PACKED = {b"\x1f\x8b": ("gzip", gzip), b"BZh": ("bzip2", bz2), b"\xfd7zXZ\0": ("xz", lzma)}
 TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 REFUSED = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd",
-           b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
+           b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"Rar!\x1a\7": "a RAR archive",
+           b"\4\x22\x4d\x18": "packed by lz4", b"LZIP\1": "packed by lzip",
+           b"\x1f\x9d": "packed by compress", b"\x93NUMPY": "an array of NumPy",
+           b"Obj\1": "a file of Avro", b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
            b"\x89HDF": "HDF5", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HEAD = 1 << 20  # bytes in which a first record is looked for at first

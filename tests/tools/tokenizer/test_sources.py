@@ -95,7 +95,10 @@ def test_bytes_in_a_table_are_no_text(place):
 
 @pytest.mark.parametrize("name, data, words", [
     ("t.zip", b"PK\3\4....", ["zip"]), ("t.zst", b"\x28\xb5\x2f\xfd..", ["zstd"]),
-    ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
+    ("t.7z", b"7z\xbc\xaf\x27\x1c\0\4", ["7z"]), ("t.rar", b"Rar!\x1a\7\1\0", ["RAR"]),
+    ("t.lz4", b"\4\x22\x4d\x18..", ["lz4"]), ("t.lz", b"LZIP\1..", ["lzip"]),
+    ("t.Z", b"\x1f\x9d\x90..", ["compress"]), ("t.npy", b"\x93NUMPY..", ["NumPy"]),
+    ("t.avro", b"Obj\1..", ["Avro"]), ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
     ("t.jsonl.gz", gzip.compress(LINES)[:-30], ["{}"]),
     ("t.parquet.gz", gzip.compress(b"PAR1"), ["parquet packed by gzip"]),
     ("t.gz.gz", gzip.compress(gzip.compress(LINES)), ["gzip packed by gzip"]),
