@@ -85,12 +85,15 @@ def test_records_are_found_in_tables(place):
 TAR = tarfile.TarInfo("t.txt").tobuf() + bytes(1024)
 
 
-def test_bytes_in_a_table_are_no_text(place):
+def test_what_is_wrong_with_a_table_is_named(place):
+    """Bytes, which are no text, and damage."""
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet
-    path = place.new() / "t.parquet"
+    path = place.new() / "t"
     pyarrow.parquet.write_table(arrow.table({"text": [b"a"]}), path)
-    place.refuse("bytes", path.read_bytes(), name="t.parquet", words=["{}", "has bytes"])
+    place.refuse("bytes", path.read_bytes(), words=["{}: ", "has bytes"])
+    tables()["arrow's stream"](path)
+    place.refuse("bytes", path.read_bytes()[:-60], words=["{}: ", "to be able to read"])
 
 
 @pytest.mark.parametrize("name, data, words", [
@@ -100,6 +103,7 @@ def test_bytes_in_a_table_are_no_text(place):
     ("t.Z", b"\x1f\x9d\x90..", ["compress"]), ("t.npy", b"\x93NUMPY..", ["NumPy"]),
     ("t.avro", b"Obj\1..", ["Avro"]), ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
     ("t.jsonl.gz", gzip.compress(LINES)[:-30], ["{}"]),
+    ("t.txt.gz", gzip.compress(LINES)[:10] + b"\xff" * 30, ["{}: Error -3"]),
     ("t.parquet.gz", gzip.compress(b"PAR1"), ["parquet packed by gzip"]),
     ("t.gz.gz", gzip.compress(gzip.compress(LINES)), ["gzip packed by gzip"]),
     ("t.tar", TAR, ["a tar archive"]), ("t.tgz", gzip.compress(TAR), ["a tar archive"]),
