@@ -22,18 +22,21 @@ class Faulty(Exception):
 
 # ---- a folder's templates ----
 
+def read_text(path, encoding="utf-8-sig"):
+    try:
+        return bytes(map_file(str(path))).decode(encoding)
+    except ValueError as e:
+        raise Refused(f"{path}: {e}") from e
+
+
 def read_json(path):
     try:
-        found = json.loads(bytes(map_file(str(path))).decode())
+        found = json.loads(read_text(path, "utf-8"))
     except ValueError as e:
         raise Refused(f"{path}: {e}") from e
     if not isinstance(found, dict):
         raise Refused(f"{path} is no object")
     return found
-
-
-def read_text(path):
-    return bytes(map_file(str(path))).decode("utf-8-sig")
 
 
 def folder_has(folder):

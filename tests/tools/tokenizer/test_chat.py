@@ -169,6 +169,7 @@ SAYS = "{% for m in messages %}{{ m.content }}{% endfor %}"
     ({}, (), ["need a chat template"]),
     ({}, ("--chat", "llama3"), ["llama3 is neither a file", "none", "are gone"]),
     ({"chat_template.jinja": "{% for %}"}, (), ["the chat template default: line 1"]),
+    ({"chat_template.jinja": b"\xff"}, (), ["chat_template.jinja: ", "decode byte"]),
     ({"chat_template.jinja": "{{ raise_exception('not so') }}"}, (),
      ["t.jsonl, line 1", "not so"]),
     ({"chat_template.jinja": "{{ messages.append(1) }}"}, (), ["line 1", "unsafe"]),
@@ -180,7 +181,7 @@ def test_what_is_wrong_with_a_template_is_named(beside, options, words, place):
     path = place.tokenizer("qwen2")
     for name, text in beside.items():
         (path.parent / name).parent.mkdir(exist_ok=True)
-        (path.parent / name).write_text(text)
+        (path.parent / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     place.refuse(path, TALK, *options, name="t.jsonl", words=words)
 
 

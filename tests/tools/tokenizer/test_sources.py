@@ -112,12 +112,14 @@ def test_what_is_wrong_with_a_table_is_named(place):
     ("t.parquet", b"PAR1....", ["{}"]), ("t.json", b'[{"text": "a"}, {]', ["not JSON"]),
     ("t.json", b'{"name": "a"}', ["record 1", "has the keys name"]),
     ("t.jsonl", jsonl([{"question": "a", "answer": "b"}]), ["line 1", "question, answer"]),
+    ("t.jsonl", jsonl([{"\u4f60": "a"}]), ["has the keys \u4f60", ", or text\n"]),
     ("t.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", ["Git LFS"])],
     ids=lambda x: x if isinstance(x, str) else "")  # packed bytes have a time in them
 def test_what_is_no_text_is_refused_by_name(name, data, words, place):
     if "PAR1" in str(data) and "gz" not in name:
         pytest.importorskip("pyarrow")
-    place.refuse("bytes", data, name=name, words=words)
+    place.refuse("bytes", data, name=name, words=words,
+                 env={**os.environ, "PYTHONIOENCODING": "latin-1"})
 
 
 def test_a_data_set_of_several_splits_is_refused(place):
