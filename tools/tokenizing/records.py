@@ -259,10 +259,12 @@ class Recipe:
         if isinstance(value.get("chosen"), str):
             prompt, *answers = texts(value, "prompt", "chosen", "rejected")
             return [self.completed(prompt, a) for a in answers]
-        prompt = value.get("prompt", [])
+        prompt = value.get("prompt") or []
         both = [messages_of(value, k) for k in ("chosen", "rejected")]
+        if all(m[0].get("content") == prompt for m in both):
+            prompt = []  # UltraFeedback has it twice
         if not isinstance(prompt, list):
-            raise BadRecord("prompt is no array, and chosen is one")
+            raise BadRecord("prompt is no array, nor what chosen and rejected begin with")
         both = [[message(m) for m in prompt] + m for m in both]
         same = len(prompt)
         while same < min(map(len, both)) and both[0][same] == both[1][same]:

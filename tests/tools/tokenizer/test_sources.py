@@ -191,6 +191,25 @@ def test_what_is_bad_beside_a_conversation_is_named(more, words):
         recipe.record(json.dumps({"instruction": "a", "output": "b", **more}).encode())
 
 
+OTHER = {"role": "assistant", "content": "Nobody."}
+
+
+@pytest.mark.parametrize("prompt, before, same", [
+    ({}, [], 1), ({"prompt": None}, [], 1), ({"prompt": "Who?"}, [], 1),
+    ({"prompt": SYSTEM}, SYSTEM, 2), ({"prompt": "What?"}, None, 0), ({"prompt": 5}, None, 0)])
+def test_a_prompt_beside_messages_is_one_or_their_first(prompt, before, same, monkeypatch):
+    """As a string it says what they begin with."""
+    monkeypatch.setattr(records.Recipe, "conversation", lambda self, *args: [args])
+    recipe = records.Recipe(tokens.Bytes(), None, None, records.PAIR, object(), 9, True)
+    value = {**prompt, "chosen": ASKED, "rejected": [ASKED[0], OTHER]}
+    if before is None:
+        with pytest.raises(records.BadRecord, match="prompt is no array"):
+            recipe.pair(value)
+    else:
+        assert recipe.pair(value) == [(before + value[k], same, value)
+                                      for k in ("chosen", "rejected")]
+
+
 # ---- once and only once ----
 
 def test_blank_and_marked_texts_are_right(place):
