@@ -292,7 +292,6 @@ class Recipe:
 
     def fill(self, ids, learn):
         """A text of a pair with tokens behind it that nothing learns from."""
-        self.longest = max(self.longest, len(ids))
         lacks = self.text_tokens - len(ids)
         if lacks < 0:
             raise BadRecord(f"has a text of {len(ids)} tokens, and --preferences is "
@@ -317,7 +316,9 @@ class Recipe:
             raise BadRecord(f"is not JSON: {e.reason}") from e
         if self.kind != PAIR:
             return found
+        longest = max(len(ids) for ids, _ in found)
         for text in found:
             self.fill(*text)
+        self.longest = max(self.longest, longest)
         (a, learnt), (b, learn) = found
         return [(a + b, learnt + learn)]
