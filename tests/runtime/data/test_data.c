@@ -293,6 +293,12 @@ static void too_few_tokens_are_named(void **state)
     use(positions("p", 9), positions("v", 8), 0);
     refused(8, MANY, true, "8 tokens for validation, but one window needs 9");
     assert_said(used.val_path);
+    text_tokens = 4;
+    use(shard("q.bin", 20240520, 1, 8, &(uint16_t[8]){0}, 16), "", 0);
+    text_tokens = 0;
+    shard("q.mask", IZ_MASK_MAGIC, 1, 8, "\1\1\1\1\1\1\1\1", 8);
+    used.group = 2;
+    refused(4, MANY, true, "0 tokens for validation, but one window needs 8");
 }
 
 int main(void)
