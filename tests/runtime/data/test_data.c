@@ -150,25 +150,6 @@ static void every_window_comes_once_an_epoch(void **state)
     }
 }
 
-static void windows_fall_on_every_place_alike(void **state)
-{
-    enum { WINDOWS = 10, EPOCHS = 4000 };
-    int count[WINDOWS][WINDOWS] = {0};
-    double chi = 0, mean = (double)EPOCHS / WINDOWS;
-    use(positions("p", WINDOWS + 1), "", 0);
-    struct iz_data *d = opened(1, 7, false);
-    for (int e = 0; e < EPOCHS; e++)
-        for (int i = 0; i < WINDOWS; i++)
-            count[i][start(d, IZ_TRAIN, 1, e * WINDOWS + i)]++;
-    for (int i = 0; i < WINDOWS * WINDOWS; i++) {
-        double off = count[i / WINDOWS][i % WINDOWS] - mean;
-        chi += off * off / mean;
-    }
-    /* 81 degrees of freedom: above 130 once in 3000 seeds. */
-    assert_true(chi < 130);
-    iz_data_close(&d);
-}
-
 static void training_and_validation_share_no_target(void **state)
 {
     for (int n = 8; n < 90; n += 3)
@@ -308,7 +289,6 @@ int main(void)
         CASE(documents_begin_behind_a_token),
         CASE(packed_samples_hold_whole_documents),
         CASE(every_window_comes_once_an_epoch),
-        CASE(windows_fall_on_every_place_alike),
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
         CASE(what_is_no_token_file_is_named),
