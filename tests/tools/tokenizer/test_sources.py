@@ -135,13 +135,17 @@ def test_a_pointer_in_place_of_a_tokenizer_is_refused(place):
     place.refuse(path, b"a", words=["tokenizer.json is a Git LFS pointer"])
 
 
-@pytest.mark.parametrize("package, name, data", [
-    ("pyarrow", "t.parquet", b"PAR1"), ("jinja2", "t.jsonl", LINES)])
-def test_a_package_is_named_where_it_is_needed(package, name, data, place):
+@pytest.mark.parametrize("package, tokenizer, name, data", [
+    ("pyarrow", "bytes", "t.parquet", b"PAR1"), ("jinja2", "bytes", "t.jsonl", LINES),
+    ("tokenizers", "t.json", "t", b"x"), ("sentencepiece", "t.model", "t", b"x")])
+def test_a_package_is_named_where_it_is_needed(package, tokenizer, name, data, place):
     folder = place.new()
     (folder / f"{package}.py").write_text("raise ImportError('not here')")
     (folder / "own.jinja").write_text(SAYS)
-    place.refuse("bytes", data, "--chat", folder / "own.jinja", name=name,
+    if tokenizer != "bytes":
+        tokenizer = folder / tokenizer
+        tokenizer.write_bytes(b"x")
+    place.refuse(tokenizer, data, "--chat", folder / "own.jinja", name=name,
                  words=[f"pip install {package}"],
                  env={**os.environ, "PYTHONPATH": str(folder)})
 
