@@ -227,7 +227,7 @@ class Recipe:
             ids += encode(self.tokenizer, text, len(ids) > 0 or not first)
             learn += bytes([learnt]) * (len(ids) - len(learn))
         forged = self.tokenizer.forged
-        if not forged.keys().isdisjoint(ids):
+        if forged and not forged.keys().isdisjoint(ids):
             name = next(forged[i] for i in ids if i in forged)
             # No part of a document can be left out.
             raise (BadRecord if first and last else Refused)(
