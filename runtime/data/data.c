@@ -284,9 +284,9 @@ static int split_check(const struct iz_data *d, enum iz_split s,
         return iz_text_refuse(
             stderr,
             "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
-            " (sequence length %d + %d)%s",
+            " (sequence length %d * %d + %d)%s",
             path, d->split[s].count, d->model ? "records" : "tokens", use,
-            (int64_t)d->seq + d->ahead, d->seq, d->ahead,
+            (int64_t)d->seq * d->group + d->ahead, d->seq, d->group, d->ahead,
             s == IZ_VAL ? "; see data.val_path, data.val_fraction" : "");
     for (int64_t i = 0; i < windows; i += d->group)
         if (iz_data_loss_tokens(d, s, i, 1))

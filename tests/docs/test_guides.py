@@ -60,8 +60,8 @@ def write_tokenizer(path, special=SPECIAL, template=TEMPLATE, inside=False):
         **({"chat_template": template} if inside else {})}))
     if not inside:
         (path / "chat_template.jinja").write_text(template)
-    (path / "additional_chat_templates").mkdir()
-    (path / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
+        (path / "additional_chat_templates").mkdir()
+        (path / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
     (path / "generation_config.json").write_text(json.dumps(
         {"eos_token_id": [257, 259], "bos_token_id": 256, "max_new_tokens": 8}))
 

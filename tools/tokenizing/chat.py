@@ -22,9 +22,16 @@ class Faulty(Exception):
 
 # ---- a folder's templates ----
 
+def read_text(path, encoding="utf-8-sig"):
+    try:
+        return bytes(map_file(str(path))).decode(encoding)
+    except ValueError as e:
+        raise Refused(f"{path}: {e}") from e
+
+
 def read_json(path):
     try:
-        found = json.loads(bytes(map_file(str(path))).decode())
+        found = json.loads(read_text(path, "utf-8"))
     except ValueError as e:
         raise Refused(f"{path}: {e}") from e
     if not isinstance(found, dict):
@@ -32,20 +39,21 @@ def read_json(path):
     return found
 
 
-def read_text(path):
-    return bytes(map_file(str(path))).decode("utf-8-sig")
-
-
 def folder_has(folder):
     """Its templates by name, and what they call the tokens."""
     config, marks = {}, {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists() and "added_tokens_decoder" not in config:
             config |= read_json(folder / name)
     for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(value, str):
             marks[name] = value
+    files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if (folder / "chat_template.jinja").exists():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: read_text(path) for name, path in files.items()}, marks
     found = config.get("chat_template") or {}
     try:
         found = {"default": found} if isinstance(found, str) else \
@@ -53,10 +61,6 @@ def folder_has(folder):
     except (KeyError, TypeError) as e:
         raise Refused(f"{folder}: chat_template is neither a text nor a list of names "
                       "with templates") from e
-    if (folder / "chat_template.jinja").exists():
-        found["default"] = read_text(folder / "chat_template.jinja")
-    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = read_text(path)
     return found, marks
 
 

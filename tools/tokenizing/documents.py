@@ -4,6 +4,7 @@ import math
 import re
 import typing
 
+from tokenizing.shards import Refused
 from tokenizing.sources import open_all
 from tokenizing.tokens import part_end
 
@@ -22,9 +23,15 @@ class Part(typing.NamedTuple):
     last: bool
 
 
-def find_cut(data, fraction):
-    """Behind the last end of a line before the last part of the file."""
-    return data.rfind(b"\n", 0, len(data) - int(fraction * len(data))) + 1
+def find_cut(path, data, fraction):
+    """Behind the last end of a line before the last part of the file; 0: there is none."""
+    want = len(data) - int(fraction * len(data))
+    cut = data.rfind(b"\n", 0, want) + 1
+    if 0 < cut < want / 2:
+        raise Refused(f"{path}: --val-fraction {fraction}: the last line before that part "
+                      f"begins at byte {cut} of {len(data)}, and all from there on would be "
+                      "for validation: cut the file, or name --split-on")
+    return cut
 
 
 def mix(z):
@@ -71,7 +78,7 @@ class Corpus:
         separator = b"\n" if f.json else self.split_on
         if not separator:
             whole = self.val_fraction > 0
-            cut = find_cut(f.data, self.val_fraction) if whole else 0
+            cut = find_cut(f.path, f.data, self.val_fraction) if whole else 0
             ends = [cut, len(f.data)] if cut else [len(f.data)]
             for start, end in zip([f.start, cut], ends):
                 yield start, end, 0, cut > 0 and start >= cut

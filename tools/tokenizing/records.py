@@ -97,7 +97,7 @@ def message(m):
         raise BadRecord("the role of a message is missing or no string")
     if not isinstance(m.get("content"), (str, list)) and not m.get("tool_calls"):
         raise BadRecord("a message has neither content nor tool_calls")
-    return m
+    return {k: v for k, v in m.items() if v is not None}  # as transformers
 
 
 def messages_of(value, key):
@@ -224,8 +224,15 @@ class Recipe:
         """Of (text, whether it is learnt): with the begin and the end, once."""
         ids, learn = [], bytearray()
         for text, learnt in pieces:
-            ids += encode(self.tokenizer, text)
+            ids += encode(self.tokenizer, text, len(ids) > 0 or not first)
             learn += bytes([learnt]) * (len(ids) - len(learn))
+        forged = self.tokenizer.forged
+        if forged and not forged.keys().isdisjoint(ids):
+            name = next(forged[i] for i in ids if i in forged)
+            # No part of a document can be left out.
+            raise (BadRecord if first and last else Refused)(
+                f"has the special token {name}, which this tokenizer does not take for "
+                "text: --special allows it")
         has = (first and self.begin is not None and ids[:1] == [self.begin],
                last and self.end is not None and ids[-1:] == [self.end])
         if first and self.begin is not None and not has[0]:
@@ -252,10 +259,12 @@ class Recipe:
         if isinstance(value.get("chosen"), str):
             prompt, *answers = texts(value, "prompt", "chosen", "rejected")
             return [self.completed(prompt, a) for a in answers]
-        prompt = value.get("prompt", [])
+        prompt = value.get("prompt") or []
         both = [messages_of(value, k) for k in ("chosen", "rejected")]
+        if all(m[0].get("content") == prompt for m in both):
+            prompt = []  # UltraFeedback has it twice
         if not isinstance(prompt, list):
-            raise BadRecord("prompt is no array, and chosen is one")
+            raise BadRecord("prompt is no array, nor what chosen and rejected begin with")
         both = [[message(m) for m in prompt] + m for m in both]
         same = len(prompt)
         while same < min(map(len, both)) and both[0][same] == both[1][same]:
@@ -283,7 +292,6 @@ class Recipe:
 
     def fill(self, ids, learn):
         """A text of a pair with tokens behind it that nothing learns from."""
-        self.longest = max(self.longest, len(ids))
         lacks = self.text_tokens - len(ids)
         if lacks < 0:
             raise BadRecord(f"has a text of {len(ids)} tokens, and --preferences is "
@@ -308,7 +316,9 @@ class Recipe:
             raise BadRecord(f"is not JSON: {e.reason}") from e
         if self.kind != PAIR:
             return found
+        longest = max(len(ids) for ids, _ in found)
         for text in found:
             self.fill(*text)
+        self.longest = max(self.longest, longest)
         (a, learnt), (b, learn) = found
         return [(a + b, learnt + learn)]

@@ -2,6 +2,7 @@
 """What a file of the input is, by its first bytes, and as text or lines of JSON: packed
 files, arrays of JSON and tables become such lines in a file without a name."""
 import bz2
+import contextlib
 import errno
 import gzip
 import json
@@ -20,7 +21,10 @@ BOM = b"\xef\xbb\xbf"
 PACKED = {b"\x1f\x8b": ("gzip", gzip), b"BZh": ("bzip2", bz2), b"\xfd7zXZ\0": ("xz", lzma)}
 TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 REFUSED = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd",
-           b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
+           b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"Rar!\x1a\7": "a RAR archive",
+           b"\4\x22\x4d\x18": "packed by lz4", b"LZIP\1": "packed by lzip",
+           b"\x1f\x9d": "packed by compress", b"\x93NUMPY": "an array of NumPy",
+           b"Obj\1": "a file of Avro", b"%PDF-": "a PDF", b"SQLite format 3\0": "a database of SQLite",
            b"\x89HDF": "HDF5", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HEAD = 1 << 20  # bytes in which a first record is looked for at first
@@ -51,6 +55,19 @@ class Scratch:
             raise Refused(f"{self.path} has nothing in it")
         with self.file:
             return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@contextlib.contextmanager
+def unpacking(path):
+    """Tells what is wrong with a file with its name; the output's disk may be full too."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as e:
+        if getattr(e, "errno", None) in FULL:
+            raise
+        raise Refused(f"{path}: {e}") from e
 
 
 # ---- JSON ----
@@ -170,15 +187,11 @@ def batches(path, kind):
 
 def open_table(path, kind, folder):
     scratch = Scratch(folder, path)
-    try:
+    with unpacking(path):
         for batch in batches(path, kind):
             for row in batch.to_pylist():
                 line = json.dumps(without_none(row), ensure_ascii=False, default=plain)
                 scratch.file.write(line.encode() + b"\n")
-    except (Refused, OSError):
-        raise
-    except Exception as e:
-        raise Refused(f"{path}: {e}") from e
     return File(path, scratch.mapped(), 0, kind, True, "record")
 
 
@@ -210,13 +223,8 @@ def open_file(path, folder, name=None, data=None, how=""):
         raise Refused(f"{path} is {table or packed[0]} packed by {how[:-2]}: unpack it")
     if packed:
         scratch = Scratch(folder, path)
-        try:
-            with packed[1].open(path) as f:
-                shutil.copyfileobj(f, scratch.file, 1 << 20)
-        except (OSError, EOFError, lzma.LZMAError) as e:
-            if getattr(e, "errno", None) in FULL:  # the output's disk
-                raise
-            raise Refused(f"{path}: {e}") from e
+        with unpacking(path), packed[1].open(path) as f:
+            shutil.copyfileobj(f, scratch.file, 1 << 20)
         return open_file(path, folder, name[:name.rfind(".")], scratch.mapped(),
                          packed[0] + ", ")
     if table:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a mask excludes is not learnt, however a batch is cut, and validation takes each
 sample once.  Where tokens come from: tests/runtime/data."""
-import json
 import random
-import sys
 
 import pytest
 
@@ -24,12 +22,6 @@ def tokens(place, name, ids, learn=None):
 def data(path, **more):
     return {"data": {"path": str(path), "bytes": False, **more},
             "run.eval_batches": 2}
-
-
-def tokenize(place, *args):
-    r = run.call(sys.executable, run.ROOT / "tools/tokenize", *args, cwd=place.folder)
-    assert r.rc == 0, str(r)
-    return r.out
 
 
 def uneven(place):
@@ -143,15 +135,3 @@ def test_a_step_without_targets_is_skipped_whole(ranks, homes, more, place, nvme
     as_any = place.good(ranks, {**part, "run.empty_steps": "update"})
     assert as_any.hash != some.hash and not any(
         x["skipped"] for x in as_any.steps if not x["targets"])
-
-
-def test_conversations_train_from_text_to_loss(place):
-    (place.folder / "c.jsonl").write_text("".join(json.dumps(
-        {"prompt": f"{i} and {i}?", "completion": f" {2 * i}."}) + "\n"
-        for i in range(2000)))
-    said = tokenize(place, "--tokenizer", "bytes", "--out", "c",
-                    "--val-fraction", "0.1", "c.jsonl")
-    assert "2000 documents" in said and "to be learnt" in said
-    r = place.good(1, data(place.folder / "c_train_*.bin",
-                              val_path=str(place.folder / "c_val_*.bin")))
-    assert 0 < r.losses[-1] < r.losses[0]

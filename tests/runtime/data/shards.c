@@ -3,12 +3,12 @@
 #include "tests/runtime/data/shards.h"
 
 struct iz_data_config used;
-int32_t sample_tokens;
+int32_t text_tokens, sample_tokens;
 
 const char *shard(const char *name, int32_t magic, int32_t version,
                   int32_t count, const void *data, size_t bytes)
 {
-    int32_t header[256] = {magic, version, count, 0, sample_tokens};
+    int32_t header[256] = {magic, version, count, text_tokens, sample_tokens};
     const char *path = in_folder("%s", name);
     char *all = malloc(sizeof(header) + bytes);
     memcpy(all, header, sizeof(header));

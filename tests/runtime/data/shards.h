@@ -8,8 +8,9 @@
 
 #define MANY (1 << 30) /* a vocabulary that holds positions as tokens */
 
-/* Of the shards that are written: tokens of a packed sample. */
-extern int32_t sample_tokens;
+/* Of the shards that are written: tokens of a text of a pair, of a packed
+ * sample. */
+extern int32_t text_tokens, sample_tokens;
 /* A shard or a mask with `count` in its header and `bytes` of data; returns its
  * path. */
 const char *shard(const char *name, int32_t magic, int32_t version,

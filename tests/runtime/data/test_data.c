@@ -150,25 +150,6 @@ static void every_window_comes_once_an_epoch(void **state)
     }
 }
 
-static void windows_fall_on_every_place_alike(void **state)
-{
-    enum { WINDOWS = 10, EPOCHS = 4000 };
-    int count[WINDOWS][WINDOWS] = {0};
-    double chi = 0, mean = (double)EPOCHS / WINDOWS;
-    use(positions("p", WINDOWS + 1), "", 0);
-    struct iz_data *d = opened(1, 7, false);
-    for (int e = 0; e < EPOCHS; e++)
-        for (int i = 0; i < WINDOWS; i++)
-            count[i][start(d, IZ_TRAIN, 1, e * WINDOWS + i)]++;
-    for (int i = 0; i < WINDOWS * WINDOWS; i++) {
-        double off = count[i / WINDOWS][i % WINDOWS] - mean;
-        chi += off * off / mean;
-    }
-    /* 81 degrees of freedom: above 130 once in 3000 seeds. */
-    assert_true(chi < 130);
-    iz_data_close(&d);
-}
-
 static void training_and_validation_share_no_target(void **state)
 {
     for (int n = 8; n < 90; n += 3)
@@ -293,6 +274,12 @@ static void too_few_tokens_are_named(void **state)
     use(positions("p", 9), positions("v", 8), 0);
     refused(8, MANY, true, "8 tokens for validation, but one window needs 9");
     assert_said(used.val_path);
+    text_tokens = 4;
+    use(shard("q.bin", 20240520, 1, 8, &(uint16_t[8]){0}, 16), "", 0);
+    text_tokens = 0;
+    shard("q.mask", IZ_MASK_MAGIC, 1, 8, "\1\1\1\1\1\1\1\1", 8);
+    used.group = 2;
+    refused(4, MANY, true, "0 tokens for validation, but one window needs 8");
 }
 
 int main(void)
@@ -302,7 +289,6 @@ int main(void)
         CASE(documents_begin_behind_a_token),
         CASE(packed_samples_hold_whole_documents),
         CASE(every_window_comes_once_an_epoch),
-        CASE(windows_fall_on_every_place_alike),
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
         CASE(what_is_no_token_file_is_named),

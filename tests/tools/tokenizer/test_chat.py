@@ -169,6 +169,7 @@ SAYS = "{% for m in messages %}{{ m.content }}{% endfor %}"
     ({}, (), ["need a chat template"]),
     ({}, ("--chat", "llama3"), ["llama3 is neither a file", "none", "are gone"]),
     ({"chat_template.jinja": "{% for %}"}, (), ["the chat template default: line 1"]),
+    ({"chat_template.jinja": b"\xff"}, (), ["chat_template.jinja: ", "decode byte"]),
     ({"chat_template.jinja": "{{ raise_exception('not so') }}"}, (),
      ["t.jsonl, line 1", "not so"]),
     ({"chat_template.jinja": "{{ messages.append(1) }}"}, (), ["line 1", "unsafe"]),
@@ -180,29 +181,40 @@ def test_what_is_wrong_with_a_template_is_named(beside, options, words, place):
     path = place.tokenizer("qwen2")
     for name, text in beside.items():
         (path.parent / name).parent.mkdir(exist_ok=True)
-        (path.parent / name).write_text(text)
+        (path.parent / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     place.refuse(path, TALK, *options, name="t.jsonl", words=words)
 
 
 def test_templates_are_chosen_as_transformers_does(place):
-    """tool_use where there are tools; others by name, or a file."""
+    """tool_use where there are tools; others by name, or a file.  Where there are files
+    of templates, those of the configuration do not count."""
     path = place.tokenizer("qwen2")
     (path.parent / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
         {"name": n, "template": f"{n} {SAYS}"} for n in ("default", "tool_use")]}))
-    (path.parent / "additional_chat_templates").mkdir()
-    (path.parent / "additional_chat_templates/rag.jinja").write_text("rag " + SAYS)
     (path.parent / "own.jinja").write_text("own " + SAYS)
     talk = {"messages": TURNS}
     for record, options, want in (
             (talk, (), "default"), ({**talk, "tools": [TOOL]}, (), "tool_use"),
             ({**talk, "chat_template_kwargs": {"tools": [TOOL]}}, (), "tool_use"),
             ({**talk, "tools": json.dumps([TOOL])}, (), "tool_use"),
-            (talk, ("--chat", "rag"), "rag"),
+            (talk, ("--chat", "tool_use"), "tool_use"),
             (talk, ("--chat", path.parent / "own.jinja"), "own")):
         out = place.encode(path, {"t.jsonl": jsonl([record])}, *options)
         said = tokens.open_tokenizer(str(path), True).text(flat(shards(out))).decode()
         assert said == want + " Who? He. When?Then \u00e9\u4f60"
     assert flat(shards(out, ending="mask", read=read_mask)).count(1) > 5
+    (path.parent / "additional_chat_templates").mkdir()
+    (path.parent / "additional_chat_templates/rag.jinja").write_text("rag " + SAYS)
+    place.encode(path, {"t.jsonl": jsonl([talk])}, "--chat", "rag")
+    place.refuse(path, jsonl([talk]), name="t.jsonl", words=["the templates rag: choose"])
+
+
+def test_old_names_of_tokens_win_unless_the_configuration_has_all_tokens(tmp_path):
+    """As in transformers."""
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "old"}}')
+    for config, want in (({}, "old"), ({"added_tokens_decoder": {}}, "new")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "new", **config}))
+        assert chat.folder_has(tmp_path)[1] == {"eos_token": want}
 
 
 def test_an_old_answer_gets_a_document_of_its_own(place):

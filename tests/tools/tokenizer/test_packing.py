@@ -125,10 +125,13 @@ def test_what_is_held_is_packed_from_time_to_time(place, monkeypatch):
             tokens[k] % 3 in (0, 1) or tokens[k] == 9 for k in begins)
 
 
-def test_samples_of_pairs_are_not_packed(place):
+def test_pairs_are_not_packed_and_longer_ones_not_counted(place):
     pair = jsonl([{"prompt": "a", "chosen": "b", "rejected": "c"}])
     place.refuse("bytes", pair, "--preferences", 8, "--pack", 8, name="t.jsonl",
                  words=["--pack: preference pairs"])
+    place.encode("bytes", {"t.jsonl": pair + pair.replace(b"a", b"a" * 9)},
+                 "--preferences", 8, "--skip-bad")
+    assert "1 faulty" in place.said and "the longest text has 3" in place.said
     place.refuse("bytes", b"abc", "--pack", 8, "--shard-tokens", 7, words=["a sample of 8"])
 
 

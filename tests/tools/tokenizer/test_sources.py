@@ -85,18 +85,25 @@ def test_records_are_found_in_tables(place):
 TAR = tarfile.TarInfo("t.txt").tobuf() + bytes(1024)
 
 
-def test_bytes_in_a_table_are_no_text(place):
+def test_what_is_wrong_with_a_table_is_named(place):
+    """Bytes, which are no text, and damage."""
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet
-    path = place.new() / "t.parquet"
+    path = place.new() / "t"
     pyarrow.parquet.write_table(arrow.table({"text": [b"a"]}), path)
-    place.refuse("bytes", path.read_bytes(), name="t.parquet", words=["{}", "has bytes"])
+    place.refuse("bytes", path.read_bytes(), words=["{}: ", "has bytes"])
+    tables()["arrow's stream"](path)
+    place.refuse("bytes", path.read_bytes()[:-60], words=["{}: ", "to be able to read"])
 
 
 @pytest.mark.parametrize("name, data, words", [
     ("t.zip", b"PK\3\4....", ["zip"]), ("t.zst", b"\x28\xb5\x2f\xfd..", ["zstd"]),
-    ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
+    ("t.7z", b"7z\xbc\xaf\x27\x1c\0\4", ["7z"]), ("t.rar", b"Rar!\x1a\7\1\0", ["RAR"]),
+    ("t.lz4", b"\4\x22\x4d\x18..", ["lz4"]), ("t.lz", b"LZIP\1..", ["lzip"]),
+    ("t.Z", b"\x1f\x9d\x90..", ["compress"]), ("t.npy", b"\x93NUMPY..", ["NumPy"]),
+    ("t.avro", b"Obj\1..", ["Avro"]), ("t.txt", "text".encode("utf-16"), ["UTF-16"]), ("t.csv", b"a,b\n", ["table of text"]),
     ("t.jsonl.gz", gzip.compress(LINES)[:-30], ["{}"]),
+    ("t.txt.gz", gzip.compress(LINES)[:10] + b"\xff" * 30, ["{}: Error -3"]),
     ("t.parquet.gz", gzip.compress(b"PAR1"), ["parquet packed by gzip"]),
     ("t.gz.gz", gzip.compress(gzip.compress(LINES)), ["gzip packed by gzip"]),
     ("t.tar", TAR, ["a tar archive"]), ("t.tgz", gzip.compress(TAR), ["a tar archive"]),
@@ -105,12 +112,14 @@ def test_bytes_in_a_table_are_no_text(place):
     ("t.parquet", b"PAR1....", ["{}"]), ("t.json", b'[{"text": "a"}, {]', ["not JSON"]),
     ("t.json", b'{"name": "a"}', ["record 1", "has the keys name"]),
     ("t.jsonl", jsonl([{"question": "a", "answer": "b"}]), ["line 1", "question, answer"]),
+    ("t.jsonl", jsonl([{"\u4f60": "a"}]), ["has the keys \u4f60", ", or text\n"]),
     ("t.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", ["Git LFS"])],
     ids=lambda x: x if isinstance(x, str) else "")  # packed bytes have a time in them
 def test_what_is_no_text_is_refused_by_name(name, data, words, place):
     if "PAR1" in str(data) and "gz" not in name:
         pytest.importorskip("pyarrow")
-    place.refuse("bytes", data, name=name, words=words)
+    place.refuse("bytes", data, name=name, words=words,
+                 env={**os.environ, "PYTHONIOENCODING": "latin-1"})
 
 
 def test_a_data_set_of_several_splits_is_refused(place):
@@ -126,13 +135,17 @@ def test_a_pointer_in_place_of_a_tokenizer_is_refused(place):
     place.refuse(path, b"a", words=["tokenizer.json is a Git LFS pointer"])
 
 
-@pytest.mark.parametrize("package, name, data", [
-    ("pyarrow", "t.parquet", b"PAR1"), ("jinja2", "t.jsonl", LINES)])
-def test_a_package_is_named_where_it_is_needed(package, name, data, place):
+@pytest.mark.parametrize("package, tokenizer, name, data", [
+    ("pyarrow", "bytes", "t.parquet", b"PAR1"), ("jinja2", "bytes", "t.jsonl", LINES),
+    ("tokenizers", "t.json", "t", b"x"), ("sentencepiece", "t.model", "t", b"x")])
+def test_a_package_is_named_where_it_is_needed(package, tokenizer, name, data, place):
     folder = place.new()
     (folder / f"{package}.py").write_text("raise ImportError('not here')")
     (folder / "own.jinja").write_text(SAYS)
-    place.refuse("bytes", data, "--chat", folder / "own.jinja", name=name,
+    if tokenizer != "bytes":
+        tokenizer = folder / tokenizer
+        tokenizer.write_bytes(b"x")
+    place.refuse(tokenizer, data, "--chat", folder / "own.jinja", name=name,
                  words=[f"pip install {package}"],
                  env={**os.environ, "PYTHONPATH": str(folder)})
 
@@ -146,6 +159,8 @@ FORMS = [
     ({"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "He."}],
       "system": "Be brief."}, "ShareGPT", SYSTEM + ASKED, 0),
     ({"conversations": ASKED}, "ShareGPT", ASKED, 0),
+    ({"messages": [{**CALL, "content": None, "name": None}]}, "messages",
+     [{k: v for k, v in CALL.items() if k != "content"}], 0),
     ({"instruction": "Who?", "input": "", "output": "He."}, "Alpaca", ASKED, 0),
     ({"instruction": "When", "input": "?", "output": "He.", "history": [["Who?", "He."]]},
      "Alpaca", [*ASKED, {**MORE, "content": "When\n?"}, ASKED[1]], 0),
@@ -178,6 +193,25 @@ def test_what_is_bad_beside_a_conversation_is_named(more, words):
     recipe = records.Recipe(tokens.Bytes(), None, None, records.CONVERSATION, object(), 0, True)
     with pytest.raises(records.BadRecord, match=words):
         recipe.record(json.dumps({"instruction": "a", "output": "b", **more}).encode())
+
+
+OTHER = {"role": "assistant", "content": "Nobody."}
+
+
+@pytest.mark.parametrize("prompt, before, same", [
+    ({}, [], 1), ({"prompt": None}, [], 1), ({"prompt": "Who?"}, [], 1),
+    ({"prompt": SYSTEM}, SYSTEM, 2), ({"prompt": "What?"}, None, 0), ({"prompt": 5}, None, 0)])
+def test_a_prompt_beside_messages_is_one_or_their_first(prompt, before, same, monkeypatch):
+    """As a string it says what they begin with."""
+    monkeypatch.setattr(records.Recipe, "conversation", lambda self, *args: [args])
+    recipe = records.Recipe(tokens.Bytes(), None, None, records.PAIR, object(), 9, True)
+    value = {**prompt, "chosen": ASKED, "rejected": [ASKED[0], OTHER]}
+    if before is None:
+        with pytest.raises(records.BadRecord, match="prompt is no array"):
+            recipe.pair(value)
+    else:
+        assert recipe.pair(value) == [(before + value[k], same, value)
+                                      for k in ("chosen", "rejected")]
 
 
 # ---- once and only once ----

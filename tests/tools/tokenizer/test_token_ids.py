@@ -95,47 +95,56 @@ def test_bytes_are_tokens(place):
     assert flat(shards(out)) == [*data, 0]
 
 
-def digits(each):
-    return lambda spec: spec.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
-        {"type": "Digits", "individual_digits": each},
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}]})
-
-
-def pieces(spec):
-    return spec["pre_tokenizer"]["pretokenizers"]
-
-
-# By what the file says: its family and change, and of texts what is encoded one by one.
-CUTS = {
-    "a space in front": ("gpt2", lambda s: s["pre_tokenizer"].update(
-        add_prefix_space=True), {b"the end": [b" the end"], b" the end": [b" the end"]}),
-    "each digit": ("gpt2", digits(True), {
-        b"in 195 years ": [b"in ", b"1", b"9", b"5", b" years "]}),
-    "digits": ("gpt2", digits(False), {b"in 195 years ": [b"in ", b"195", b" years "]}),
-    "a split before the pattern": ("llama3", lambda s: pieces(s).insert(0, {
-        "type": "Split", "pattern": {"String": "e."}, "behavior": "Isolated",
-        "invert": False}), {
-            b"the. house.es": [b"th", b"e.", b" hous", b"e.", b"es"],
-            b"xe.te.h": [b"x", b"e.", b"t", b"e.", b"h"]}),
-    "a pattern that leaves out": ("llama3", lambda s: pieces(s)[0].update(
-        pattern={"Regex": "[a-z]+"}, behavior="Removed", invert=True), {
-            b"ab 12 c!": [b"ab", b"c"]}),
-}
-
-
-@pytest.mark.parametrize("name", CUTS)
-def test_a_text_is_cut_as_the_file_says(name, place):
-    family, change, texts = CUTS[name]
-    path = place.tokenizer(family, change)
-    for text, parts in texts.items():
-        assert place.ids(path, text) == trained(family).encode(*parts)
-
-
-def test_no_space_is_added_behind_bytes_that_are_no_text(place):
-    path = place.tokenizer(*CUTS["a space in front"][:2])
+def test_a_space_is_added_in_front_but_not_behind_bytes_that_are_no_text(place):
+    path = place.tokenizer("gpt2", lambda s: s["pre_tokenizer"].update(add_prefix_space=True))
+    for text in (b"the end", b" the end"):
+        assert place.ids(path, text) == trained("gpt2").encode(b" the end")
     bad = json.loads((HERE / "golden.json").read_text())["gpt2"]["latin-1"]
     assert place.ids(path, strings.BAD["latin-1"]) == \
         trained("gpt2").encode(b" d") + bad[1:]
+
+
+# ---- a blank in front ----
+
+# A normalizer, what cuts into words, and a model that has the words and all letters.
+BLANKS = {
+    "Llama 2": ({"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}, None),
+    "T5": (None, {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}),
+    "Mistral": (None, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first",
+                       "split": False}),
+}
+
+
+def unigram(place, name, added=()):
+    words = ["\u2581the", "the", "\u2581end", "end", "\u2581", "\n", *"abcdefghijklmnopqrstuvwxyz./<>"]
+    path = place.new() / "tokenizer.json"
+    path.write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [
+            {"id": i, "content": a, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": a != "<think>"}
+            for i, a in enumerate(("<unk>", "</s>", "<think>"))],
+        "normalizer": BLANKS[name][0], "pre_tokenizer": BLANKS[name][1],
+        "post_processor": None, "decoder": None, "model": {"type": "Unigram", "unk_id": 0, "vocab": [
+            [w, -len(w) ** -2] for w in ("<unk>", "</s>", "<think>", *words)]}}))
+    return path, words
+
+
+@pytest.mark.parametrize("name", BLANKS)
+def test_no_blank_is_added_behind_a_prompt(name, place):
+    """Nor behind a part of a long text; behind an added token it is, as in the whole."""
+    path, words = unigram(place, name)
+    prompts = [{"prompt": "the", "completion": c} for c in ("end", " end", "end<think>the")]
+    ids = flat(shards(place.encode(path, {"t.jsonl": jsonl(prompts)})))
+    said = ["</s>" if i == 1 else "<think>" if i == 2 else words[i - 3] for i in ids]
+    again = "the" if name == "Mistral" else "\u2581the"
+    assert said == ["\u2581the", "end", "</s>", "\u2581the", "\u2581end", "</s>",
+                    "\u2581the", "end", "<think>", again, "</s>"]
+    one = tokens.open_tokenizer(str(path), False)
+    data = b"the end.\n<think>the" * 20000
+    assert 0 < tokens.part_end(one, data, 0, len(data)) < 2 * tokens.PART
+    assert tokens.encode(one, data) == one.ids(data)
 
 
 # ---- special tokens ----
@@ -151,21 +160,23 @@ def test_special_tokens_of_a_text_are_ordinary_text(place):
         s["<|endoftext|>"]]
 
 
+def test_a_special_token_that_cannot_be_text_is_named_or_left_out(place):
+    """A Unigram model takes its name for a word.  What is unknown is no such token."""
+    path, words = unigram(place, "T5")
+    the = words.index("\u2581the") + 3
+    bad = jsonl({"text": t} for t in ("the", "the </s> end", "A"))
+    place.refuse(path, bad, name="t.jsonl", words=["line 2", "special token </s>"])
+    place.refuse(path, b"the " * 40000 + b"</s>", "--skip-bad", words=["token </s>"])
+    out = place.encode(path, {"t.jsonl": bad}, "--skip-bad")
+    assert flat(shards(out)) == [the, 1, words.index("\u2581") + 3, 0, 1]
+    assert place.ids(path, b"the</s>", "--special") == [the, 1]
+
+
 def test_added_tokens_that_are_not_special_are_always_found(place):
     tok = trained("qwen2")
     think = tok.special()["<think>"]
     assert place.ids(place.tokenizer("qwen2"), b"so <think> on") == [
         *tok.encode(b"so "), think, *tok.encode(b" on")]
-
-
-def test_the_longest_added_token_wins(place):
-    def change(spec):
-        last = spec["added_tokens"][-1]
-        spec["added_tokens"].append({**last, "id": last["id"] + 1,
-                                     "content": "<think>!"})
-    think = trained("qwen2").special()["<think>"]
-    assert place.ids(place.tokenizer("qwen2", change),
-                     b"<think>!<think>") == [think + 1, think]
 
 
 # ---- SentencePiece ----
@@ -191,3 +202,7 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_package(sentencepiece_model,
     assert p.stdout.decode().replace(" ", "") == "".join(lines).replace(" ", "")
     bad = strings.BAD["latin-1"]
     assert place.ids(path, bad) == package.encode(bad)
+    prompts = jsonl({"prompt": "the", "completion": c} for c in ("License", " License"))
+    words = "".join(map(package.id_to_piece, flat(shards(place.encode(
+        path, {"t.jsonl": prompts})))))
+    assert words == "\u2581theLicense</s>\u2581the\u2581License</s>"

@@ -100,6 +100,8 @@ def test_one_document_is_cut_at_the_end_of_a_line(place):
     train, val = (bytes(flat(shards(out, s))) for s in ("train", "val"))
     assert train[:-1] + val[:-1] == "".join(lines).encode()
     assert train.endswith(b"\n\0") and 0.19 < len(val) / 790 < 0.25
+    place.refuse("bytes", b"Title\n" + b"a " * 1000, "--val-fraction", 0.02,
+                 words=["{}: --val-fraction 0.02", "byte 6 of 2006"])
 
 
 # ---- masks ----
