@@ -6,9 +6,9 @@
  * Activations have the type x->act (fp32 on the CPU), weights and their
  * gradients fp32, bf16 or fp16; sums are formed in fp32 in a fixed order, so
  * equal inputs give equal bits on every worker.  Flops are those of matrix
- * products only, so that they compare with the usual 6 N per token.  NaN and
- * infinity are never hidden.  M = number of rows (tokens of all samples), C =
- * width.
+ * products only, so that they compare with the usual 6 N per token.  NaN is
+ * never hidden, infinity only by what a formula caps or clamps.  M = number of
+ * rows (tokens of all samples), C = width.
  *
  * A view with rows = 0 is an absent argument.  A weight gradient whose p is
  * NULL outside a dry run is not computed. */
@@ -479,15 +479,15 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
 void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
                      struct iz_view dy, struct iz_view z, struct iz_view e);
 
-/* Logits a w^T + b and the cross-entropy with the targets, a chunk of rows at a
- * time, so that the logits are never whole.  The loss is the mean over the rows
- * whose target is not -1 (0 where there is none).  Without da: the loss alone.
- */
 /* Of a sample: the sum of the losses of its targets, and their number. */
 struct iz_sample_loss {
     double sum, targets;
 };
 
+/* Logits a w^T + b and the cross-entropy with the targets, a chunk of rows at a
+ * time, so that the logits are never whole.  The loss is the mean over the rows
+ * whose target is not -1 (0 where there is none).  Without da: the loss alone.
+ */
 struct iz_classifier {
     struct iz_view a, w;   /* [M,C], [V,C] */
     struct iz_view b, db;  /* [1,V] or absent */
