@@ -392,16 +392,6 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a);
 
-/* y[t] = wte[token[t]] + wpe[t mod seq]: token [M], wte [V,C], wpe [seq,C] or
- * absent.  iz_die on a token outside 0..V-1. */
-void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
-                      struct iz_view wte, struct iz_view wpe);
-/* Overwrites dwte and dwpe with the gradients; rows are added in ascending t.
- */
-void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                      struct iz_view dwpe, struct iz_view dy,
-                      const int32_t *token);
-
 /* A table [V,C] that may be a part of a longer one: it has the rows first to
  * first + V - 1 of that.  w and dw may be views of some of its rows: of those
  * at least that are read. */
@@ -409,7 +399,7 @@ struct iz_table {
     struct iz_view w, dw;
     const int32_t *row; /* [M], of the longer one */
     int64_t first;
-    bool vocabulary; /* all rows are here: iz_die on others */
+    bool vocabulary; /* of tokens: all rows are here, iz_die on others */
     struct iz_view wpe,
         dwpe; /* [seq,C], added to the rows of its position; or absent */
     struct iz_view begins;
