@@ -60,7 +60,7 @@ static bool left_out(const struct job *j, const struct timed *op)
     struct iz_refusal why = {""};
     struct iz_exec x = backend.x;
     if (backend.x.backend == IZ_CPU)
-        return op->of_gpu || op->possible;
+        return op->possible;
     if (!op->possible)
         return false;
     x.ask = &why;

@@ -128,9 +128,13 @@ static void vit_embed_forward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
     struct iz_view y = tokens(a->y, c->width);
+    struct iz_table t = {.w = a->w[TOKEN],
+                         .row = a->input,
+                         .vocabulary = true,
+                         .wpe = a->w[POSITION]};
     struct iz_linear l = {.w = a->w[PATCH]};
     int64_t mark = iz_exec_mark(x);
-    iz_embedding_fwd(x, y, a->input, a->w[TOKEN], a->w[POSITION]);
+    iz_table_fwd(x, y, IZ_NONE, &t);
     iz_matmul_fwd(x, y, y, patch_rows(x, a), &l);
     iz_exec_release(x, mark);
 }
@@ -139,9 +143,13 @@ static void vit_embed_backward(struct iz_exec *x, const struct iz_layer *a)
 {
     const struct iz_vit_config *c = a->self;
     struct iz_view dy = tokens(a->dy, c->width);
+    struct iz_table t = {.dw = a->dw[TOKEN],
+                         .row = a->input,
+                         .vocabulary = true,
+                         .dwpe = a->dw[POSITION]};
     struct iz_linear l = {.w = a->w[PATCH], .dw = a->dw[PATCH]};
     int64_t mark = iz_exec_mark(x);
-    iz_embedding_bwd(x, a->dw[TOKEN], a->dw[POSITION], dy, a->input);
+    iz_table_bwd(x, dy, &t);
     iz_matmul_dw(x, dy, patch_rows(x, a), &l);
     iz_exec_release(x, mark);
 }

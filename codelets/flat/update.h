@@ -34,7 +34,8 @@ enum { IZ_UPDATE_RANGES_MAX = IZ_MOMENT_BLOCK };
  * again.  The random bits of a state depend on the key, on the position and on
  * whether it is an m or a v; the first element has the position `first`, which
  * differs from `at` by whole blocks.  If only a part of a block is updated, its
- * other elements keep their values.
+ * other elements keep their values in bf16; in fp8 they share its power, and a
+ * block is updated at once.
  *
  * d: of Muon, where the directions of its matrices go; the first element's.
  * Blocks that have m alone are updated by IZ_OPTIMIZER_DIRECTION.  The last

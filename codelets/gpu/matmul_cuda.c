@@ -40,7 +40,7 @@
 
 /* All that the choice of an algorithm depends on; no padding. */
 struct product_key {
-    int64_t m, n, k, lda, ldb, ldd, ta, tb, in, out, use, compute;
+    int64_t m, n, k, lda, ldb, ldd, ta, tb, in, out, biased, compute;
     int64_t align_a, align_b, align_c, align_d, align_bias;
 };
 
@@ -135,13 +135,13 @@ static struct product_key key_of(const struct iz_exec *x,
         .tb = p->tb,
         .in = p->a.dtype,
         .out = p->d.dtype,
-        .use = p->use,
+        .biased = p->bias.rows,
         .compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
         .align_a = alignment(p->a.p),
         .align_b = alignment(p->b.p),
         .align_c = alignment(c ? c : p->d.p),
         .align_d = alignment(p->d.p),
-        .align_bias = alignment(p->use ? p->bias.p : NULL)};
+        .align_bias = alignment(p->bias.rows ? p->bias.p : NULL)};
 }
 
 static uint64_t product_hash(const struct product_key *k)
@@ -172,19 +172,12 @@ static void set_operation(struct product_plan *q, int64_t transposed,
  * that is aligned as the key says and no better. */
 static void set_bias(struct product_plan *q)
 {
-    static const uint32_t epilogue[] = {
-        [IZ_BIAS_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
-        [IZ_BIAS_ADD] = CUBLASLT_EPILOGUE_BIAS,
-        /* the library's A is our b and the other way round */
-        [IZ_BIAS_SUM_A] = CUBLASLT_EPILOGUE_BGRADB,
-        [IZ_BIAS_SUM_B] = CUBLASLT_EPILOGUE_BGRADA,
-    };
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const void *bias = (const void *)(uintptr_t)q->key.align_bias;
     int32_t type = data_type(q->key.out);
-    if (q->key.use == IZ_BIAS_NONE)
+    if (!q->key.biased)
         return;
-    set(q, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue[q->key.use],
-        sizeof(epilogue[0]));
+    set(q, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
     set(q, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type));
     set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
 }
@@ -258,7 +251,7 @@ static void describe_wish(cublasLtMatmulPreferenceOpaque_t *pref,
 /* What the library may refuse for whatever reason: the job has another way. */
 static bool is_optional(const struct product_key *k)
 {
-    return k->use != IZ_BIAS_NONE;
+    return k->biased;
 }
 
 /* Whether an algorithm adds in the same order every time. */
@@ -324,9 +317,9 @@ static cublasStatus_t enqueue_by(struct iz_exec *x, struct product_plan *q,
     uintptr_t space = ((uintptr_t)scratch.p + ALIGN - 1) / ALIGN * ALIGN;
     assert(p->a.dtype == p->b.dtype &&
            (!p->c.rows || p->c.dtype == p->d.dtype));
-    assert(!p->use || p->bias.dtype == p->d.dtype);
+    assert(!p->bias.rows || p->bias.dtype == p->d.dtype);
     assert(iz_view_bytes(scratch) >= IZ_PRODUCT_SCRATCH);
-    if (p->use != IZ_BIAS_NONE)
+    if (p->bias.rows)
         set(q, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias.p,
             sizeof(p->bias.p));
     return cublasLtMatmul(x->cuda->blas->lt, &q->op, &alpha, p->b.p, &q->b,
@@ -386,7 +379,7 @@ static void copy_operands(struct iz_exec *x, const struct iz_product *q,
                               true);
     if (q->b.p != p->b.p)
         iz_matmul_corner_cuda(x, q->b, p->b, p->b.rows, p->b.cols, true);
-    if (q->bias.p != p->bias.p && p->use == IZ_BIAS_ADD)
+    if (q->bias.p != p->bias.p)
         iz_matmul_corner_cuda(x, q->bias, p->bias, 1, n, true);
     if (q->d.p != p->d.p && c.rows)
         iz_matmul_corner_cuda(x, q->d, c, m, n, true);
@@ -403,8 +396,6 @@ bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
     if (q.p.d.p != p->d.p)
         iz_matmul_corner_cuda(x, p->d, q.p.d, p->d.rows, iz_product_n(p),
                               false);
-    if (q.p.bias.p != p->bias.p && p->use != IZ_BIAS_ADD)
-        iz_matmul_corner_cuda(x, p->bias, q.p.bias, 1, p->bias.cols, false);
     return true;
 }
 
@@ -421,28 +412,18 @@ void iz_matmul_fwd_cuda(struct iz_exec *x, struct iz_view y, struct iz_view r,
         return;
     iz_matmul_bias_rows_cuda(x, y, r, l->b);
     p.c = p.d;
-    p.use = IZ_BIAS_NONE;
+    p.bias = IZ_NONE;
     iz_product_cuda(x, &p, scratch);
 }
 
-/* db by a kernel of ours, which reads dy once more: by the rates of an H100
- * some 5 % of dw's time where a has 4096 columns.  x->fused_db asks the library
- * to sum while it forms dw, which a user saw speed up a small model and make
- * the backward of a large one 1.6 times as long (NVIDIA/CUDALibrarySamples,
- * issue 90, A100, CUDA 11.7), so it is off until bench/ops has timed both
- * on a GPU.  What the library can depends on nothing but the key: db comes from
- * the same code in every step. */
+/* db by a kernel of ours, which reads dy once more: the library could sum while
+ * it forms dw, but is no faster then (docs/gpu.md). */
 void iz_matmul_dw_cuda(struct iz_exec *x, struct iz_view dy, struct iz_view a,
                        const struct iz_linear *l, struct iz_view scratch)
 {
-    bool dw = iz_view_wanted(x, l->dw), db = iz_view_wanted(x, l->db),
-         both = false;
-    struct iz_product p = iz_product_dw_db(dy, a, l);
-    if (x->fused_db && dw && db && l->db.dtype == l->dw.dtype)
-        both = iz_product_cuda(x, &p, scratch);
-    p.use = IZ_BIAS_NONE;
-    if (dw && !both)
+    struct iz_product p = iz_product_dw(dy, a, l);
+    if (iz_view_wanted(x, l->dw))
         iz_product_cuda(x, &p, scratch);
-    if (db && !both)
+    if (iz_view_wanted(x, l->db))
         iz_matmul_column_sum_cuda(x, l->db, dy, scratch);
 }

@@ -28,9 +28,9 @@ int iz_cublas_open(struct iz_cublas **out);
 void iz_cublas_close(struct iz_cublas **b);
 
 /* Enqueues the product; scratch has the bytes of iz_product_pad at least.
- * False when the library finds no way for a product with this `use`, whatever
- * the reason; then no result is written.  One with IZ_BIAS_NONE that it cannot
- * do ends the job. */
+ * False when the library finds no way for a product with a bias, whatever the
+ * reason; then no result is written.  One without that it cannot do ends the
+ * job. */
 bool iz_product_cuda(struct iz_exec *x, const struct iz_product *p,
                      struct iz_view scratch);
 

@@ -89,14 +89,6 @@ void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
     iz_exec_release(x, mark);
 }
 
-void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
-                      struct iz_view wte, struct iz_view wpe)
-{
-    iz_table_fwd(x, y, IZ_NONE,
-                 &(struct iz_table){
-                     .w = wte, .row = token, .vocabulary = true, .wpe = wpe});
-}
-
 /* first[v] = the first of the n rows that read row v of dw, or with `positions`
  * of dwpe, or -1; next[t] = the following one. */
 static void link_rows(int32_t *first, int32_t *next, const struct iz_table *a,
@@ -171,14 +163,4 @@ void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
             iz_table_bwd_cuda(x, dy, t, scratch);
     }
     iz_exec_release(x, mark);
-}
-
-void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                      struct iz_view dwpe, struct iz_view dy,
-                      const int32_t *token)
-{
-    iz_table_bwd(
-        x, dy,
-        &(struct iz_table){
-            .dw = dwte, .row = token, .vocabulary = true, .dwpe = dwpe});
 }

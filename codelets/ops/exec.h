@@ -103,7 +103,6 @@ struct iz_exec {
     enum iz_backend backend; /* whose kernels, whose scratch */
     bool dry;                /* only count */
     struct iz_numerics numerics;
-    bool fused_db;     /* on a GPU: the library sums db beside dw: to measure */
     bool rows_vary;    /* those of products, from one call to the next */
     enum iz_dtype act; /* type of activations: fp32 on the CPU */
     /* In a dry run by a GPU's worker: the libraries prepare for the operations

@@ -248,7 +248,7 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
     int64_t mark = iz_exec_mark(x);
     assert(a.rows == dy.rows && (!l->add || l->dw.dtype == IZ_F32));
     if (db) { /* on a GPU a pass over dy of its own */
-        bool pass = x->backend == IZ_CUDA && !x->fused_db;
+        bool pass = x->backend == IZ_CUDA;
         iz_exec_count(
             x, 0, (double)(iz_view_bytes(l->db) + pass * iz_view_bytes(dy)));
     }
@@ -260,8 +260,7 @@ static void matmul_product_dw(struct iz_exec *x, struct iz_view dy,
         if (dw)
             product_on_cpu(x, &p, l);
     } else if (dw || db) {
-        struct iz_product most = iz_product_dw_db(dy, a, l);
-        struct iz_view scratch = matmul_cuda_scratch(x, db ? &most : &p);
+        struct iz_view scratch = matmul_cuda_scratch(x, &p);
         if (!x->dry)
             iz_matmul_dw_cuda(x, dy, a, l, scratch);
     }

@@ -6,9 +6,12 @@
 static const float quintic_a = 3.4445f, quintic_b = -4.7750f,
                    quintic_c = 2.0315f;
 
-/* With X X^T: after so many iterations it is formed anew, or what rounding
- * makes of it would grow. */
-#define RESTART 2
+/* With X X^T: before iterations 2, 5, 8 ... it is formed anew, or what rounding
+ * makes of it would grow: eigenvalues that should be 0 may become negative. */
+static bool restarts(int i)
+{
+    return i % 3 == 2;
+}
 
 static bool by_gram(const struct iz_orthogonal *m)
 {
@@ -94,7 +97,7 @@ static struct iz_strided iterate_gram(const struct iteration *t, int steps,
     bool fresh = true;
     form_gram(t, r, x);
     for (int i = 0; i < steps; i++) {
-        if (i == RESTART) {
+        if (restarts(i)) {
             apply_square(t, y, q, x, 0);
             swap(&x, &y);
             form_gram(t, r, x);
@@ -108,7 +111,7 @@ static struct iz_strided iterate_gram(const struct iteration *t, int steps,
             swap(&w, &q);
         }
         fresh = false;
-        if (i + 1 == steps || i + 1 == RESTART)
+        if (i + 1 == steps || restarts(i + 1))
             continue;
         multiply(t, w, z, r, quintic_a, r);
         multiply(t, r, z, w, quintic_a, w);

@@ -6,9 +6,9 @@
  * Activations have the type x->act (fp32 on the CPU), weights and their
  * gradients fp32, bf16 or fp16; sums are formed in fp32 in a fixed order, so
  * equal inputs give equal bits on every worker.  Flops are those of matrix
- * products only, so that they compare with the usual 6 N per token.  NaN and
- * infinity are never hidden.  M = number of rows (tokens of all samples), C =
- * width.
+ * products only, so that they compare with the usual 6 N per token.  NaN is
+ * never hidden, infinity only by what a formula caps or clamps.  M = number of
+ * rows (tokens of all samples), C = width.
  *
  * A view with rows = 0 is an absent argument.  A weight gradient whose p is
  * NULL outside a dry run is not computed. */
@@ -392,16 +392,6 @@ void iz_attention_fwd(struct iz_exec *x, const struct iz_attention *a);
 void iz_attention_bwd(struct iz_exec *x, struct iz_view dqkv, struct iz_view dy,
                       const struct iz_attention *a);
 
-/* y[t] = wte[token[t]] + wpe[t mod seq]: token [M], wte [V,C], wpe [seq,C] or
- * absent.  iz_die on a token outside 0..V-1. */
-void iz_embedding_fwd(struct iz_exec *x, struct iz_view y, const int32_t *token,
-                      struct iz_view wte, struct iz_view wpe);
-/* Overwrites dwte and dwpe with the gradients; rows are added in ascending t.
- */
-void iz_embedding_bwd(struct iz_exec *x, struct iz_view dwte,
-                      struct iz_view dwpe, struct iz_view dy,
-                      const int32_t *token);
-
 /* A table [V,C] that may be a part of a longer one: it has the rows first to
  * first + V - 1 of that.  w and dw may be views of some of its rows: of those
  * at least that are read. */
@@ -409,7 +399,7 @@ struct iz_table {
     struct iz_view w, dw;
     const int32_t *row; /* [M], of the longer one */
     int64_t first;
-    bool vocabulary; /* all rows are here: iz_die on others */
+    bool vocabulary; /* of tokens: all rows are here, iz_die on others */
     struct iz_view wpe,
         dwpe; /* [seq,C], added to the rows of its position; or absent */
     struct iz_view begins;
@@ -479,15 +469,15 @@ void iz_interact_fwd(struct iz_exec *x, struct iz_view y, struct iz_view z,
 void iz_interact_bwd(struct iz_exec *x, struct iz_view dz, struct iz_view de,
                      struct iz_view dy, struct iz_view z, struct iz_view e);
 
-/* Logits a w^T + b and the cross-entropy with the targets, a chunk of rows at a
- * time, so that the logits are never whole.  The loss is the mean over the rows
- * whose target is not -1 (0 where there is none).  Without da: the loss alone.
- */
 /* Of a sample: the sum of the losses of its targets, and their number. */
 struct iz_sample_loss {
     double sum, targets;
 };
 
+/* Logits a w^T + b and the cross-entropy with the targets, a chunk of rows at a
+ * time, so that the logits are never whole.  The loss is the mean over the rows
+ * whose target is not -1 (0 where there is none).  Without da: the loss alone.
+ */
 struct iz_classifier {
     struct iz_view a, w;   /* [M,C], [V,C] */
     struct iz_view b, db;  /* [1,V] or absent */

@@ -16,7 +16,6 @@ struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                .d = y,
                                .bias = l->b,
                                .tb = l->out_in,
-                               .use = l->b.rows ? IZ_BIAS_ADD : IZ_BIAS_NONE,
                                .scale = l->scale};
 }
 
@@ -28,15 +27,6 @@ struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                .d = l->dw,
                                .ta = true,
                                .add = l->add};
-}
-
-struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,
-                                   const struct iz_linear *l)
-{
-    struct iz_product p = iz_product_dw(dy, a, l);
-    p.use = l->out_in ? IZ_BIAS_SUM_A : IZ_BIAS_SUM_B;
-    p.bias = l->db;
-    return p;
 }
 
 enum { EIGHT = 8 };
@@ -79,9 +69,8 @@ struct iz_padded iz_product_pad(const struct iz_product *p, char *base)
         if (p->c.rows)
             q.p.c = q.p.d;
     }
-    int64_t wide_bias = p->use == IZ_BIAS_SUM_A ? wide_m : wide_n;
-    if (p->use && (p->bias.odd || wide_bias > p->bias.cols))
-        q.p.bias = in_scratch(&q, base, p->bias, 1, wide_bias);
+    if (p->bias.rows && (p->bias.odd || wide_n > p->bias.cols))
+        q.p.bias = in_scratch(&q, base, p->bias, 1, wide_n);
     return q;
 }
 

@@ -8,23 +8,15 @@ IZ_C_BEGIN
 
 enum { IZ_EXPERT_ADAPTERS = 3 }; /* of one weight, at most */
 
-/* What a product does with its vector. */
-enum iz_product_bias {
-    IZ_BIAS_NONE,
-    IZ_BIAS_ADD,   /* bias[j] is added to column j of d; n elements */
-    IZ_BIAS_SUM_A, /* bias[i] = sum over k of op(a)[i,k]; m elements */
-    IZ_BIAS_SUM_B, /* bias[j] = sum over k of op(b)[k,j]; n elements */
-};
-
 /* d = scale op(a) op(b) + keep c + bias (scale or keep 0 for 1), or d += op(a)
  * op(b) with `add`.  op(a) is [m,k], op(b) [k,n], d and c [m,n], and ta, tb say
  * that the matrix is stored transposed.  d has m rows, and b gives n and k:
- * rows of the others may be longer.  a and b have one type, and so have c, d
- * and bias.  c may be absent or d. */
+ * rows of the others may be longer.  bias [1,n] is added to every row.  a and b
+ * have one type, and so have c, d and bias.  bias may be absent, c absent or d.
+ */
 struct iz_product {
     struct iz_view a, b, c, d, bias;
     bool ta, tb, add;
-    enum iz_product_bias use;
     float scale, keep;
 };
 
@@ -53,14 +45,12 @@ struct iz_padded {
  * zeros of a, or give columns of d that nobody reads. */
 struct iz_padded iz_product_pad(const struct iz_product *p, char *base);
 
-/* The products of iz_matmul_fwd and _dw (without and with db) of ops.h; that of
- * _da is one of a forward. */
+/* The products of iz_matmul_fwd and _dw of ops.h; that of _da is one of a
+ * forward. */
 struct iz_product iz_product_fwd(struct iz_view y, struct iz_view r,
                                  struct iz_view a, const struct iz_linear *l);
 struct iz_product iz_product_dw(struct iz_view dy, struct iz_view a,
                                 const struct iz_linear *l);
-struct iz_product iz_product_dw_db(struct iz_view dy, struct iz_view a,
-                                   const struct iz_linear *l);
 /* The weights of number i of e experts, which lie one below the other, and so
  * do the two matrices of an adapter; its own ones are made in `own`. */
 struct iz_linear iz_product_expert(const struct iz_linear *l, int64_t i,

@@ -105,10 +105,11 @@ const struct iz_key iz_config_keys[] = {
     NUMBER("optimizer.params.betas", TOLD, PAIR, c.optimizer.beta1, 0,
            0.9999999, "[0.9, 0.999]",
            "Decay of the first and of the second moment.", AUTO),
-    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 1e-30, 1,
+    NUMBER("optimizer.params.eps", TOLD, DOUBLE, c.optimizer.eps, 1e-15, 1,
            "1e-08",
            "Added to the root of the second moment; without it, an element "
-           "that has no gradient would be 0 / 0.",
+           "that has no gradient would be 0 / 0. Moments below 1.2e-38 are 0: "
+           "with a smaller eps, the smallest gradients would make huge steps.",
            AUTO),
     NUMBER("optimizer.params.weight_decay", TOLD, DOUBLE,
            c.optimizer.weight_decay, 0, 1e6, "0.0",

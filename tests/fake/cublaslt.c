@@ -194,10 +194,9 @@ static int64_t terms(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a)
     return op_of(d)->trans_a ? layout_of(a)->rows : layout_of(a)->cols;
 }
 
-static bool is_sum(const struct op *o)
+static bool has_bias(const struct op *o)
 {
-    return o->epilogue == CUBLASLT_EPILOGUE_BGRADA ||
-           o->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    return o->epilogue == CUBLASLT_EPILOGUE_BIAS;
 }
 
 static uint32_t align_of(const void *p)
@@ -227,7 +226,7 @@ static bool fits(const struct op *o, const struct layout *a,
            (a->type == CUDA_R_32F ||
             (comes_in_eights(a) && comes_in_eights(b) && comes_in_eights(d))) &&
            (o->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
-            (o->bias && o->bias_type == d->type));
+            (has_bias(o) && o->bias && o->bias_type == d->type));
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
@@ -247,11 +246,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (fake_cublaslt.fails)
         return (cublasStatus_t)fake_cublaslt.fails;
-    if (fake_cublaslt.sums_fail && is_sum(op_of(d)))
-        return (cublasStatus_t)fake_cublaslt.sums_fail;
-    if (fake_cublaslt.no_sums && is_sum(op_of(d)))
-        return CUBLAS_STATUS_SUCCESS;
-    if (fake_cublaslt.no_bias && op_of(d)->epilogue == CUBLASLT_EPILOGUE_BIAS)
+    if (fake_cublaslt.bias_fails && has_bias(op_of(d)))
+        return (cublasStatus_t)fake_cublaslt.bias_fails;
+    if (fake_cublaslt.no_bias && has_bias(op_of(d)))
         return CUBLAS_STATUS_SUCCESS;
     /* only sums that do not depend on who comes first */
     if (w->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
@@ -366,22 +363,9 @@ static double element(const struct product *p, int64_t i, int64_t j)
     s *= p->alpha;
     if (p->beta != 0)
         s += p->beta * get(p->c, p->l.type, j * p->l.ld + i);
-    if (p->o.epilogue == CUBLASLT_EPILOGUE_BIAS)
+    if (has_bias(&p->o))
         s += get(p->o.bias, p->o.bias_type, i);
     return s;
-}
-
-/* The sums of the rows of op(A), or of the columns of op(B). */
-static void sum_operand(const struct product *p)
-{
-    bool of_a = p->o.epilogue == CUBLASLT_EPILOGUE_BGRADA;
-    int64_t n = of_a ? p->a.rows : p->b.cols;
-    for (int64_t i = 0; i < n; i++) {
-        double s = 0;
-        for (int64_t k = 0; k < p->a.cols; k++)
-            s += of_a ? p->a.x[i * p->a.cols + k] : p->b.x[k * n + i];
-        put(p->o.bias, p->o.bias_type, i, s);
-    }
 }
 
 static size_t extent(const struct layout *m)
@@ -392,17 +376,15 @@ static size_t extent(const struct layout *m)
 
 static void reach(struct product *p)
 {
-    bool of_b = p->o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
-    /* the bias, or the sum in its place */
-    int64_t bias = of_b ? p->l.cols : p->l.rows;
     p->pa = emu_reach(p->pa, extent(&p->la));
     p->pb = emu_reach(p->pb, extent(&p->lb));
     p->c = emu_reach(p->c, extent(&p->l));
     p->d = emu_reach(p->d, extent(&p->l));
     p->workspace = emu_reach(p->workspace, p->workspace_bytes);
-    if (p->o.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+    if (has_bias(&p->o))
         p->o.bias = emu_reach(
-            p->o.bias, (size_t)(bias * iz_dtype_bytes(dtype(p->o.bias_type))));
+            p->o.bias,
+            (size_t)(p->l.rows * iz_dtype_bytes(dtype(p->o.bias_type))));
 }
 
 /* Both ends of the workspace: all of its 32 MiB would take longer than the
@@ -425,8 +407,6 @@ static void run(void *arg)
     for (int64_t j = 0; j < p->l.cols; j++)
         for (int64_t i = 0; i < p->l.rows; i++)
             put(p->d, p->l.type, j * p->l.ld + i, element(p, i, j));
-    if (is_sum(&p->o))
-        sum_operand(p);
     free(p->a.x);
     free(p->b.x);
     free(p);
@@ -487,7 +467,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                           .alpha = *(const float *)alpha,
                           .beta = *(const float *)beta};
     fake_cublaslt.products++;
-    fake_cublaslt.sums += is_sum(&p->o);
     fake_cublaslt.compute = p->o.compute;
     emu_enqueue(stream, run, p);
     return CUBLAS_STATUS_SUCCESS;

@@ -8,16 +8,14 @@
 #include <stdbool.h>
 
 struct fake_cublaslt {
-    bool no_sums;  /* no algorithm for the bias gradients */
-    bool no_bias;  /* nor for a bias that is added */
-    bool none;     /* no algorithm for anything */
-    bool fixed;    /* an algorithm is for one size alone */
-    int fails;     /* status of every search, if not 0 */
-    int sums_fail; /* the same of those for bias gradients */
-    int searches;  /* calls of cublasLtMatmulAlgoGetHeuristic */
-    int products;  /* calls of cublasLtMatmul */
-    int sums;      /* of these, with a bias gradient */
-    int compute;   /* compute type of the last product */
+    bool no_bias;   /* no algorithm for a bias */
+    bool none;      /* no algorithm for anything */
+    bool fixed;     /* an algorithm is for one size alone */
+    int fails;      /* status of every search, if not 0 */
+    int bias_fails; /* the same of those with a bias */
+    int searches;   /* calls of cublasLtMatmulAlgoGetHeuristic */
+    int products;   /* calls of cublasLtMatmul */
+    int compute;    /* compute type of the last product */
 };
 
 extern struct fake_cublaslt fake_cublaslt;

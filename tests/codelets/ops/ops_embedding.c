@@ -38,23 +38,14 @@ static void embed_forward(struct iz_exec *x, const struct iz_view *v,
 {
     const struct embedding *e = arg;
     struct iz_table t = table_of(v, e);
-    if (e->apart || e->elsewhere)
-        iz_table_fwd(x, v[Y], e->with_r ? v[R] : IZ_NONE, &t);
-    else
-        iz_embedding_fwd(x, v[Y], v[TOKEN].p, v[WTE],
-                         e->positions ? v[WPE] : IZ_NONE);
+    iz_table_fwd(x, v[Y], e->with_r ? v[R] : IZ_NONE, &t);
 }
 
 static void embed_backward(struct iz_exec *x, const struct iz_view *v,
                            const void *arg)
 {
-    const struct embedding *e = arg;
-    struct iz_table t = table_of(v, e);
-    if (e->apart || e->elsewhere)
-        iz_table_bwd(x, v[DY], &t);
-    else
-        iz_embedding_bwd(x, v[DWTE], e->positions ? v[DWPE] : IZ_NONE, v[DY],
-                         v[TOKEN].p);
+    struct iz_table t = table_of(v, arg);
+    iz_table_bwd(x, v[DY], &t);
 }
 
 static const struct pass embed[2] = {

@@ -132,6 +132,29 @@ static void singular_values_come_near_one(void **state)
     }
 }
 
+/* Nothing grows in a matrix of rank 2, however many iterations. */
+static void singular_values_of_zero_do_not_grow(void **state)
+{
+    static const int steps[] = {7, 12, 99};
+    for (int i = 0; i < 2 * COUNT(steps); i++) {
+        struct iz_orthogonal m = {.rows = 16,
+                                  .cols = 40,
+                                  .stride = 40,
+                                  .steps = steps[i / 2],
+                                  .gram = i % 2,
+                                  .scale = 1};
+        struct scene s = matrix_new(&m);
+        double *d = s.t[0].d;
+        for (int64_t k = 2 * m.cols; k < m.rows * m.cols; k++)
+            d[k] =
+                d[k % m.cols] + (double)(k / m.cols) * d[m.cols + k % m.cols];
+        matrix_run(&s, &m);
+        for (int64_t r = 0; r < m.rows; r++, d += m.cols)
+            assert_true(fixture_dot(d, d, m.cols) < 1.5);
+        scene_free(&s);
+    }
+}
+
 static void a_matrix_of_zeros_stays_and_nan_is_seen(void **state)
 {
     struct iz_orthogonal m = {
@@ -153,6 +176,7 @@ int ops_orthogonal(void)
     const struct CMUnitTest tests[] = {
         SEEDED(an_update_is_that_in_double),
         SEEDED(singular_values_come_near_one),
+        SEEDED(singular_values_of_zero_do_not_grow),
         SEEDED(a_matrix_of_zeros_stays_and_nan_is_seen),
     };
     if (!backend.exact && !backend_multiplies())

@@ -68,7 +68,6 @@ static struct iz_linear linear(struct iz_exec *x, const struct product *p,
                           .scale = p->rank ? 0 : p->scale};
     x->numerics.bf16_products = p->bf16;
     x->numerics.tf32 = p->tf32;
-    x->fused_db = p->fused_db;
     if (p->rank) {
         *f = (struct iz_adapter){v[LA],
                                  v[LB],
@@ -356,21 +355,16 @@ void product_timed(const struct timed_shape *s, int in, int out,
                    const char *name, const char *shape, timed_fn *f, void *to)
 {
     const int64_t size[] = {s->tokens, in * s->width, out * s->width};
-    struct product p = product_new(backend.x.act, backend.x.act, size, false),
-                   fused;
-    const char *const what[] = {shape, "da", "dw", "dw, fused db"};
+    struct product p = product_new(backend.x.act, backend.x.act, size, false);
+    const char *const what[] = {shape, "da", "dw"};
     char label[COUNT(what)][32];
     for (int i = 0; i < COUNT(what); i++)
         snprintf(label[i], sizeof(label[i]), "%s %s", name, what[i]);
     p.with_b = true;
     p.with_r = out == 1;
-    fused = p;
-    fused.fused_db = true;
     f(to, &p.s,
-      (const struct timed[]){
-          {label[0], product_forward, .arg = &p},
-          {label[1], product_gradient_a, .arg = &p},
-          {label[2], product_gradient_w, .arg = &p},
-          {label[3], product_gradient_w, .arg = &fused, .of_gpu = true}},
-      4);
+      (const struct timed[]){{label[0], product_forward, .arg = &p},
+                             {label[1], product_gradient_a, .arg = &p},
+                             {label[2], product_gradient_w, .arg = &p}},
+      3);
 }

@@ -29,10 +29,10 @@ struct product {
     int64_t m, in, out, rank;
     int64_t first, part; /* the adapter's outputs */
     bool out_in, add, with_r, with_b, in_place, with_m;
-    bool bf16, tf32, fused_db, rows_vary; /* as in struct iz_exec */
-    unsigned absent;                      /* bit i: gradient i is no argument */
-    float scale; /* of the product, or of the adapter */
-    double drop; /* of what the adapter reads */
+    bool bf16, tf32, rows_vary; /* as in struct iz_exec */
+    unsigned absent;            /* bit i: gradient i is no argument */
+    float scale;                /* of the product, or of the adapter */
+    double drop;                /* of what the adapter reads */
     /* What intermediate roundings may add, in parts of the magnitudes that a
      * number is made of. */
     double slack, slack_dw; /* of all but dw; of dw, which no adapter rounds */

@@ -111,8 +111,9 @@ static double yarn_kept(const struct iz_rope *r, int i)
     return i <= low ? 1 : i >= high ? 0 : (high - i) / (high - low);
 }
 
-/* By wavelengths, case by case, as it is usually written. */
-double ref_rope_frequency(const struct iz_rope *r, int i)
+/* The frequency of column i of a head, radians per token: by wavelengths, case
+ * by case, as it is usually written. */
+static double rope_frequency(const struct iz_rope *r, int i)
 {
     double f = exp(-2. * i / iz_rope_turned(r) * log(r->theta)),
            wave = 2 * M_PI / f;
@@ -138,7 +139,7 @@ void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
             if (k >= half)
                 continue;
             int64_t at = (r->first + t) % r->seq;
-            double turn = (double)at * ref_rope_frequency(r, k);
+            double turn = (double)at * rope_frequency(r, k);
             double *lo = a + i + (r->pairs ? k : 0);
             double *hi = lo + (r->pairs ? 1 : half);
             double complex z = *lo + *hi * I;

@@ -38,9 +38,6 @@ double ref_up(enum iz_activation act, double u);
 void ref_rope(double *a, int64_t m, int64_t ld, const struct iz_rope *r,
               bool back);
 
-/* The frequency of column i of a head, radians per token. */
-double ref_rope_frequency(const struct iz_rope *r, int i);
-
 /* o [samples*seq, c] from qkv [.., 3 c]; every row of a sample sees all of it.
  */
 struct ref_attention {

@@ -14,7 +14,6 @@ struct timed {
     const char *name;
     scene_op *op;
     const void *arg;
-    bool of_gpu; /* a CPU has no such way */
     /* Whether the library can do it with so much scratch; else the reason is in
      * x->ask.  NULL: it is ours. */
     bool (*possible)(struct iz_exec *x, const struct iz_view *v,
