@@ -3,6 +3,8 @@
 stand-in and a machine file give: fp32 and fp16 from 7.0 on, bf16 and tf32 from
 8.0 on.  What it cannot do is refused before the first step, in a plan too."""
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -128,3 +130,15 @@ def test_a_machine_file_says_what_its_gpus_can(capability, words, launch, tmp_pa
         refused(r, *words)
     else:
         assert r.rc == 0, str(r)
+
+
+def test_a_compiler_that_is_too_old_is_refused(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.0, V12.0.76\n")
+    nvcc.chmod(0o755)
+    p = subprocess.run(
+        ["meson", "setup", tmp_path / "build", run.ROOT, "-Dcuda=enabled", "--pkg-config-path",
+         run.ROOT / ".deps/starpu-standin/lib/pkgconfig"], capture_output=True, text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=300)
+    assert p.returncode == 1 and f"{nvcc} is of CUDA 12.0, 12.1 is needed" in p.stdout, \
+        p.stdout + p.stderr
