@@ -17,7 +17,7 @@ import run
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
-SMALL = "gpt2 fp32,stage 0,gpt2 bf16"
+SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of"
 
 
 def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD)):
@@ -77,14 +77,15 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     assert set(more) - set(found) == {"memcheck", "kernels", "1.5B Muon",
                                       "124M, 2 ranks on one GPU"}
     assert {x["status"] for x in more.values()} == {"passed"}
-    # wrong losses are seen; what passed is not run again
+    # wrong losses and texts are seen; what passed is not run again
     wrong = tmp_path / "wrong.json"
-    wrong.write_text(losses.read_text().replace("5.", "5.1"))
+    wrong.write_text(losses.read_text().replace("5.", "5.1").replace("said", "sang"))
     (tmp_path / "out/results.jsonl").write_text(
         json.dumps(found["facts"]) + '\n{"part": "sm')  # a kill cut it
     status, text, found = check(tmp_path, "--call", "1", "--losses", wrong, "--only",
-                                "gpt2 fp32,facts")
+                                "gpt2 fp32,text of 256,facts")
     assert status == 1 and found["gpt2 fp32"]["status"] == "failed", text
+    assert re.search(r"text of 256 +failed .*generated \[.* said .*CPU \[.* sang ", text), text
     assert text.count("facts") == 0
 
 
