@@ -132,13 +132,19 @@ def test_a_machine_file_says_what_its_gpus_can(capability, words, launch, tmp_pa
         assert r.rc == 0, str(r)
 
 
-def test_a_compiler_that_is_too_old_is_refused(tmp_path):
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.0, V12.0.76\n")
+@pytest.mark.parametrize("cuda, words", [
+    ("12.0", "nvcc is of CUDA 12.0, 12.1 is needed"),
+    ("12.1", "CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR not found")])  # came with cuDNN 9.8
+def test_a_toolkit_that_is_too_old_is_refused(cuda, words, tmp_path):
+    deps, nvcc = run.ROOT / ".deps", tmp_path / "nvcc"
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/cudnn_graph.h").touch()
+    (tmp_path / "lib64").symlink_to(deps / "standin-toolkit/lib")
+    nvcc.write_text(f"#!/bin/sh\necho \"#$ TOP={tmp_path}\" >&2\n"
+                    f"echo Cuda compilation tools, release {cuda}, V{cuda}.1\n")
     nvcc.chmod(0o755)
     p = subprocess.run(
-        ["meson", "setup", tmp_path / "build", run.ROOT, "-Dcuda=enabled", "--pkg-config-path",
-         run.ROOT / ".deps/starpu-standin/lib/pkgconfig"], capture_output=True, text=True,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=300)
-    assert p.returncode == 1 and f"{nvcc} is of CUDA 12.0, 12.1 is needed" in p.stdout, \
-        p.stdout + p.stderr
+        ["meson", "setup", tmp_path / "build", run.ROOT, "-Dcuda=enabled", "-Dcudnn=enabled",
+         "--pkg-config-path", deps / "starpu-standin/lib/pkgconfig"], capture_output=True,
+        text=True, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=300)
+    assert p.returncode == 1 and words in p.stdout, p.stdout + p.stderr
