@@ -157,12 +157,18 @@ def make_losses(c):
     return failed
 
 
+def refused(text):
+    """What a program says that lacks something of this machine, or None; what a library
+    does wrong in a step is no refusal."""
+    found = re.search(r"^izar: (run\.gpu_attention|.*(O_DIRECT|capability)).*", text, re.M)
+    return found and found[0]
+
+
 def judged(c, row, status, text, want, first):
     """(status, how far off, why) of a run; first: what others of its word gave."""
     got = losses_of(c, row.name)
-    refused = re.search(r"^izar: .*(cuDNN|cudnn|O_DIRECT|capability).*", text, re.M)
-    if status and refused:
-        return "skipped", None, refused[0]
+    if status and refused(text):
+        return "skipped", None, refused(text)
     if status is None and c.left() <= 0:
         return "not finished", None, ""
     if status != 0 or len(got["losses"]) != STEPS:

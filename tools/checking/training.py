@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checking.machine import may_lock
-from checking.small import homes, lora
+from checking.small import homes, lora, refused
 from checking.work import PACKED, ROOT, Job, harness, say
 
 # Dense bf16 and fp16 with fp32 sums, TFLOP/s: NVIDIA's data sheets.
@@ -152,8 +152,8 @@ def add(c, part, row, job, status, text, seconds):
     lines = harness.json_lines(out / "metrics.jsonl")
     f = figures(lines)
     limited = re.search(r"^limited by: .*", text, re.M)
-    does_not_fit = status and "this run needs" in text
-    result = "skipped" if does_not_fit else c.outcome(status, job.limit_s)
+    cannot = status and ("this run needs" in text or refused(text))
+    result = "skipped" if cannot else c.outcome(status, job.limit_s)
     c.add(part, row.name, result if f or result != "passed" else "failed",
           f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
           seconds=seconds, **f, **c.clocks.busy(time.time() - seconds), more=row.more,

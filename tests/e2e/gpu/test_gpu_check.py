@@ -15,6 +15,9 @@ import pytest
 
 import run
 
+sys.path.insert(0, str(run.ROOT / "tools"))
+from checking import small  # noqa: E402
+
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
 SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of"
@@ -87,6 +90,15 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     assert status == 1 and found["gpt2 fp32"]["status"] == "failed", text
     assert re.search(r"text of 256 +failed .*generated \[.* said .*CPU \[.* sang ", text), text
     assert text.count("facts") == 0
+
+
+@pytest.mark.parametrize("line, skipped", [
+    ("run.gpu_attention: cudnn: libcudnn.so.9: cannot open shared object file; use own", True),
+    ("nvme: /tmp/x: the file system has no O_DIRECT (tmpfs?)", True),
+    ("bf16.enabled: true: needs compute capability 8.0, the GPU has 7.5", True),
+    ("attention: cuDNN 9.19.0: CUDNN_STATUS_EXECUTION_FAILED", False)])
+def test_what_a_machine_lacks_is_skipped_and_what_breaks_is_not(line, skipped):
+    assert bool(small.refused(f"step 1\nizar: {line}\n")) is skipped
 
 
 def test_without_a_gpu_or_time_it_says_so(tmp_path):
