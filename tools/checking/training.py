@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from checking.machine import may_lock
+from checking.machine import may_lock, smi
 from checking.small import homes, lora, refused
 from checking.work import PACKED, ROOT, Job, harness, say
 
@@ -113,7 +113,7 @@ def settings_of(c, row):
 @functools.cache
 def peak():
     """TFLOP/s of this GPU, None if it is not known."""
-    device = harness.first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    device = harness.first_line(*smi("name"))
     return next((p for name, p in PEAK if name in device), None)
 
 

@@ -16,7 +16,7 @@ import pytest
 import run
 
 sys.path.insert(0, str(run.ROOT / "tools"))
-from checking import small  # noqa: E402
+from checking import machine, small  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
@@ -49,15 +49,16 @@ def tools(folder):
     """The environment with scripts instead of NVIDIA's tools."""
     for name, text in (
             ("compute-sanitizer", 'while [ "${1#-}" != "$1" ]; do shift 2; done\nexec "$@"'),
-            ("ncu", 'while [ "${1#-}" != "$1" ]; do [ "$1" != --csv ] || shift\nshift\n'
+            ("ncu", 'while [ "${1#-}" != "$1" ]; do [ "$1" != --csv ] || shift\n'
+                    '[ "$1" != --log-file ] || echo "==ERROR== $NCU_SAYS" >"$2"\nshift\n'
                     '[ "${1#-}" != "$1" ] || [ -x "$1" ] || shift; done\nexec "$@"'),
-            ("nvidia-smi", 'case "$*" in *-lms*) while sleep 0.05; do date +"%Y/%m/%d '
+            ("nvidia-smi", 'case "$*" in --id=1*-lms*) while sleep 0.05; do date +"%Y/%m/%d '
                            '%T.000, 1755 MHz, 640.5 W, 50, 0x0"; done;; '
                            '*) echo NVIDIA H100 80GB HBM3;; esac')):
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "1,0"}
 
 
 def test_both_calls_with_a_few_cases(tmp_path, losses):
@@ -107,6 +108,26 @@ def test_without_a_gpu_or_time_it_says_so(tmp_path):
     status, text, found = check(tmp_path, "--call", "2", "--limit", "0")
     assert status == 3 and "left out: training: 14B 128K" in text
     assert {x["status"] for x in found.values()} == {"passed", "skipped"}
+
+
+def test_counters_that_it_may_not_read_are_skipped(tmp_path):
+    env = {**tools(tmp_path), "NCU_SAYS": "ERR_NVGPUCTRPERM - The user does not have it"}
+    status, text, found = check(tmp_path, "--call", "2", "--only", "kernels", env=env)
+    assert status == 0 and found["kernels"]["status"] == "skipped", text
+    assert "ERR_NVGPUCTRPERM" in text
+
+
+def test_libraries_of_the_cuda_that_programs_have_are_looked_for(tmp_path, monkeypatch):
+    for name, text in (("ldd", "#!/bin/sh\necho libcudart.so.12 '=>' /somewhere\n"),
+                       ("libcublasLt.so.12", ""), ("libcublasLt.so.13", "")):
+        path = tmp_path / name[-1] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'd'}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "CUDA_DIRS", [str(tmp_path / x) for x in "23"])
+    path = machine.environment(["gpt2"], tmp_path)["LD_LIBRARY_PATH"].split(":")
+    assert str(tmp_path / "2") in path and str(tmp_path / "3") not in path
 
 
 def test_what_there_is_stays_when_it_is_ended(tmp_path):
