@@ -105,6 +105,8 @@ def test_what_a_machine_lacks_is_skipped_and_what_breaks_is_not(line, skipped):
 def test_without_a_gpu_or_time_it_says_so(tmp_path):
     status, text, found = check(tmp_path, "--call", "1", env={"IZ_STANDIN_DEVICES": "0"})
     assert status == 2 and "no GPU: " in text and not found
+    status, text, found = check(tmp_path, "--call", "2", "--only", "more training,7b")
+    assert status == 2 and "no case of this call has one of these words" in text
     status, text, found = check(tmp_path, "--call", "2", "--limit", "0")
     assert status == 3 and "left out: training: 14B 128K" in text
     assert {x["status"] for x in found.values()} == {"passed", "skipped"}
