@@ -155,7 +155,8 @@ def add(c, part, row, job, status, text, seconds):
     cannot = status and ("this run needs" in text or refused(text))
     result = "skipped" if cannot else c.outcome(status, job.limit_s)
     c.add(part, row.name, result if f or result != "passed" else "failed",
-          f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
+          f"{seconds:5.1f} s  " + (shown(f) if f else "; ".join(
+              re.findall(r"^izar: .*", text, re.M)[:1])),
           seconds=seconds, **f, **c.clocks.busy(time.time() - seconds), more=row.more,
           lines=lines, text=text[-9000:], tail=text[-1500:])
     if limited and f:
