@@ -19,7 +19,7 @@ from checking.small import homes, lora, refused
 from checking.work import PACKED, ROOT, Job, harness, say
 
 # Dense bf16 and fp16 with fp32 sums, TFLOP/s: NVIDIA's data sheets.
-PEAK = (("H200", 989.4), ("H100 PCIe", 756.0), ("H100 NVL", 835.0),
+PEAK = (("H200 NVL", 835.0), ("H200", 989.4), ("H100 PCIe", 756.0), ("H100 NVL", 835.0),
         ("H100", 989.4), ("A100", 311.9), ("A10", 125.0), ("L40S", 362.0))
 
 
