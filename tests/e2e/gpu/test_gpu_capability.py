@@ -146,5 +146,5 @@ def test_a_toolkit_that_is_too_old_is_refused(cuda, words, tmp_path):
     p = subprocess.run(
         ["meson", "setup", tmp_path / "build", run.ROOT, "-Dcuda=enabled", "-Dcudnn=enabled",
          "--pkg-config-path", deps / "starpu-standin/lib/pkgconfig"], capture_output=True,
-        text=True, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, timeout=300)
+        text=True, env={**os.environ, "NVCC": str(nvcc)}, timeout=300)
     assert p.returncode == 1 and words in p.stdout, p.stdout + p.stderr
