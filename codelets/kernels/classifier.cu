@@ -145,8 +145,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* *mean = the sum of n losses over `count`, or has it added, in an order that
  * depends on n alone; one block. */
-static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
-                                 int64_t count, bool adds)
+static __global__ void __launch_bounds__(THREADS)
+    mean_loss(double *mean, const double *loss, int64_t n, int64_t count,
+              bool adds)
 {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
@@ -158,9 +159,9 @@ static __global__ void mean_loss(double *mean, const double *loss, int64_t n,
 
 /* The sum of each sample's losses and the number of its targets, `rows` of
  * each; a block has a sample. */
-static __global__ void sample_losses(struct iz_sample_loss *each,
-                                     const double *loss, const int32_t *target,
-                                     int64_t rows)
+static __global__ void __launch_bounds__(THREADS)
+    sample_losses(struct iz_sample_loss *each, const double *loss,
+                  const int32_t *target, int64_t rows)
 {
     double sum = 0, n = 0;
     loss += blockIdx.x * rows;
@@ -176,7 +177,8 @@ static __global__ void sample_losses(struct iz_sample_loss *each,
 }
 
 /* Targets lie in host memory, which is slow to read: once is enough. */
-static __global__ void copy_targets(int32_t *to, const int32_t *from, int64_t n)
+static __global__ void __launch_bounds__(THREADS)
+    copy_targets(int32_t *to, const int32_t *from, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)

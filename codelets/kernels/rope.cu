@@ -11,17 +11,6 @@
 
 enum { THREADS = 256 };
 
-struct job {
-    int64_t rows, ld, seq, first;
-    int heads, d, half; /* half of what turns of a head */
-    bool pairs;         /* columns 2i and 2i + 1 turn, else i and i + half */
-    int each;           /* rows of a block */
-    bool back;
-    const int32_t *begins; /* [rows] in pinned memory, or NULL */
-    int queries;           /* of these heads, if beta is not 0 */
-    double beta, original;
-};
-
 /* The fraction of a circle is exact but for one rounding to double. */
 static __device__ float angle_of(int64_t t, double turns_per_token)
 {
@@ -47,31 +36,35 @@ static __device__ void turn(T *lo, int half, const float *cs, const float *sn,
     iz_store_row(lo + half, b);
 }
 
-/* Moves each element of the heads in and out: 4 bytes with 16-bit types. */
+/* Moves each element of the heads in and out: 4 bytes with 16-bit types.  half
+ * of what turns of a head; begins [rows] in pinned memory, or NULL. */
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    rotate(T *a, struct iz_rope_turns f, struct job j)
+    rotate(T *a, int64_t rows, int64_t ld, const int32_t *begins,
+           struct iz_rope r, struct iz_rope_turns f, int half, bool back)
 {
     __shared__ float cs[THREADS], sn[THREADS], by[THREADS];
-    int64_t first = (int64_t)blockIdx.x * j.each;
-    int left = j.rows - first < j.each ? (int)(j.rows - first) : j.each;
-    int per = j.half / N;
-    for (int i = (int)threadIdx.x; i < left * j.half; i += THREADS) {
-        int64_t row = first + i / j.half;
-        int64_t at = (j.first + row) % j.seq - (j.begins ? j.begins[row] : 0);
-        float v = angle_of(at, f.f[i % j.half]);
-        if (j.queries && i % j.half == 0)
-            by[i / j.half] = iz_rope_query_factor(at, j.beta, j.original);
+    int each = THREADS / half, per = half / N;
+    int queries = r.query_beta != 0 ? r.queries : 0;
+    int64_t first = (int64_t)blockIdx.x * each;
+    int left = rows - first < each ? (int)(rows - first) : each;
+    for (int i = (int)threadIdx.x; i < left * half; i += THREADS) {
+        int64_t row = first + i / half;
+        int64_t at = (r.first + row) % r.seq - (begins ? begins[row] : 0);
+        float v = angle_of(at, f.f[i % half]);
+        if (queries && i % half == 0)
+            by[i / half] =
+                iz_rope_query_factor(at, r.query_beta, r.original_seq);
         cs[i] = cosf(v) * f.amplitude;
-        sn[i] = (j.back ? -sinf(v) : sinf(v)) * f.amplitude;
+        sn[i] = (back ? -sinf(v) : sinf(v)) * f.amplitude;
     }
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < left * j.heads * per; i += THREADS) {
-        int col = i % per * N, head = i / per % j.heads, r = i / per / j.heads;
-        T *lo = a + (first + r) * j.ld + head * j.d;
-        turn<T, N>(lo + (N == 1 && j.pairs ? 2 * col : col),
-                   N == 1 && j.pairs ? 1 : j.half, cs + r * j.half + col,
-                   sn + r * j.half + col, head < j.queries ? by[r] : 1);
+    for (int i = (int)threadIdx.x; i < left * r.heads * per; i += THREADS) {
+        int col = i % per * N, head = i / per % r.heads, m = i / per / r.heads;
+        T *lo = a + (first + m) * ld + head * r.d;
+        turn<T, N>(lo + (N == 1 && r.pairs ? 2 * col : col),
+                   N == 1 && r.pairs ? 1 : half, cs + m * half + col,
+                   sn + m * half + col, head < queries ? by[m] : 1);
     }
 }
 
@@ -79,31 +72,18 @@ void iz_rope_cuda(struct iz_exec *x, struct iz_view a, struct iz_view begins,
                   const struct iz_rope *r, bool back)
 {
     struct iz_rope_turns f = {};
-    int half = iz_rope_turned(r) / 2;
-    struct job j = {a.rows,
-                    a.cols,
-                    r->seq,
-                    r->first,
-                    r->heads,
-                    r->d,
-                    half,
-                    r->pairs,
-                    THREADS / half,
-                    back,
-                    (int32_t *)begins.p,
-                    r->query_beta != 0 ? r->queries : 0,
-                    r->query_beta,
-                    r->original_seq};
-    int64_t blocks = (j.rows + j.each - 1) / j.each;
+    int half = iz_rope_turned(r) / 2, each = THREADS / half;
+    int64_t blocks = (a.rows + each - 1) / each;
     if (blocks > INT32_MAX)
-        iz_die("rope of %lld rows: too many", (long long)j.rows);
+        iz_die("rope of %lld rows: too many", (long long)a.rows);
     iz_rope_turns_of(&f, r);
     iz_by_type(a.dtype, [&](auto zero) {
         using T = decltype(zero);
         constexpr int per = 16 / sizeof(T);
-        bool whole = iz_aligned(a.p) && half % per == 0 && j.ld % per == 0 &&
-                     j.d % per == 0 && !j.pairs;
+        bool whole = iz_aligned(a.p) && half % per == 0 && a.cols % per == 0 &&
+                     r->d % per == 0 && !r->pairs;
         IZ_LAUNCH((whole ? rotate<T, per> : rotate<T, 1>), (int)blocks, THREADS,
-                  0, x->stream, (T *)a.p, f, j);
+                  0, x->stream, (T *)a.p, a.rows, a.cols,
+                  (const int32_t *)begins.p, *r, f, half, back);
     });
 }

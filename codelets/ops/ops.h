@@ -288,7 +288,8 @@ void iz_experts_dispatch(struct iz_exec *x, struct iz_view y, struct iz_view a,
 /* y [M,C] = c + the sum of a row's rows by expert a [kM,C]: times their weights
  * in ascending order of experts, or with `back` as they are and in descending
  * order.  So experts may come one after the other, or the other way round, with
- * the same sums.  y may be c, and c absent: zeros. */
+ * the same sums in fp32; in 16 bits each call rounds.  y may be c, and c
+ * absent: zeros. */
 void iz_experts_combine(struct iz_exec *x, struct iz_view y, struct iz_view c,
                         struct iz_view a, const struct iz_routes *r, bool back);
 /* The three products with the weights of the experts here, one below the other
@@ -413,7 +414,8 @@ void iz_table_fwd(struct iz_exec *x, struct iz_view y, struct iz_view r,
 void iz_table_bwd(struct iz_exec *x, struct iz_view dy,
                   const struct iz_table *t);
 
-/* y = a, rounded to y's type; y may be a.  a may be numbers of a sample. */
+/* y = a, rounded to y's type; y may be a of the same type.  a may be numbers of
+ * a sample. */
 void iz_convert(struct iz_exec *x, struct iz_view y, struct iz_view a);
 /* y += a, rounded to y's type. */
 void iz_op_add(struct iz_exec *x, struct iz_view y, struct iz_view a);

@@ -20,11 +20,15 @@ CUDA_DIRS = ("/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64",
              "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64")
 
 
-def missing(files, env):
-    """Libraries and versions that the linker does not find."""
-    text = subprocess.run(["ldd", *files], capture_output=True, text=True, env=env).stdout
-    return sorted({*re.findall(r"^\s*(\S+) => not found", text, re.M),
-                   *re.findall(r"version `(\S+)' not found", text)})
+def linked(files, env):
+    """What the linker says of their libraries."""
+    return subprocess.run(["ldd", *files], capture_output=True, text=True, env=env).stdout
+
+
+def missing(said):
+    """Libraries and versions that it does not find."""
+    return sorted({*re.findall(r"^\s*(\S+) => not found", said, re.M),
+                   *re.findall(r"version `(\S+)' not found", said)})
 
 
 def library_dirs():
@@ -41,6 +45,7 @@ def environment(files, folder):
     env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                OMPI_MCA_btl="self,vader", OMPI_MCA_pml="ob1",
                OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's
     env.setdefault("CUDA_VISIBLE_DEVICES", "0")
     if PACKED:  # each library with its own plugins, and not with the machine's
         env.update(OPAL_PREFIX=str(ROOT), OPAL_LIBDIR=str(ROOT / "lib"),
@@ -52,9 +57,11 @@ def environment(files, folder):
     # may have beside these.
     have = [str(ROOT / "lib")] * PACKED + [
         x for x in env.get("LD_LIBRARY_PATH", "").split(":") if x]
-    lost, dirs = missing(files, env), library_dirs()
+    said, dirs = linked(files, env), library_dirs()
+    lost, cuda = missing(said), re.search(r"libcudart\.so\.(\d+)", said)
     # also what the programs look for themselves, and the compiler that cuDNN loads
-    for name in (*lost, "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13"):
+    own = [f"{x}.so.{cuda[1]}" for x in ("libcublasLt", "libnvrtc") if cuda]
+    for name in (*lost, *own, "libcudnn.so.9"):
         found = [d for d in dirs if os.path.exists(os.path.join(d, name))]
         if found and not set(found) & set(have):
             have.insert(int(PACKED) if name in lost else len(have), found[0])
@@ -75,9 +82,15 @@ CARD = ("name", "driver_version", "memory.total", "memory.used", "pcie.link.gen.
         "pcie.link.width.current", "power.limit", "clocks.max.sm", "pci.bus_id")
 
 
+def smi(*what):
+    """The command that asks for figures of the GPU that programs have, of several."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(what)}",
+            "--format=csv,noheader"]
+
+
 def facts(c):
-    gpu = harness.first_line("nvidia-smi", f"--query-gpu={','.join(CARD)}",
-                             "--format=csv,noheader").split(", ")
+    gpu = harness.first_line(*smi(*CARD)).split(", ")
     found = {"card": dict(zip(CARD, gpu)), "cores": len(os.sched_getaffinity(0)),
              "lscpu": harness.printed("env", "LC_ALL=C", "lscpu"),
              "memory": {x: harness.proc("meminfo", x)
@@ -92,7 +105,7 @@ def facts(c):
 
 def begin(c):
     """Why nothing can run here, or ""; facts."""
-    lost = missing(c.programs.values(), c.env)
+    lost = missing(linked(c.programs.values(), c.env))
     if lost:
         return f"these libraries are nowhere on this machine: {' '.join(lost)}"
     # it measures the bus, which all others then know
@@ -139,10 +152,9 @@ class Clocks:
         if shutil.which("nvidia-smi"):
             with open(self.path, "a") as out:
                 self.p = subprocess.Popen(
-                    ["nvidia-smi", "--query-gpu=timestamp,clocks.sm,power.draw,"
-                     "temperature.gpu,clocks_event_reasons.active", "--format=csv,noheader",
-                     "-lms", "50"], stdout=out, stderr=subprocess.STDOUT,
-                    preexec_fn=harness.with_parent)
+                    [*smi("timestamp", "clocks.sm", "power.draw", "temperature.gpu",
+                          "clocks_event_reasons.active"), "-lms", "50"], stdout=out,
+                    stderr=subprocess.STDOUT, preexec_fn=harness.with_parent)
 
     def __enter__(self):
         return self

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of every family and feature, against their losses on a CPU, which were
-computed before; those that only lie elsewhere, against each other, bit for bit."""
+computed before; those that only lie elsewhere, against each other, bit for bit.  Texts
+that some generate are those of the CPU."""
 import json
 import re
 from typing import NamedTuple
@@ -71,7 +72,9 @@ def table():
                        "model.seq": 127}),
         ("own attention", {**BF16, "run.gpu_attention": "own",
                            "run.gpu_attention_backward": "own"}),
-        ("cudnn", {**BF16, **CUDNN, "model.width": 256}))]
+        ("cudnn", {**BF16, **CUDNN, "model.width": 256}),
+        *((f"text of {n}", {**BF16, "model.vocab": n, "run.sample_tokens": 8,
+                            "run.sample_temperature": 0}) for n in (256, 50257)))]
     rows += [Small(f"llama {name}", "llama", "llama-tiny", more) for name, more in (
         ("nf4 lora", {**BF16, **lora(8), "model.base_dtype": "nf4"}),
         ("int8 lora", {**BF16, **lora(8), "model.base_dtype": "int8"}),
@@ -113,7 +116,7 @@ def command(c, row, device):
     if device == "cuda" and not c.o.tiny:
         s["run.device_memory_limit_bytes"] = 4e9
     if row.program in ("gpt2", "llama", "moe") and row.config != "lora":
-        s["run.sample_tokens"] = 0
+        s.setdefault("run.sample_tokens", 0)
     if row.program == "moe":
         s["run.slices"] = 0
     for key in ("offload_optimizer", "offload_param"):
@@ -130,30 +133,42 @@ def losses_of(c, name):
     return {"losses": [x["loss"] for x in lines], "norms": [x["grad_norm"] for x in lines]}
 
 
+def generated(text):
+    """The text that a run has generated, if it has, in a list."""
+    return re.findall(r"^sample \(temperature .*\):\n(.*)", text, re.M)
+
+
 def make_losses(c):
-    """The file of losses on the CPU; what it has already is not computed again.  Returns
-    how many runs failed."""
+    """The file of losses on the CPU, a generated text behind them; what it has already is
+    not computed again.  Returns how many runs failed."""
     path, failed = c.o.losses, 0
     known = json.loads(path.read_text()) if path.is_file() else {}
     jobs = [command(c, TABLE[n], "cpu") for n in TABLE if not known.get(n) and
             (not c.o.only or any(x in f"small {n}" for x in c.o.only.split(",")))]
     for job, status, text, seconds in c.run(jobs, 2):
-        known[job.name] = losses_of(c, job.name)["losses"]
-        if status or len(known[job.name]) != STEPS:
+        losses = losses_of(c, job.name)["losses"]
+        if status or len(losses) != STEPS:
             failed += 1
             say(f"{job.name}: exit {status}\n{text[-600:]}")
         else:
+            known[job.name] = losses + generated(text)
             harness.write_json(path, {n: known[n] for n in TABLE if known.get(n)})
     say(f"{path}: losses of {len(known)} runs on the CPU")
     return failed
 
 
+def refused(text):
+    """What a program says that lacks something of this machine, or None; what a library
+    does wrong in a step is no refusal."""
+    found = re.search(r"^izar: (run\.gpu_attention|.*(O_DIRECT|capability)).*", text, re.M)
+    return found and found[0]
+
+
 def judged(c, row, status, text, want, first):
     """(status, how far off, why) of a run; first: what others of its word gave."""
     got = losses_of(c, row.name)
-    refused = re.search(r"^izar: .*(cuDNN|cudnn|O_DIRECT|capability).*", text, re.M)
-    if status and refused:
-        return "skipped", None, refused[0]
+    if status and refused(text):
+        return "skipped", None, refused(text)
     if status is None and c.left() <= 0:
         return "not finished", None, ""
     if status != 0 or len(got["losses"]) != STEPS:
@@ -162,6 +177,8 @@ def judged(c, row, status, text, want, first):
         return "failed", None, f"other bits than others of {row.same!r}"
     if not want:
         return "failed", None, f"{c.o.losses} has no losses of it"
+    if generated(text) != want[STEPS:]:
+        return "failed", None, f"generated {generated(text)}, a CPU {want[STEPS:]}"
     kind = "bf16" if row.program == "moe" else next((t for t, on in (("tf32", "run.tf32"), ("fp16", "fp16.enabled"),
                                  ("bf16", "bf16.enabled")) if row.more.get(on)), "fp32")
     bound = NEAR[kind] * (10 if "muon" in row.name else 1)

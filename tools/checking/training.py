@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from checking.machine import may_lock
-from checking.small import homes, lora
+from checking.machine import may_lock, smi
+from checking.small import homes, lora, refused
 from checking.work import PACKED, ROOT, Job, harness, say
 
 # Dense bf16 and fp16 with fp32 sums, TFLOP/s: NVIDIA's data sheets.
-PEAK = (("H200", 989.4), ("H100 PCIe", 756.0), ("H100 NVL", 835.0),
+PEAK = (("H200 NVL", 835.0), ("H200", 989.4), ("H100 PCIe", 756.0), ("H100 NVL", 835.0),
         ("H100", 989.4), ("A100", 311.9), ("A10", 125.0), ("L40S", 362.0))
 
 
@@ -113,7 +113,7 @@ def settings_of(c, row):
 @functools.cache
 def peak():
     """TFLOP/s of this GPU, None if it is not known."""
-    device = harness.first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    device = harness.first_line(*smi("name"))
     return next((p for name, p in PEAK if name in device), None)
 
 
@@ -152,10 +152,11 @@ def add(c, part, row, job, status, text, seconds):
     lines = harness.json_lines(out / "metrics.jsonl")
     f = figures(lines)
     limited = re.search(r"^limited by: .*", text, re.M)
-    does_not_fit = status and "this run needs" in text
-    result = "skipped" if does_not_fit else c.outcome(status, job.limit_s)
+    cannot = status and ("this run needs" in text or refused(text))
+    result = "skipped" if cannot else c.outcome(status, job.limit_s)
     c.add(part, row.name, result if f or result != "passed" else "failed",
-          f"{seconds:5.1f} s  " + (shown(f) if f else harness.refusal(text) or ""),
+          f"{seconds:5.1f} s  " + (shown(f) if f else "; ".join(
+              re.findall(r"^izar: .*", text, re.M)[:1])),
           seconds=seconds, **f, **c.clocks.busy(time.time() - seconds), more=row.more,
           lines=lines, text=text[-9000:], tail=text[-1500:])
     if limited and f:

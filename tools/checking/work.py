@@ -152,6 +152,9 @@ class Check:
 
     def tell(self):
         """The exit status, and what it means."""
+        if not self.wanted:
+            say(f"--only {self.o.only}: no case of this call has one of these words")
+            return 2
         status = {x: self.known.get(x, {}).get("status", "left out") for x in self.wanted}
         say()
         for part in dict.fromkeys(p for p, _ in self.wanted):

@@ -3,6 +3,8 @@
 stand-in and a machine file give: fp32 and fp16 from 7.0 on, bf16 and tf32 from
 8.0 on.  What it cannot do is refused before the first step, in a plan too."""
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -128,3 +130,21 @@ def test_a_machine_file_says_what_its_gpus_can(capability, words, launch, tmp_pa
         refused(r, *words)
     else:
         assert r.rc == 0, str(r)
+
+
+@pytest.mark.parametrize("cuda, words", [
+    ("12.0", "nvcc is of CUDA 12.0, 12.1 is needed"),
+    ("12.1", "CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR not found")])  # came with cuDNN 9.8
+def test_a_toolkit_that_is_too_old_is_refused(cuda, words, tmp_path):
+    deps, nvcc = run.ROOT / ".deps", tmp_path / "nvcc"
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/cudnn_graph.h").touch()
+    (tmp_path / "lib64").symlink_to(deps / "standin-toolkit/lib")
+    nvcc.write_text(f"#!/bin/sh\necho \"#$ TOP={tmp_path}\" >&2\n"
+                    f"echo Cuda compilation tools, release {cuda}, V{cuda}.1\n")
+    nvcc.chmod(0o755)
+    p = subprocess.run(
+        ["meson", "setup", tmp_path / "build", run.ROOT, "-Dcuda=enabled", "-Dcudnn=enabled",
+         "--pkg-config-path", deps / "starpu-standin/lib/pkgconfig"], capture_output=True,
+        text=True, env={**os.environ, "NVCC": str(nvcc)}, timeout=300)
+    assert p.returncode == 1 and words in p.stdout, p.stdout + p.stderr

@@ -15,9 +15,12 @@ import pytest
 
 import run
 
+sys.path.insert(0, str(run.ROOT / "tools"))
+from checking import machine, small  # noqa: E402
+
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
-SMALL = "gpt2 fp32,stage 0,gpt2 bf16"
+SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of"
 
 
 def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD)):
@@ -46,15 +49,16 @@ def tools(folder):
     """The environment with scripts instead of NVIDIA's tools."""
     for name, text in (
             ("compute-sanitizer", 'while [ "${1#-}" != "$1" ]; do shift 2; done\nexec "$@"'),
-            ("ncu", 'while [ "${1#-}" != "$1" ]; do [ "$1" != --csv ] || shift\nshift\n'
+            ("ncu", 'while [ "${1#-}" != "$1" ]; do [ "$1" != --csv ] || shift\n'
+                    '[ "$1" != --log-file ] || echo "==ERROR== $NCU_SAYS" >"$2"\nshift\n'
                     '[ "${1#-}" != "$1" ] || [ -x "$1" ] || shift; done\nexec "$@"'),
-            ("nvidia-smi", 'case "$*" in *-lms*) while sleep 0.05; do date +"%Y/%m/%d '
+            ("nvidia-smi", 'case "$*" in --id=1*-lms*) while sleep 0.05; do date +"%Y/%m/%d '
                            '%T.000, 1755 MHz, 640.5 W, 50, 0x0"; done;; '
                            '*) echo NVIDIA H100 80GB HBM3;; esac')):
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "1,0"}
 
 
 def test_both_calls_with_a_few_cases(tmp_path, losses):
@@ -77,23 +81,58 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     assert set(more) - set(found) == {"memcheck", "kernels", "1.5B Muon",
                                       "124M, 2 ranks on one GPU"}
     assert {x["status"] for x in more.values()} == {"passed"}
-    # wrong losses are seen; what passed is not run again
+    # wrong losses and texts are seen; what passed is not run again
     wrong = tmp_path / "wrong.json"
-    wrong.write_text(losses.read_text().replace("5.", "5.1"))
+    wrong.write_text(losses.read_text().replace("5.", "5.1").replace("said", "sang"))
     (tmp_path / "out/results.jsonl").write_text(
         json.dumps(found["facts"]) + '\n{"part": "sm')  # a kill cut it
     status, text, found = check(tmp_path, "--call", "1", "--losses", wrong, "--only",
-                                "gpt2 fp32,facts")
+                                "gpt2 fp32,text of 256,facts")
     assert status == 1 and found["gpt2 fp32"]["status"] == "failed", text
+    assert re.search(r"text of 256 +failed .*generated \[.* said .*CPU \[.* sang ", text), text
     assert text.count("facts") == 0
 
 
-def test_without_a_gpu_or_time_it_says_so(tmp_path):
+@pytest.mark.parametrize("line, skipped", [
+    ("run.gpu_attention: cudnn: libcudnn.so.9: cannot open shared object file; use own", True),
+    ("nvme: /tmp/x: the file system has no O_DIRECT (tmpfs?)", True),
+    ("bf16.enabled: true: needs compute capability 8.0, the GPU has 7.5", True),
+    ("attention: cuDNN 9.19.0: CUDNN_STATUS_EXECUTION_FAILED", False)])
+def test_what_a_machine_lacks_is_skipped_and_what_breaks_is_not(line, skipped):
+    assert bool(small.refused(f"step 1\nizar: {line}\n")) is skipped
+
+
+def test_without_a_gpu_memory_or_time_it_says_so(tmp_path):
     status, text, found = check(tmp_path, "--call", "1", env={"IZ_STANDIN_DEVICES": "0"})
     assert status == 2 and "no GPU: " in text and not found
+    status, text, found = check(tmp_path, "--call", "2", "--only", "more training,7b")
+    assert status == 2 and "no case of this call has one of these words" in text
+    status, text, found = check(tmp_path, "--call", "1", "--only", "1.5B resident",
+                                env={"IZ_STANDIN_MEM_MB": "48"})
+    assert status == 0 and re.search(r"resident +skipped .* izar: this run needs", text), text
     status, text, found = check(tmp_path, "--call", "2", "--limit", "0")
     assert status == 3 and "left out: training: 14B 128K" in text
     assert {x["status"] for x in found.values()} == {"passed", "skipped"}
+
+
+def test_counters_that_it_may_not_read_are_skipped(tmp_path):
+    env = {**tools(tmp_path), "NCU_SAYS": "ERR_NVGPUCTRPERM - The user does not have it"}
+    status, text, found = check(tmp_path, "--call", "2", "--only", "kernels", env=env)
+    assert status == 0 and found["kernels"]["status"] == "skipped", text
+    assert "ERR_NVGPUCTRPERM" in text
+
+
+def test_libraries_of_the_cuda_that_programs_have_are_looked_for(tmp_path, monkeypatch):
+    for name, text in (("ldd", "#!/bin/sh\necho libcudart.so.12 '=>' /somewhere\n"),
+                       ("libcublasLt.so.12", ""), ("libcublasLt.so.13", "")):
+        path = tmp_path / name[-1] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'd'}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "CUDA_DIRS", [str(tmp_path / x) for x in "23"])
+    path = machine.environment(["gpt2"], tmp_path)["LD_LIBRARY_PATH"].split(":")
+    assert str(tmp_path / "2") in path and str(tmp_path / "3") not in path
 
 
 def test_what_there_is_stays_when_it_is_ended(tmp_path):
