@@ -178,6 +178,8 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
 static void print_largest(const struct run *r)
 {
     double params;
+    if (r->model->table_rows) /* it has no blocks */
+        return;
     int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
     if (blocks)
         printf("with this config %s %d blocks of this shape fit: %.2fB "
