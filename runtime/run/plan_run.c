@@ -287,18 +287,20 @@ static int make_plan(struct run *r)
                                      .rate = r->rate,
                                      .all = all_fit,
                                      .arg = r->coll};
-    int s = find_target(r, ranks, &t, &r->limit, &m);
-    if (!s)
-        s = iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r));
-    s = iz_run_agree(r, s, NULL);
+    int s = iz_run_agree(r, find_target(r, ranks, &t, &r->limit, &m), NULL);
     if (s)
         return s;
     t.first_workers = t.workers;
     iz_coll_broadcast(r->coll, &t.first_workers, sizeof(t.first_workers), 0,
                       "workers");
+    if (!r->c.run.slices) /* of the whole batch, before it is cut */
+        r->c.run.slices = iz_plan_slices(&r->c, t.gpu ? 1 : t.first_workers);
     s = iz_run_agree(
-        r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
-        "the plan");
+        r, iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r)), NULL);
+    if (!s)
+        s = iz_run_agree(
+            r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
+            "the plan");
     if (s)
         return s;
     s = fit_plan(r);

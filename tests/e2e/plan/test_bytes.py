@@ -199,6 +199,16 @@ def test_ranks_of_a_plan_share_this_machine(place):
         assert share(r.out)[1] * ranks == pytest.approx(free, rel=0.5)
 
 
+def test_ranks_of_a_plan_cut_a_step_as_their_run_does(place):
+    """Slices are of the whole batch."""
+    c = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "model.seq": 64,
+         "run.workers": 4, "run.slices": 0, "run.memory_limit_bytes": 2 * run.MIB}
+    said = [place.launch(ranks, c, ["--plan", *more]).out
+            for ranks, more in ((1, ["--ranks", 2]), (2, []))]
+    assert all("8 micro-batches a step, 1 at a time, 4 slices of 1 sample" in x
+               for x in said), said
+
+
 def test_ranks_of_a_plan_that_fill_this_machine_are_refused(place):
     """What one rank has room for; at stage 0, as much for each of many."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
