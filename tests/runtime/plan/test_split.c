@@ -229,6 +229,31 @@ static void a_step_is_cut_where_memory_is_short(void **state)
     assert_int_equal(open.micro_batch, 64);
 }
 
+/* As small as it takes, before a sample is cut, too. */
+static void a_step_is_cut_before_its_samples_are(void **state)
+{
+    struct iz_config c = offloaded(1, IZ_HOME_CPU), open;
+    struct iz_target gpu = gpu_bf16;
+    struct iz_limits l = {.host = INT64_MAX};
+    c.cpu_checkpointing = c.grad_accum_open = true;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    c.micro_batch = 64;
+    for (int samples = 64; samples >= 1; samples /= 2) {
+        open = c;
+        open.run.sequence_chunk = IZ_CHUNK_OFF;
+        iz_config_cut(&open, 64 / samples);
+        make(&p, &open, 1, &gpu);
+        l.device = iz_plan_device_bytes(&p);
+        open = c;
+        open.cut_auto = true;
+        choose(&open, 1, &gpu, l, 1e14);
+        assert_int_equal(open.run.sequence_chunk, IZ_CHUNK_OFF);
+        assert_true(open.micro_batch <= samples);
+        make(&p, &open, 1, &gpu);
+        assert_true(iz_plan_device_bytes(&p) <= l.device);
+    }
+}
+
 /* What shorter states save of a step that waits for the host, and no more. */
 static void shorter_states_are_offered_where_they_save(void **state)
 {
@@ -383,6 +408,7 @@ int main(void)
         cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
         cmocka_unit_test(activations_and_states_are_weighed),
         cmocka_unit_test(a_step_is_cut_where_memory_is_short),
+        cmocka_unit_test(a_step_is_cut_before_its_samples_are),
         cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
