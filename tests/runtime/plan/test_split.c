@@ -303,6 +303,33 @@ static void a_disk_of_unknown_rate_has_no_prediction(void **state)
     assert_true(iz_forecast(&p, rate).step_s == 0);
 }
 
+static void freeze(struct iz_unit *u, bool yes)
+{
+    for (int i = 0; i < u->n_params; i++)
+        u->param[i].frozen = yes;
+}
+
+/* It is read twice a step, before each pass. */
+static void a_frozen_base_on_a_disk_takes_its_time(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_rate rate[IZ_RATES];
+    double bytes = 0;
+    c.zero.param.frozen = 1 + IZ_HOME_NVME;
+    for (int i = 0; i < IZ_RATES; i++)
+        rate[i] = (struct iz_rate){.bytes_per_s = 1e12};
+    rate[IZ_ON_IO].bytes_per_s = 1e8;
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], true);
+    make(&p, &c, 1, &gpu_bf16);
+    for (int u = 1; u + 1 < model->n_units; u++) {
+        freeze(&model->unit[u], false);
+        bytes += 2 * (double)p.unit[u].frozen.shard;
+    }
+    double s = iz_forecast(&p, rate).step_s, least = bytes / 1e8 / 2;
+    assert_true(bytes > 0 && s > least && s < 2.2 * least);
+}
+
 static void what_does_not_fit_has_a_way_out(void **state)
 {
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
@@ -412,6 +439,7 @@ int main(void)
         cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
+        cmocka_unit_test(a_frozen_base_on_a_disk_takes_its_time),
         cmocka_unit_test(what_does_not_fit_has_a_way_out),
         cmocka_unit_test(sums_on_the_gpu_take_its_memory_where_they_fit),
     };
