@@ -43,6 +43,8 @@ static struct change change_of(int i, const struct iz_plan_for *f,
     const struct iz_offload_config *o = &c->zero.optimizer, *p = &c->zero.param;
     const struct iz_run_config *r = &c->run;
     bool gpu = f->target->gpu, three = c->zero.stage == 3;
+    bool cudnn = r->gpu_attention == IZ_ATTENTION_CUDNN ||
+                 r->gpu_attention_backward == IZ_ATTENTION_CUDNN;
     const struct change all[CHANGES] = {
         /* planned as full, which is its last resort */
         {"run.recompute=auto", r->recompute != IZ_RECOMPUTE_FULL},
@@ -61,8 +63,8 @@ static struct change change_of(int i, const struct iz_plan_for *f,
         [MICRO_BATCH] = {"train_micro_batch_size_per_gpu=",
                          c->micro_batch > c->data.group},
         [CHUNKS] = {"run.sequence_chunk=",
-                    f->model->knows_chunks &&
-                        IZ_CHUNK_LEAST < f->model->tokens &&
+                    f->model->knows_chunks && c->lora.dropout == 0 &&
+                        !(gpu && cudnn) && IZ_CHUNK_LEAST < f->model->tokens &&
                         (r->sequence_chunk == IZ_CHUNK_OFF ||
                          r->sequence_chunk > IZ_CHUNK_LEAST)},
         [SAVES] = {"run.save_mode=auto", must_wait(c, true)},
@@ -79,6 +81,7 @@ static struct change change_of(int i, const struct iz_plan_for *f,
         {STATES "buffer_count=2",
          o->home == IZ_HOME_NVME && o->buffer_count > 2},
         {PARAMS "device=nvme", three && c->zero.hpz_partition <= 1 &&
+                                   (!gpu || o->home != IZ_HOME_NONE) &&
                                    o->ratio >= 1 && !must_wait(c, false)},
         {PARAMS "buffer_count=2",
          p->home == IZ_HOME_NVME && p->buffer_count > 2}};

@@ -355,6 +355,31 @@ static void what_does_not_fit_has_a_way_out(void **state)
                    "ratio=0.5 (");
 }
 
+/* The optimizer cannot stay where parameters are not, nor cuDNN's attention
+ * read chunks. */
+static void a_way_out_is_none_that_a_gpu_refuses(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_limits l = {.host = INT64_MAX};
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    c.run.sequence_chunk = IZ_CHUNK_OFF;
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], true);
+    make(&p, &c, 1, &gpu_bf16);
+    l.device = iz_plan_device_bytes(&p) - (INT64_C(3) << 30);
+    assert_way(&c, l,
+               WAY "device=cpu and zero_optimization.offload_param.device=cpu");
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], false);
+    c.cpu_checkpointing = true;
+    make(&p, &c, 1, &gpu_bf16);
+    l.device = iz_plan_device_bytes(&p) - 4096;
+    assert_way(&c, l, "it fits with run.sequence_chunk=");
+    c.run.gpu_attention = IZ_ATTENTION_CUDNN;
+    assert_way(&c, l, "izar: ");
+    assert_null(strstr(said, "run.sequence_chunk="));
+}
+
 /* ---- sums that a single GPU forms before they come down ---- */
 
 static struct iz_config summing(enum iz_order schedule, double ratio)
@@ -441,6 +466,7 @@ int main(void)
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
         cmocka_unit_test(a_frozen_base_on_a_disk_takes_its_time),
         cmocka_unit_test(what_does_not_fit_has_a_way_out),
+        cmocka_unit_test(a_way_out_is_none_that_a_gpu_refuses),
         cmocka_unit_test(sums_on_the_gpu_take_its_memory_where_they_fit),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);
