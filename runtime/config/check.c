@@ -65,7 +65,8 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 
 void iz_config_cut(struct iz_config *c, int micro_batches)
 {
-    c->micro_batch = c->micro_batch * c->grad_accum / micro_batches;
+    c->micro_batch =
+        (int)((int64_t)c->micro_batch * c->grad_accum / micro_batches);
     c->grad_accum = micro_batches;
     if (c->grad_accum_open)
         c->grad_accum_fp32 = micro_batches > 1;

@@ -36,6 +36,12 @@ static bool must_wait(const struct iz_config *c, bool states)
             (states && c->run.state_dtype != IZ_MOMENT_F32));
 }
 
+/* Micro-batches of a sample each, or a pair. */
+static int64_t most_micros(const struct iz_config *c)
+{
+    return (int64_t)c->micro_batch * c->grad_accum / c->data.group;
+}
+
 /* Change i of all, cheapest first. */
 static struct change change_of(int i, const struct iz_plan_for *f,
                                const struct iz_config *c)
@@ -61,7 +67,8 @@ static struct change change_of(int i, const struct iz_plan_for *f,
          c->zero.hpz_partition > 1},
         {"run.cpu_products=fp32", c->dtype == IZ_BF16},
         [MICRO_BATCH] = {"train_micro_batch_size_per_gpu=",
-                         c->micro_batch > c->data.group},
+                         c->micro_batch > c->data.group &&
+                             most_micros(c) <= IZ_BATCH_MAX},
         [CHUNKS] = {"run.sequence_chunk=",
                     f->model->knows_chunks && c->lora.dropout == 0 &&
                         !(gpu && cudnn) && IZ_CHUNK_LEAST < f->model->tokens &&
@@ -94,8 +101,8 @@ static bool apply(int i, const struct iz_plan_for *f, struct iz_config *c)
     struct change x = change_of(i, f, c);
     if (!x.may)
         return false;
-    if (i == MICRO_BATCH) { /* of a sample, or a pair */
-        iz_config_cut(c, c->micro_batch * c->grad_accum / c->data.group);
+    if (i == MICRO_BATCH) {
+        iz_config_cut(c, (int)most_micros(c));
         c->run.slices = 0;
     } else if (i == CHUNKS) { /* of the least rows; see most_rows */
         c->run.sequence_chunk = IZ_CHUNK_LEAST;
