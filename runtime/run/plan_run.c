@@ -190,25 +190,11 @@ static void print_largest(const struct run *r)
         printf("with this config not one block of this shape fits\n");
 }
 
-void iz_run_print_predicted(const struct run *r, const struct iz_plan *p)
-{
-    struct iz_target t = p->target;
-    iz_forecast_print(p, r->rate, stdout);
-    iz_plan_print_forms(&r->c,
-                        &(struct iz_plan_for){.model = r->model,
-                                              .ranks = p->ranks,
-                                              .rank = p->rank,
-                                              .target = &t,
-                                              .limit = &r->limit,
-                                              .rate = r->rate},
-                        stdout);
-}
-
 void iz_run_print_plan(const struct run *r)
 {
     iz_run_remark(r, &r->plan);
     iz_plan_print(&r->plan, r->model, stdout);
-    iz_run_print_predicted(r, &r->plan);
+    iz_forecast_print(&r->plan, r->rate, stdout);
     print_share(r, stdout);
     print_largest(r);
 }

@@ -5,7 +5,6 @@
 #include "runtime/plan/forecast.h"
 #include "tests/runtime/plan/plans.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/int64.h"
@@ -254,26 +253,6 @@ static void a_step_is_cut_before_its_samples_are(void **state)
     }
 }
 
-/* What shorter states save of a step that waits for the host, and no more. */
-static void shorter_states_are_offered_where_they_save(void **state)
-{
-    struct iz_config c = offloaded(1, IZ_HOME_CPU);
-    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
-    c.micro_batch = 16;
-    for (int fast = 0; fast <= 1; fast++) {
-        char *text = NULL;
-        size_t size;
-        FILE *out = open_memstream(&text, &size);
-        offer(&c, &gpu_bf16, l, fast ? 1e14 : SLOW, out);
-        fclose(out);
-        assert_int_equal(!strstr(text, "s less with run.master remainder, "),
-                         fast);
-        assert_int_equal(!strstr(text, "with run.state_dtype fp8 and run.mas"),
-                         fast);
-        free(text);
-    }
-}
-
 static void an_automatic_ratio_is_1_where_nothing_is_shared(void **state)
 {
     struct iz_config c = offloaded(1, IZ_HOME_CPU);
@@ -461,7 +440,6 @@ int main(void)
         cmocka_unit_test(activations_and_states_are_weighed),
         cmocka_unit_test(a_step_is_cut_where_memory_is_short),
         cmocka_unit_test(a_step_is_cut_before_its_samples_are),
-        cmocka_unit_test(shorter_states_are_offered_where_they_save),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
         cmocka_unit_test(a_frozen_base_on_a_disk_takes_its_time),
