@@ -435,7 +435,7 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
     m.peer_bytes_per_s = m.host_bytes_per_s / 4;
     if (c->size > 1 && rates)
         calibrate_network(&m, c);
-    return c->rank == 0 ? write_file(path, &m, rates, c->size) : 0;
+    return c->rank == 0 ? write_file(path, &m, rates, rates ? c->size : 1) : 0;
 }
 
 int main(int argc, char **argv)

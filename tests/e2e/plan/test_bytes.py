@@ -79,6 +79,14 @@ def test_a_description_that_cannot_be_written_is_refused():
     assert r.rc == 1 and "/dev/full: cannot write: No space left" in r.err, str(r)
 
 
+def test_ranks_that_only_describe_a_machine_measure_no_collectives(tmp_path):
+    r = run.call(*run.MPIRUN, "-np", 2, run.built("tools/calibrate"), "--describe",
+                 tmp_path / "m.json")
+    assert r.rc == 0, str(r)
+    assert json.loads((tmp_path / "m.json").read_text())["sources"] == {
+        "all rates": "assumptions"}
+
+
 @pytest.mark.parametrize("args, rc, words", [
     (("m.json", "/nowhere"), 1, "/nowhere: cannot be measured: No such file"),
     (("m.json", ".", "more"), 2, "usage: "), (("m.json", "--describe"), 2, "usage: ")])
