@@ -127,7 +127,7 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(start):
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"run.slices": 2}, ("run.slices",)),
+    ({"run.slices": 2}, ("run.slices", "set it to 1 on a GPU")),
     ({"zero_optimization.stage": 3,
       "zero_optimization.offload_param.device": "cpu"}, ("offload_param",)),
     ({"run.state_dtype": "bf16", "run.save_mode": "async"},
