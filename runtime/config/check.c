@@ -242,6 +242,7 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
     snprintf(path, sizeof(path), "%s/" IZ_PEFT_CONFIG, l->import);
     if (!iz_peft_read(&p, path, peft_fault, f, f->err)) {
         iz_fault(f, "lora.import", "%s cannot be imported", l->import);
+        *iz_config_given(file, "lora.import") = IZ_GIVEN_BAD;
         return;
     }
     compare_number(f, path, "lora.rank", l->rank, "r", p.rank);
