@@ -242,7 +242,6 @@ static void resolve_import(struct iz_config_file *file, struct iz_faults *f)
     snprintf(path, sizeof(path), "%s/" IZ_PEFT_CONFIG, l->import);
     if (!iz_peft_read(&p, path, peft_fault, f, f->err)) {
         iz_fault(f, "lora.import", "%s cannot be imported", l->import);
-        *iz_config_given(file, "lora.import") = IZ_GIVEN_BAD;
         return;
     }
     compare_number(f, path, "lora.rank", l->rank, "r", p.rank);
@@ -276,7 +275,8 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
     static const char none[] =
         "there are no adapters: lora.rank is {lora.rank}";
     bool known = !iz_config_bad(file, "lora.import");
-    bool without = known && l->rank == 0, with = known && l->rank > 0;
+    bool without = known && l->rank == 0 && !l->import[0];
+    bool with = known && l->rank > 0;
     bool targets = l->import[0] || l->targets[strspn(l->targets, " ,")];
     const struct iz_conflict rows[] = {
         {with && !targets, "lora.targets",
