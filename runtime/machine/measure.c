@@ -213,13 +213,12 @@ int iz_machine_measure(struct iz_machine *m, const struct iz_plan *p,
                                           PRODUCT_S)
                  : "no memory";
     if (why)
-        return iz_text_refuse(
-            stderr,
-            "the rates of this machine, by which the plan is "
-            "chosen, cannot be measured: %s: set "
-            "offload_optimizer.ratio and the micro-batches to "
-            "numbers",
-            why);
+        return iz_text_refuse(stderr,
+                              "the rates of this machine, by which the plan is "
+                              "chosen, cannot be measured: %s: set "
+                              "offload_optimizer.ratio, the micro-batches and "
+                              "run.sequence_chunk to numbers",
+                              why);
     int64_t flops = portion(m->flops_per_s[p->target.act], SUSTAINED);
     m->flops_per_s[p->target.act] = flops;
     m->host_bytes_per_s = (int64_t)(host * ranks);

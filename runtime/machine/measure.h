@@ -7,9 +7,9 @@
 #include "runtime/machine/machine_file.h"
 
 /* Fills in the rates of a GPU, which is this thread's from here on: its copies
- * and those to and from it, and products of the types t of a sum of 1 << t, each
- * for so long.  side: of their matrices, or of smaller ones where the GPU has no
- * room.  NULL, or why not. */
+ * and those to and from it, and products of the types t of a sum of 1 << t,
+ * each for so long.  side: of their matrices, or of smaller ones where the GPU
+ * has no room.  NULL, or why not. */
 const char *iz_machine_measure_gpu(struct iz_machine *m, int device,
                                    unsigned types, int side, double seconds);
 

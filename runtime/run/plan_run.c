@@ -229,7 +229,8 @@ static int find_rates(void *arg)
     struct run *r = f->r;
     struct iz_target *t = f->target;
     const struct iz_config *c = &r->c;
-    bool open = c->cut_auto || c->zero.optimizer.ratio_auto;
+    bool open =
+        c->cut_auto || c->zero.optimizer.ratio_auto || !c->run.sequence_chunk;
     if (!r->o.machine && (!t->gpu || !open))
         return 0;
     if (!r->o.machine) {
