@@ -15,10 +15,10 @@
 #include "codelets/flat/update.h"
 #include "codelets/ops/blas.h"
 #include "codelets/ops/gemm_rate.h"
-#include "codelets/ops/gpu_ops.h"
 #include "codelets/ops/ops.h"
 #include "codelets/task/task.h"
 #include "runtime/base/durable.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/coll.h"
 #include "runtime/machine/measure.h"
 #include "runtime/tier/memory.h"
@@ -26,7 +26,7 @@
 
 #define CORES_MAX 1024
 #define SECONDS 3.0 /* of each measurement */
-#define LINK_BYTES (INT64_C(256) << 20)
+#define TYPES (1U << IZ_F32 | 1U << IZ_BF16 | 1U << IZ_F16)
 
 enum what { PRODUCTS, PRODUCTS_16, ATTENTION, OPS, SQUARES, ADAM, WHATS };
 
@@ -253,35 +253,6 @@ static double disk(const char *folder)
     return least;
 }
 
-/* ---- GPU ---- */
-
-static int calibrate_gpu(struct iz_machine *m)
-{
-    struct iz_device_info info;
-    struct iz_exec x = {.backend = IZ_CUDA};
-    if (iz_device_use(0, &info))
-        return -ENODEV;
-    x.stream = iz_device_stream_open();
-    if (!x.stream || iz_cuda_open(&x.cuda))
-        return -EIO;
-    for (int t = IZ_F32; t <= IZ_F16; t++) {
-        if (t == IZ_BF16 && info.capability < 80)
-            continue;
-        x.act = (enum iz_dtype)t;
-        x.work = (struct iz_arena){.base = iz_device_take(INT64_C(2) << 30),
-                                   .size = INT64_C(2) << 30};
-        if (!x.work.base)
-            return -ENOMEM;
-        m->flops_per_s[t] =
-            (int64_t)iz_gemm_rate_cuda(&x, 8192, 8192, 8192, SECONDS);
-        iz_device_give(x.work.base);
-    }
-    iz_cuda_close(&x.cuda);
-    int r = iz_machine_measure_link(m, x.stream, LINK_BYTES);
-    iz_device_stream_close(x.stream);
-    return r;
-}
-
 /* ---- collectives ---- */
 
 /* Seconds of one all-gather (or reduce-scatter of bf16) of such shards. */
@@ -429,7 +400,8 @@ static int calibrate_measure(struct iz_machine *m, const char *folder,
         if (w != PRODUCTS_16 || bf16_gains)
             set_rate(m, w, on_all((enum what)w, m->cores));
     m->disk_bytes_per_s = (int64_t)disk(folder);
-    int r = m->gpus ? calibrate_gpu(m) : 0;
+    const char *why =
+        m->gpus ? iz_machine_measure_gpu(m, 0, TYPES, 8192, SECONDS) : NULL;
     printf("%d cores: %.1f GFLOP/s a core in products, %.1f in those of bf16, "
            "%.1f in attention, %.1f GB/s a core in other ops, %.1f G squares/s "
            "a core, %.1f GB/s of memory in Adam\n",
@@ -439,7 +411,7 @@ static int calibrate_measure(struct iz_machine *m, const char *folder,
            (double)m->core_bytes_per_s * 1e-9,
            (double)m->core_squares_per_s * 1e-9,
            (double)m->host_bytes_per_s * 1e-9);
-    return r;
+    return why ? iz_text_refuse(stderr, "calibrate: GPU 0: %s", why) : 0;
 }
 
 /* The other ranks wait while the first one measures what is not shared. */
@@ -463,7 +435,7 @@ static int calibrate(struct iz_coll *c, const char *path, const char *folder,
     m.peer_bytes_per_s = m.host_bytes_per_s / 4;
     if (c->size > 1 && rates)
         calibrate_network(&m, c);
-    return c->rank == 0 ? write_file(path, &m, rates, c->size) : 0;
+    return c->rank == 0 ? write_file(path, &m, rates, rates ? c->size : 1) : 0;
 }
 
 int main(int argc, char **argv)

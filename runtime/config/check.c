@@ -65,7 +65,8 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 
 void iz_config_cut(struct iz_config *c, int micro_batches)
 {
-    c->micro_batch = c->micro_batch * c->grad_accum / micro_batches;
+    c->micro_batch =
+        (int)((int64_t)c->micro_batch * c->grad_accum / micro_batches);
     c->grad_accum = micro_batches;
     if (c->grad_accum_open)
         c->grad_accum_fp32 = micro_batches > 1;
@@ -274,7 +275,8 @@ static void resolve_lora(struct iz_config_file *file, struct iz_faults *f)
     static const char none[] =
         "there are no adapters: lora.rank is {lora.rank}";
     bool known = !iz_config_bad(file, "lora.import");
-    bool without = known && l->rank == 0, with = known && l->rank > 0;
+    bool without = known && l->rank == 0 && !l->import[0];
+    bool with = known && l->rank > 0;
     bool targets = l->import[0] || l->targets[strspn(l->targets, " ,")];
     const struct iz_conflict rows[] = {
         {with && !targets, "lora.targets",

@@ -294,6 +294,8 @@ void iz_config_keep(struct iz_config *c, const char *lines, int ranks);
 bool iz_config_is_kept(const struct iz_config *c, const char *key);
 bool iz_config_is_open(const struct iz_config *c, const char *key);
 
+/* Samples of a micro-batch, and micro-batches: products stay far below 2^63. */
+#define IZ_BATCH_MAX 1e6
 /* Cuts a rank's samples of a step, which they divide, into so many
  * micro-batches. */
 void iz_config_cut(struct iz_config *c, int micro_batches);

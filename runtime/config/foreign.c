@@ -32,7 +32,8 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"comms_config", "any", "DeepSpeed reads comms_logger."},
     {"monitor_config", "any", "DeepSpeed reads the sections of each monitor."},
     {"_comment", "any", "Nothing reads it."},
-    {"use_data_before_expert_parallelism", "bool", "No experts here."},
+    {"use_data_before_expert_parallelism", "bool",
+     "No expert parallelism here."},
     {"timers", "any", "Times come from StarPU's own profiling."},
     {"dataloader_drop_last", "bool",
      "Batches are windows of tokens or whole records; none is incomplete."},
@@ -211,7 +212,7 @@ const struct iz_foreign_key iz_foreign_keys[] = {
     {"sparse_attention", "null", "Attention is dense; remove it."},
     {"pipeline", "null", "No pipeline parallelism here; remove it."},
     {"tensor_parallel", "null", "No tensor parallelism here; remove it."},
-    {"expert_parallel", "null", "No experts here; remove it."},
+    {"expert_parallel", "null", "No expert parallelism here; remove it."},
     {"compile", "off", "Nothing to compile; remove it."},
     {NULL, NULL, NULL},
 };

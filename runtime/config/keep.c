@@ -83,10 +83,13 @@ static bool keep_value(struct iz_config *c, const struct iz_key *k,
     return kept;
 }
 
+/* Not where slices or pairs of this run do not divide its micro-batches. */
 static bool keep_cut(struct iz_config *c, const char *lines)
 {
     int64_t cut = number(lines, "gradient_accumulation_steps");
-    if (!c->cut_auto || cut < 1 || cut > IZ_BATCH_MAX)
+    int64_t least = (c->run.slices ? c->run.slices : 1) * c->data.group;
+    if (!c->cut_auto || cut < 1 || cut > IZ_BATCH_MAX ||
+        (int64_t)c->micro_batch * c->grad_accum % (cut * least))
         return false;
     iz_config_cut(c, (int)cut);
     c->cut_auto = false;

@@ -542,7 +542,7 @@ const struct iz_key iz_config_keys[] = {
          "local_first, but ranks_first for depth_first in stage 3 or with an "
          "optimizer that a GPU offloads, and where only that fits. Another "
          "order has other bits.",
-         KEPT(ALL)),
+         KEPT(SAME_RANKS)),
     NUMBER("run.sum_group", TOLD, INT, c.run.sum_group, 0, 65536, "0",
            "Gradients are added within groups of so many consecutive ranks, "
            "then over the groups, so that between hosts each group sends one "

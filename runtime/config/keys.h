@@ -58,9 +58,6 @@ struct iz_faults {
     int n_set, count;
 };
 
-/* Samples, and micro-batches: products stay far below 2^63. */
-#define IZ_BATCH_MAX 1e6
-
 /* Default of loss.beta, TRL's. */
 #define IZ_LOSS_BETA 0.1
 

@@ -263,7 +263,6 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
                          const struct iz_arithmetic_for *on,
                          struct iz_coll *coll)
 {
-    struct iz_run_config *run = &c->run;
     *a = (struct iz_arithmetic){0};
     int r = choose_kernels(a, c, m, on, coll);
     if (!r)
@@ -276,11 +275,7 @@ int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,
         r = choose_muon(c, on, coll);
     if (r)
         return r;
-    if (!run->slices && on->here) {
-        run->slices = iz_plan_slices(c, on->gpu ? 1 : on->workers);
-        iz_coll_broadcast(coll, &run->slices, sizeof(run->slices), 0, "slices");
-    }
-    if (!run->sum_group && on->here)
-        run->sum_group = iz_coll_host_group(coll);
+    if (!c->run.sum_group && on->here)
+        c->run.sum_group = iz_coll_host_group(coll);
     return 0;
 }

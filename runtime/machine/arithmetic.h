@@ -34,7 +34,7 @@ struct iz_arithmetic_for {
 
 /* Replaces auto in the config by a choice, the same on every rank: the faster
  * products, as measured here, izar's own attention where some rank cannot have
- * cuDNN's, and slices for the workers of the first rank.  Collective.
+ * cuDNN's, and the ranks of a host as a group of sums.  Collective.
  * Negative errno with the reason printed by one rank: the choice of the config
  * or of the resumed run is unknown, or impossible on some rank. */
 int iz_arithmetic_choose(struct iz_arithmetic *a, struct iz_config *c,

@@ -49,7 +49,7 @@ static void list_cores(struct iz_cores *t, hwloc_const_cpuset_t allowed)
     }
 }
 
-enum { WORDS = 32 }; /* for every processor of CORES_MAX cores with two each */
+enum { WORDS = 32 }; /* for processors of CORES_MAX cores with two each */
 
 /* Number of the processor of core i that all ranks of the host give it, also
  * those that may not use it. */
@@ -70,9 +70,14 @@ static int gather_sets(const struct iz_cores *t, struct iz_coll *coll,
                                  "the cores of %d ranks", coll->size);
     int n = 0;
     unsigned long *own = all + coll->rank * WORDS;
-    for (int i = 0; i < t->n_cores; i++)
-        own[machine_cores_number(t, i) / BITS] |=
-            1UL << machine_cores_number(t, i) % BITS;
+    for (int i = 0; i < t->n_cores; i++) {
+        unsigned number = machine_cores_number(t, i);
+        if (number >= WORDS * BITS)
+            iz_die("rank %d may use processor %u of this host: bind it to the "
+                   "first %d (taskset)",
+                   coll->rank, number, WORDS * BITS);
+        own[number / BITS] |= 1UL << number % BITS;
+    }
     iz_coll_all_gather(coll, all, WORDS * sizeof(*all), "processors");
     for (int r = 0; r < coll->size; r++) {
         if (iz_coll_host(coll, r) != iz_coll_host(coll, coll->rank))

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "codelets/base/clock.h"
 #include "codelets/base/die.h"
@@ -140,7 +139,7 @@ static double copies(void *stream, void *dst, const void *src, int64_t bytes)
     return (double)bytes / least;
 }
 
-int iz_machine_measure_link(struct iz_machine *m, void *stream, int64_t bytes)
+static const char *time_link(struct iz_machine *m, void *stream, int64_t bytes)
 {
     char *a = iz_device_take(bytes), *b = iz_device_take(bytes);
     char *host = aligned_alloc(4096, (size_t)bytes);
@@ -157,32 +156,38 @@ int iz_machine_measure_link(struct iz_machine *m, void *stream, int64_t bytes)
         iz_device_give(b);
     if (a)
         iz_device_give(a);
-    return m->gpu_bytes_per_s > 0 ? 0 : -ENOMEM;
+    return !why && !(a && b) ? "no room to copy" : why;
 }
 
-static int time_gpu(struct iz_machine *m, const struct iz_plan *p, int device,
-                    int side)
+const char *iz_machine_measure_gpu(struct iz_machine *m, int device,
+                                   unsigned types, int side, double seconds)
 {
     struct iz_device_info info;
-    struct iz_exec x = {.backend = IZ_CUDA,
-                        .act = p->target.act,
-                        .numerics.capability = p->target.numerics.capability};
-    double rate = 0;
-    int r = iz_device_use(device, &info);
-    if (r)
-        return r;
+    struct iz_exec x = {.backend = IZ_CUDA};
+    const char *why = iz_device_why_not(device, &info);
+    if (why)
+        return why;
+    x.numerics.capability = info.capability;
     x.stream = iz_device_stream_open();
     if (!x.stream || iz_cuda_open(&x.cuda))
-        r = -EIO;
-    for (int n = side; !r && rate == 0 && n >= side / 8 && n; n /= 2)
-        rate = iz_gemm_rate_cuda(&x, n, n, n, PRODUCT_S);
-    m->flops_per_s[p->target.act] = (int64_t)(SUSTAINED * rate);
-    if (!r)
-        r = iz_machine_measure_link(
-            m, x.stream, min64(LINK_BYTES, info.free_bytes / 8 / 4096 * 4096));
+        why = "CUDA does not open";
+    for (int t = IZ_F32; !why && t <= IZ_F16; t++) {
+        double rate = 0;
+        if (!(types & 1U << t) || (t == IZ_BF16 && info.capability < 80))
+            continue;
+        x.act = (enum iz_dtype)t;
+        for (int n = side; rate == 0 && n >= side / 8 && n; n /= 2)
+            rate = iz_gemm_rate_cuda(&x, n, n, n, seconds);
+        m->flops_per_s[t] = (int64_t)rate;
+        if (rate == 0)
+            why = "the GPU has no room for matrices";
+    }
+    if (!why)
+        why = time_link(m, x.stream,
+                        min64(LINK_BYTES, info.free_bytes / 8 / 4096 * 4096));
     iz_cuda_close(&x.cuda);
     iz_device_stream_close(x.stream);
-    return r || rate > 0 ? r : -ENOMEM;
+    return why;
 }
 
 static int64_t portion(int64_t of, double part)
@@ -203,16 +208,19 @@ int iz_machine_measure(struct iz_machine *m, const struct iz_plan *p,
                              .kernel_ns = 3000,
                              .copy_ns = 15000,
                              .message_ns = 10000};
-    int r = host > 0 ? time_gpu(m, p, device, side) : -ENOMEM;
-    if (r)
-        return iz_text_refuse(
-            stderr,
-            "the rates of this machine, by which the plan is "
-            "chosen, cannot be measured: %s: set "
-            "offload_optimizer.ratio and the micro-batches to "
-            "numbers",
-            strerror(-r));
-    int64_t flops = m->flops_per_s[p->target.act];
+    const char *why =
+        host > 0 ? iz_machine_measure_gpu(m, device, 1U << p->target.act, side,
+                                          PRODUCT_S)
+                 : "no memory";
+    if (why)
+        return iz_text_refuse(stderr,
+                              "the rates of this machine, by which the plan is "
+                              "chosen, cannot be measured: %s: set "
+                              "offload_optimizer.ratio, the micro-batches and "
+                              "run.sequence_chunk to numbers",
+                              why);
+    int64_t flops = portion(m->flops_per_s[p->target.act], SUSTAINED);
+    m->flops_per_s[p->target.act] = flops;
     m->host_bytes_per_s = (int64_t)(host * ranks);
     m->core_bytes_per_s = (int64_t)(host / p->target.workers);
     for (int i = 0; i < 4; i++)

@@ -218,16 +218,18 @@ static bool is_wanted(struct wish *w, const char *name)
 
 /* Of what is tensor `first` in published models, or begins with it; there are n
  * of them. */
-static void set_strength(struct wish *w, struct aim *aim, int first, int n)
+static int add_wanted(struct wish *w, struct iz_unit *u, struct aim *aim,
+                      int first, int n)
 {
     char b[IZ_HF_NAME];
     const char *name =
         w->ranks.regular && n ? w->map.tensor[first].name : aim->name;
     if (w->find && iz_lora_name(b, sizeof(b), "", aim->name, 'B') &&
         w->find(w->arg, b, &aim->rank, &aim->alpha))
-        return;
+        return add_adapter(u, aim);
     aim->rank = (int)number_of(&w->ranks, name, w->rank);
     aim->alpha = number_of(&w->alphas, name, w->alpha);
+    return add_adapter(u, aim);
 }
 
 /* The matrix a of a published tensor; NULL: the file has none. */
@@ -299,7 +301,6 @@ static int add_to_weight(struct wish *w, struct iz_model *m, int unit, int i,
                         .experts = experts};
     int first, n = tensors_of(&w->map, unit, i, &first), err = 0;
     int parts = n / experts, stem;
-    set_strength(w, &whole, first, n);
     if (n && n < experts) { /* all of them are one tensor */
         bool wanted = w->file ? w->fused != NULL
                               : is_wanted(w, whole.name) || is_part(w, first);
@@ -316,17 +317,16 @@ static int add_to_weight(struct wish *w, struct iz_model *m, int unit, int i,
             return iz_text_refuse(
                 w->err, "lora.import: its adapters of experts are of one "
                         "tensor: model.experts_per_unit must be 0");
-        return has ? add_adapter(u, &whole) : 0;
+        return has ? add_wanted(w, u, &whole, first, n) : 0;
     }
     if (w->file ? all_alike(w, first, n, experts)
                 : is_wanted(w, u->param[i].name))
-        return add_adapter(u, &whole);
+        return add_wanted(w, u, &whole, first, n);
     for (int k = first; k < first + parts && !err; k++) {
         int with = experts_with(w, k, parts, experts);
         struct aim part = part_of(&w->map, k, &whole);
-        set_strength(w, &part, k, 1);
         if (with == experts)
-            err = add_adapter(u, &part);
+            err = add_wanted(w, u, &part, k, 1);
         else if (with)
             err = iz_text_refuse(
                 w->err,
@@ -419,25 +419,27 @@ static int mark_saved(struct wish *w, struct iz_model *m, int unit, int i)
                : 0;
 }
 
-/* Patterns that match none. */
+/* Tells all patterns of a key that match none. */
 static int check_found(const struct iz_model *m, const struct patterns *p,
                        FILE *err)
 {
     const char *text;
     json_t *v;
+    int status = 0;
     json_object_foreach(p->of, text, v)
     {
         double n = json_number_value(v);
+        const char *what = strstr(p->key, "save") ? "tensor"
+                           : strstr(p->key, "pattern")
+                               ? "weight with an adapter"
+                               : "weight of a linear layer";
         if (!p->regular && !json_object_get(p->found, text))
-            return iz_rules_none(
-                m, p->key, text,
-                strstr(p->key, "save") ? "tensor" : "weight of a linear layer",
-                err);
-        if (strcmp(p->key, "lora.rank_pattern") == 0 && n != floor(n))
-            return iz_text_refuse(err, "%s: %s: %g is no rank", p->key, text,
-                                  n);
+            status = iz_rules_none(m, p->key, text, what, err);
+        else if (strcmp(p->key, "lora.rank_pattern") == 0 && n != floor(n))
+            status =
+                iz_text_refuse(err, "%s: %s: %g is no rank", p->key, text, n);
     }
-    return 0;
+    return status;
 }
 
 static int lora_apply(struct iz_model *m, struct wish *w, FILE *err)

@@ -12,7 +12,7 @@
  * layer that a pattern of lora.targets matches, or for every part of one that
  * is a tensor of its own in published models (hf; NULL: there are none).
  * Without patterns: for all that the folder of lora.import has.  -EINVAL with
- * all patterns that match none told on `err` (NULL: nothing is), or -ENOMEM. */
+ * all patterns of a key that match none told on `err` (NULL: nothing is). */
 int iz_lora_apply(struct iz_model *m, const struct iz_config *c,
                   const struct iz_hf *hf, FILE *err);
 

@@ -9,6 +9,6 @@
 
 /* Tells the model what its data are, gives it the adapters, and sets which of
  * its parameters are updated how.  Negative errno with the reason printed on
- * `err`, which may be NULL; nothing of -ENOMEM. */
+ * `err`, which may be NULL. */
 int iz_model_prepare(struct iz_model *m, const struct iz_config *c,
                      const struct iz_hf *hf, FILE *err);

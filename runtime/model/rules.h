@@ -11,7 +11,7 @@
 /* Sets weight decay and rate of every parameter, which are frozen (without a
  * rule, all but the adapters if there are any), and which of these are kept in
  * 4 bits.  -EINVAL with the reason told on `err` (NULL: nothing is), with all
- * patterns that match nothing, or -ENOMEM. */
+ * patterns that match nothing. */
 int iz_rules_apply(struct iz_model *m, const struct iz_config *c, FILE *err);
 
 /* Gives the model frozen copies of what is trained, for the reference of pairs;
@@ -44,5 +44,5 @@ struct iz_segment {
     bool by_matrix;
 };
 
-/* Segments of a unit, in order; malloc'ed, NULL: no memory. */
+/* Segments of a unit, in order; malloc'ed. */
 struct iz_segment *iz_rules_segments(const struct iz_unit *u);

@@ -60,16 +60,20 @@ static double choose_order(struct iz_config *c, const struct iz_plan_for *f)
     return s;
 }
 
-/* From one micro-batch to one of each sample, or pair, or number of slices. */
+/* Micro-batches of one sample each, or pair, or number of slices. */
+static int most_micros(const struct iz_config *c)
+{
+    int slices = c->run.slices ? c->run.slices : 1;
+    return c->micro_batch * c->grad_accum / (c->data.group * slices);
+}
+
 static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
 {
     struct iz_config open = *c, best = *c;
-    int n = c->micro_batch * c->grad_accum, least = c->data.group;
+    int most = c->cut_auto ? most_micros(c) : 1;
     double s = INFINITY;
-    if (c->run.slices)
-        least *= c->run.slices;
-    for (int micros = 1; micros <= (c->cut_auto ? n : 1); micros++) {
-        if (c->cut_auto && n % (micros * least))
+    for (int micros = 1; micros <= most; micros++) {
+        if (most % micros)
             continue;
         if (c->cut_auto)
             iz_config_cut(c, micros);
@@ -83,25 +87,28 @@ static void choose_cut(struct iz_config *c, const struct iz_plan_for *f)
     *c = best;
 }
 
-/* All rows of a sample if that fits, else so many that the step is shortest. */
+/* All rows of a sample if that fits, else so many that the step is shortest; a
+ * step that may be cut has the most micro-batches. */
 static void choose_chunk(struct iz_config *c, const struct iz_plan_for *f)
 {
-    int64_t *rows = &c->run.sequence_chunk, chosen = IZ_CHUNK_OFF;
+    struct iz_config d = *c;
+    int64_t *rows = &d.run.sequence_chunk;
     double best = INFINITY;
     if (*rows)
         return;
-    *rows = IZ_CHUNK_OFF;
-    if (agreed(f, isfinite(iz_plan_try(f, c, true).step_s)))
+    if (c->cut_auto)
+        iz_config_cut(&d, most_micros(c));
+    c->run.sequence_chunk = *rows = IZ_CHUNK_OFF;
+    if (agreed(f, isfinite(iz_plan_try(f, &d, true).step_s)))
         return;
     for (int64_t n = IZ_CHUNK_LEAST; n < f->model->tokens; n *= 2) {
         *rows = n;
-        double s = iz_plan_try(f, c, true).step_s;
+        double s = iz_plan_try(f, &d, true).step_s;
         if (!agreed(f, isfinite(s) && s * GAIN <= best))
             continue;
         best = s;
-        chosen = n;
+        c->run.sequence_chunk = n;
     }
-    *rows = chosen;
 }
 
 /* Large chunks pass fewer times over the head's weights and their gradient,
@@ -196,42 +203,4 @@ int iz_plan_complete(struct iz_plan *p, struct iz_config *c,
         return s ? s : -ECANCELED;
     iz_plan_choose(c, f);
     return make_plan(p, c, f);
-}
-
-/* ---- what other forms of the states would save ---- */
-
-#define WORTH 0.01 /* of a step: less is not told */
-
-void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
-                         FILE *out)
-{
-    static const struct {
-        enum iz_moment_type type;
-        const char *name;
-    } form[] = {{IZ_MOMENT_F32, "run.master remainder"},
-                {IZ_MOMENT_BF16, "run.state_dtype bf16"},
-                {IZ_MOMENT_FP8, "run.state_dtype fp8"}};
-    double now = iz_plan_try(f, c, true).step_s, aux = 0;
-    bool offloaded = f->target->gpu && c->zero.optimizer.home != IZ_HOME_NONE;
-    bool halves = c->dtype == IZ_BF16 && c->run.save_mode != IZ_SAVE_ASYNC;
-    for (int i = 0; offloaded && isfinite(now) && i < 3; i++) {
-        struct iz_config d = *c;
-        bool both = halves && d.run.master == IZ_MASTER_FULL;
-        if (form[i].type < c->run.state_dtype ||
-            (form[i].type == c->run.state_dtype && !both))
-            continue;
-        d.run.state_dtype = form[i].type;
-        if (halves)
-            d.run.master = IZ_MASTER_REMAINDER;
-        double saved = now - choose_ratio(&d, f);
-        if (!(saved > WORTH * now) || saved < aux + WORTH * now)
-            continue;
-        fprintf(out, "%s %.3f s less with %s%s",
-                aux > 0 ? "," : "           it would take", saved, form[i].name,
-                i > 0 && both ? " and run.master remainder" : "");
-        if (c->zero.optimizer.ratio_auto)
-            fprintf(out, " at ratio %g", d.zero.optimizer.ratio);
-        aux = saved;
-    }
-    fputs(aux > 0 ? "\n" : "", out);
 }

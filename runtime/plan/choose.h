@@ -26,8 +26,3 @@ void iz_plan_choose(struct iz_config *c, const struct iz_plan_for *f);
 int iz_plan_complete(struct iz_plan *p, struct iz_config *c,
                      const struct iz_plan_for *f, int (*rates)(void *arg),
                      void *arg);
-
-/* A line, unless rates are not known, with what a step would take less of if
- * the offloaded optimizer's states had fewer bytes.  c is what was chosen. */
-void iz_plan_print_forms(const struct iz_config *c, const struct iz_plan_for *f,
-                         FILE *out);

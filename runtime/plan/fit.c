@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether a plan fits into the memory there is, the smallest change of the
  * config with which it would, and the largest model of a shape that does: the
- * same units with more or fewer of the kind that recomputes.  See plan.h. */
+ * same units with more or fewer blocks.  See plan.h. */
 #include "runtime/plan/fit.h"
 
 #include <errno.h>
@@ -36,6 +36,12 @@ static bool must_wait(const struct iz_config *c, bool states)
             (states && c->run.state_dtype != IZ_MOMENT_F32));
 }
 
+/* Micro-batches of a sample each, or a pair. */
+static int64_t most_micros(const struct iz_config *c)
+{
+    return (int64_t)c->micro_batch * c->grad_accum / c->data.group;
+}
+
 /* Change i of all, cheapest first. */
 static struct change change_of(int i, const struct iz_plan_for *f,
                                const struct iz_config *c)
@@ -43,6 +49,8 @@ static struct change change_of(int i, const struct iz_plan_for *f,
     const struct iz_offload_config *o = &c->zero.optimizer, *p = &c->zero.param;
     const struct iz_run_config *r = &c->run;
     bool gpu = f->target->gpu, three = c->zero.stage == 3;
+    bool cudnn = r->gpu_attention == IZ_ATTENTION_CUDNN ||
+                 r->gpu_attention_backward == IZ_ATTENTION_CUDNN;
     const struct change all[CHANGES] = {
         /* planned as full, which is its last resort */
         {"run.recompute=auto", r->recompute != IZ_RECOMPUTE_FULL},
@@ -59,10 +67,11 @@ static struct change change_of(int i, const struct iz_plan_for *f,
          c->zero.hpz_partition > 1},
         {"run.cpu_products=fp32", c->dtype == IZ_BF16},
         [MICRO_BATCH] = {"train_micro_batch_size_per_gpu=",
-                         c->micro_batch > c->data.group},
+                         c->micro_batch > c->data.group &&
+                             most_micros(c) <= IZ_BATCH_MAX},
         [CHUNKS] = {"run.sequence_chunk=",
-                    f->model->knows_chunks &&
-                        IZ_CHUNK_LEAST < f->model->tokens &&
+                    f->model->knows_chunks && c->lora.dropout == 0 &&
+                        !(gpu && cudnn) && IZ_CHUNK_LEAST < f->model->tokens &&
                         (r->sequence_chunk == IZ_CHUNK_OFF ||
                          r->sequence_chunk > IZ_CHUNK_LEAST)},
         [SAVES] = {"run.save_mode=auto", must_wait(c, true)},
@@ -79,6 +88,7 @@ static struct change change_of(int i, const struct iz_plan_for *f,
         {STATES "buffer_count=2",
          o->home == IZ_HOME_NVME && o->buffer_count > 2},
         {PARAMS "device=nvme", three && c->zero.hpz_partition <= 1 &&
+                                   (!gpu || o->home != IZ_HOME_NONE) &&
                                    o->ratio >= 1 && !must_wait(c, false)},
         {PARAMS "buffer_count=2",
          p->home == IZ_HOME_NVME && p->buffer_count > 2}};
@@ -91,8 +101,8 @@ static bool apply(int i, const struct iz_plan_for *f, struct iz_config *c)
     struct change x = change_of(i, f, c);
     if (!x.may)
         return false;
-    if (i == MICRO_BATCH) { /* of a sample, or a pair */
-        iz_config_cut(c, c->micro_batch * c->grad_accum / c->data.group);
+    if (i == MICRO_BATCH) {
+        iz_config_cut(c, (int)most_micros(c));
         c->run.slices = 0;
     } else if (i == CHUNKS) { /* of the least rows; see most_rows */
         c->run.sequence_chunk = IZ_CHUNK_LEAST;
@@ -349,41 +359,35 @@ int iz_plan_fit(struct iz_plan *p, const struct iz_config *c,
 
 /* ---- the largest model ---- */
 
-/* The run of equal kinds that is longest: a model's blocks. */
-struct blocks {
-    int first, count;
-};
-
-static struct blocks find_blocks(const struct iz_model *m)
+/* Counts the units of n blocks, the model's taken in turn, and lists them
+ * unless `list` is NULL.  A block begins behind what the first unit hands over:
+ * within one that has several units they hand over more. */
+static int list_blocks(const struct iz_model *m, int n, struct iz_unit *list)
 {
-    struct blocks best = {0, 0};
-    for (int u = 0; u < m->n_units;) {
-        int end = u + 1;
-        while (end < m->n_units && m->unit[end].kind == m->unit[u].kind)
-            end++;
-        if (end - u > best.count)
-            best = (struct blocks){u, end - u};
-        u = end;
+    int count = 0;
+    for (int u = 1;; u = u + 2 < m->n_units ? u + 1 : 1) {
+        n -= m->unit[u - 1].out_elems == m->unit[0].out_elems;
+        if (n < 0)
+            return count;
+        if (list)
+            list[count] = m->unit[u];
+        count++;
     }
-    return best;
 }
 
 /* Of the model with n blocks, which borrows the parameters' lists. */
 static struct iz_trial try_blocks(const struct iz_plan_for *f,
-                                  const struct iz_config *c, struct blocks b,
-                                  int n)
+                                  const struct iz_config *c, int n)
 {
-    struct iz_model grown = *f->model;
+    const struct iz_model *m = f->model;
+    struct iz_model grown = *m;
     struct iz_plan_for of = *f;
     of.model = &grown;
-    grown.n_units += n - b.count;
+    grown.n_units = 2 + list_blocks(m, n, NULL);
     grown.unit = iz_take(grown.n_units, sizeof(*grown.unit), "units");
-    for (int u = 0; u < grown.n_units; u++) {
-        int from = u < b.first       ? u
-                   : u < b.first + n ? b.first
-                                     : u - n + b.count;
-        grown.unit[u] = f->model->unit[from];
-    }
+    grown.unit[0] = m->unit[0];
+    list_blocks(m, n, grown.unit + 1);
+    grown.unit[grown.n_units - 1] = m->unit[m->n_units - 1];
     struct iz_trial t = iz_plan_try(&of, c, false);
     free(grown.unit);
     return t;
@@ -399,13 +403,12 @@ int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                                   .rank = p->rank,
                                   .target = &target,
                                   .limit = limit};
-    struct blocks b = find_blocks(m);
     int low = 0, high = IZ_PLAN_MOST_BLOCKS + 1;
     *params = 0;
     while (high - low > 1) { /* doubled until that does not fit */
         int n = high > IZ_PLAN_MOST_BLOCKS ? (int)max64(2 * low, 1)
                                            : low + (high - low) / 2;
-        struct iz_trial t = try_blocks(&f, c, b, n);
+        struct iz_trial t = try_blocks(&f, c, n);
         *(t.within ? &low : &high) = n;
         if (t.within)
             *params = t.params;

@@ -50,7 +50,8 @@ bool iz_plan_may_split(const struct iz_config *c);
 #define IZ_RATIO_STEPS 20
 
 /* Blocks of the largest model of this shape that fits with this config, 0: not
- * one, or so many of which no more are tried; *params: its parameters. */
+ * one, or so many of which no more are tried; *params: its parameters.  The
+ * model has blocks between its first unit and its last. */
 #define IZ_PLAN_MOST_BLOCKS (1 << 12)
 int iz_plan_largest(const struct iz_plan *p, const struct iz_config *c,
                     const struct iz_model *m, const struct iz_limits *limit,

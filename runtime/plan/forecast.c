@@ -182,12 +182,16 @@ static void update_chunk(struct course *c)
 
 /* ---- parameters ---- */
 
-/* Bytes that go up before a unit's pass, and those of its shard. */
-static double shard_bytes(const struct iz_plan *p, const struct iz_plan_unit *g)
+/* Bytes of a unit's shard that come from this home or from beyond it. */
+static double shard_bytes(const struct iz_plan *p, const struct iz_plan_unit *g,
+                          enum iz_home home)
 {
-    return (double)((g->shard + g->frozen.shard) *
-                        iz_dtype_bytes(p->param_type) +
-                    4 * g->quant.words.shard);
+    int64_t size = iz_dtype_bytes(p->param_type), bytes = 0;
+    if (p->zero.param.home >= home)
+        bytes += g->shard * size;
+    if (p->zero.frozen.home >= home)
+        bytes += g->frozen.shard * size + 4 * g->quant.words.shard;
+    return (double)bytes;
 }
 
 /* A slot with unit u, and whether it holds it already; NULL: it has none. */
@@ -219,17 +223,15 @@ static double fetch(struct course *c, int u, double from, struct slot **slot)
     *slot = find_slot(c, u, &there);
     if (there)
         return from;
-    double bytes = shard_bytes(p, g), t = fmax(from, (*slot)->end_s);
-    if (p->zero.param.home == IZ_HOME_NVME)
-        t = pass(&c->io_s, &c->rate[IZ_ON_IO], bytes / 2, t);
-    if (p->zero.param.home != IZ_HOME_NONE ||
-        p->zero.frozen.home != IZ_HOME_NONE)
-        t = copy(c, IZ_ON_H2D, bytes, t);
+    double t = fmax(from, (*slot)->end_s);
+    t = pass(&c->io_s, &c->rate[IZ_ON_IO], shard_bytes(p, g, IZ_HOME_NVME) / 2,
+             t);
+    t = copy(c, IZ_ON_H2D, shard_bytes(p, g, IZ_HOME_CPU), t);
     if (p->ranks > 1)
         t = pass(
             &c->comm_s,
             &c->rate[p->zero.group < p->ranks ? IZ_RATE_GROUP : IZ_RATE_GATHER],
-            bytes * (p->zero.group - 1), t);
+            shard_bytes(p, g, IZ_HOME_NONE) * (p->zero.group - 1), t);
     (*slot)->unit = u;
     return t;
 }

@@ -273,7 +273,7 @@ static const char *gpu_cannot(const struct iz_config *c)
 {
     if (c->run.slices > 1)
         return "run.slices: slices give several CPU workers something to do; "
-               "set it to 0 or 1 on a GPU";
+               "set it to 1 on a GPU";
     if (c->zero.param.home != IZ_HOME_NONE &&
         c->zero.optimizer.home == IZ_HOME_NONE)
         return "zero_optimization.offload_param.device: the optimizer on the "

@@ -10,6 +10,7 @@
 #include "runtime/ckpt/state_hash.h"
 #include "runtime/formats/imported.h"
 #include "runtime/hf/hf.h"
+#include "runtime/plan/forecast.h"
 #include "runtime/run/state.h"
 #include "runtime/step/train.h"
 
@@ -136,7 +137,7 @@ int iz_run_finish(struct run *r)
         s = check_order(r);
     iz_metrics_summary(r->metrics, ending(r, s));
     if (iz_run_first(r))
-        iz_run_print_predicted(r, &r->e->plan);
+        iz_forecast_print(&r->e->plan, r->rate, stdout);
     if (!r->progress.stopped || s)
         return s;
     if (iz_run_first(r) && r->c.run.save)

@@ -178,6 +178,8 @@ static int find_target(struct run *r, int ranks, struct iz_target *t,
 static void print_largest(const struct run *r)
 {
     double params;
+    if (r->model->table_rows) /* it has no blocks */
+        return;
     int blocks = iz_plan_largest(&r->plan, &r->c, r->model, &r->limit, &params);
     if (blocks)
         printf("with this config %s %d blocks of this shape fit: %.2fB "
@@ -188,25 +190,11 @@ static void print_largest(const struct run *r)
         printf("with this config not one block of this shape fits\n");
 }
 
-void iz_run_print_predicted(const struct run *r, const struct iz_plan *p)
-{
-    struct iz_target t = p->target;
-    iz_forecast_print(p, r->rate, stdout);
-    iz_plan_print_forms(&r->c,
-                        &(struct iz_plan_for){.model = r->model,
-                                              .ranks = p->ranks,
-                                              .rank = p->rank,
-                                              .target = &t,
-                                              .limit = &r->limit,
-                                              .rate = r->rate},
-                        stdout);
-}
-
 void iz_run_print_plan(const struct run *r)
 {
     iz_run_remark(r, &r->plan);
     iz_plan_print(&r->plan, r->model, stdout);
-    iz_run_print_predicted(r, &r->plan);
+    iz_forecast_print(&r->plan, r->rate, stdout);
     print_share(r, stdout);
     print_largest(r);
 }
@@ -241,7 +229,8 @@ static int find_rates(void *arg)
     struct run *r = f->r;
     struct iz_target *t = f->target;
     const struct iz_config *c = &r->c;
-    bool open = c->cut_auto || c->zero.optimizer.ratio_auto;
+    bool open =
+        c->cut_auto || c->zero.optimizer.ratio_auto || !c->run.sequence_chunk;
     if (!r->o.machine && (!t->gpu || !open))
         return 0;
     if (!r->o.machine) {
@@ -285,18 +274,20 @@ static int make_plan(struct run *r)
                                      .rate = r->rate,
                                      .all = all_fit,
                                      .arg = r->coll};
-    int s = find_target(r, ranks, &t, &r->limit, &m);
-    if (!s)
-        s = iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r));
-    s = iz_run_agree(r, s, NULL);
+    int s = iz_run_agree(r, find_target(r, ranks, &t, &r->limit, &m), NULL);
     if (s)
         return s;
     t.first_workers = t.workers;
     iz_coll_broadcast(r->coll, &t.first_workers, sizeof(t.first_workers), 0,
                       "workers");
+    if (!r->c.run.slices) /* of the whole batch, before it is cut */
+        r->c.run.slices = iz_plan_slices(&r->c, t.gpu ? 1 : t.first_workers);
     s = iz_run_agree(
-        r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
-        "the plan");
+        r, iz_plan_check(&r->c, r->model, &t, ranks, iz_run_err(r)), NULL);
+    if (!s)
+        s = iz_run_agree(
+            r, iz_plan_complete(&r->plan, &r->c, &plan, find_rates, &rates),
+            "the plan");
     if (s)
         return s;
     s = fit_plan(r);

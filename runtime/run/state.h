@@ -96,8 +96,6 @@ int iz_run_start(struct run *r);
 void iz_run_remark(const struct run *r, const struct iz_plan *p);
 /* The plan and the memory it is for. */
 void iz_run_print_plan(const struct run *r);
-/* Where rates are known: what a step is predicted to take, and to save. */
-void iz_run_print_predicted(const struct run *r, const struct iz_plan *p);
 
 /* Those that were started, or that a plan is for. */
 static inline int iz_run_ranks(const struct run *r)

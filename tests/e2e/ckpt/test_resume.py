@@ -130,6 +130,15 @@ def test_a_resumed_run_keeps_what_it_began_with(ranks, key, value, first, then, 
         assert place.good(ranks, {**first, **then}).config["run"][key[4:]] != value
 
 
+def test_other_ranks_choose_their_order_of_sums(place):
+    """At stage 3 they cannot have what a single rank began with."""
+    c = {"train_batch_size": 16, **ORDER, STAGE: 1, "run.save": True}
+    one = place.good(1, c)
+    assert one.config["run"]["sum_order"] == "local_first"
+    r = place.good(2, {**c, STAGE: 3, "run.steps": 4}, ["--resume"], one.output)
+    assert r.config["run"]["sum_order"] == "ranks_first"
+
+
 # ---- signals ----
 
 # Tasks are delayed by up to 3 ms: some steps a second, on any machine.

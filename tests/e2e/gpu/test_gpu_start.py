@@ -65,6 +65,12 @@ def test_an_automatic_ratio_and_cut_are_kept(ranks, comm, param, start, place):
 
 
 @standin
+def test_rows_of_a_chunk_are_chosen_by_rates(start):
+    r = start(ROW, {"run.sequence_chunk": "auto"}, options=["--plan"], good=False)
+    assert r.rc == 0 and "predicted: a step takes" in r.out, str(r)
+
+
+@standin
 @pytest.mark.parametrize("ranks, device", [(1, "cuda"), (2, "cuda"), (3, "cpu")])
 def test_first_start_on_a_machine(ranks, device, start, tmp_path):
     """StarPU then measures the bus, which resets all GPUs; one rank does, and each
@@ -127,7 +133,7 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(start):
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"run.slices": 2}, ("run.slices",)),
+    ({"run.slices": 2}, ("run.slices", "set it to 1 on a GPU")),
     ({"zero_optimization.stage": 3,
       "zero_optimization.offload_param.device": "cpu"}, ("offload_param",)),
     ({"run.state_dtype": "bf16", "run.save_mode": "async"},

@@ -31,6 +31,12 @@ def test_cores_that_sets_share_in_part_are_refused(place):
                 "2-4,6) overlap")
 
 
+def test_a_host_of_more_processors_than_are_counted_is_refused(place):
+    r = place.launch(1, CONFIG, ["--plan"], env={
+        "HWLOC_SYNTHETIC": "core:1024 pu:4", "HWLOC_COMPONENTS": None})
+    run.refused(r, "rank 0 may use processor 2048 of this host: bind it to the first 2048")
+
+
 @pytest.mark.parametrize("first", (0, 1))
 def test_a_rank_leaves_cores_to_one_that_has_no_others(first, place):
     cores = {pathlib.Path(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list")

@@ -18,10 +18,18 @@ def moe(place):
     return place
 
 
-@pytest.mark.parametrize("dense", ([0], [0, 1], [1, 2]))
-def test_a_plan_finds_the_largest_of_mixed_blocks(dense, moe):
-    r = moe.launch(1, {"model.mlp_only_layers": dense}, ["--plan"])
-    assert r.rc == 0 and "blocks of this shape fit" in r.out, str(r)
+@pytest.mark.parametrize("per_unit", (0, 3))
+def test_a_plan_finds_the_largest_of_mixed_blocks(per_unit, moe):
+    """Every other one has experts, which may be units of their own."""
+    def said(layers, words):
+        r = moe.launch(1, {"model.width": 513, "model.moe_intermediate_size": 500,
+                           "model.experts_per_unit": per_unit, "model.layers": layers,
+                           "run.memory_limit_bytes": 10**15}, ["--plan"])
+        assert r.rc == 0, str(r)
+        return float(re.search(words, r.out)[1])
+    few, many = (said(n, r"([\d.]+)M parameters") for n in (4, 8))
+    most = said(4, r"at least 4096 blocks of this shape fit: ([\d.]+)B parameters")
+    assert most * 1000 == pytest.approx(few + (many - few) / 4 * 4092, rel=2e-3)
 
 
 def test_the_balance_is_a_choice_of_the_run(moe):

@@ -79,6 +79,14 @@ def test_a_description_that_cannot_be_written_is_refused():
     assert r.rc == 1 and "/dev/full: cannot write: No space left" in r.err, str(r)
 
 
+def test_ranks_that_only_describe_a_machine_measure_no_collectives(tmp_path):
+    r = run.call(*run.MPIRUN, "-np", 2, run.built("tools/calibrate"), "--describe",
+                 tmp_path / "m.json")
+    assert r.rc == 0, str(r)
+    assert json.loads((tmp_path / "m.json").read_text())["sources"] == {
+        "all rates": "assumptions"}
+
+
 @pytest.mark.parametrize("args, rc, words", [
     (("m.json", "/nowhere"), 1, "/nowhere: cannot be measured: No such file"),
     (("m.json", ".", "more"), 2, "usage: "), (("m.json", "--describe"), 2, "usage: ")])
@@ -197,6 +205,16 @@ def test_ranks_of_a_plan_share_this_machine(place):
     for ranks, r in ((2, said), (2, started), (6, both)):
         assert share(r.out)[0] == ranks, str(r)
         assert share(r.out)[1] * ranks == pytest.approx(free, rel=0.5)
+
+
+def test_ranks_of_a_plan_cut_a_step_as_their_run_does(place):
+    """Slices are of the whole batch."""
+    c = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "model.seq": 64,
+         "run.workers": 4, "run.slices": 0, "run.memory_limit_bytes": 2 * run.MIB}
+    said = [place.launch(ranks, c, ["--plan", *more]).out
+            for ranks, more in ((1, ["--ranks", 2]), (2, []))]
+    assert all("8 micro-batches a step, 1 at a time, 4 slices of 1 sample" in x
+               for x in said), said
 
 
 def test_ranks_of_a_plan_that_fill_this_machine_are_refused(place):

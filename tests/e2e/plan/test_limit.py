@@ -86,13 +86,18 @@ BATCH = {"train_batch_size": 12, "run.workers": 1, "run.recompute": "full"}
      "gradient_accumulation_steps=12 and run.slices=0"),
     ("gpt2", {**BATCH, "model.seq": 512, "model.width": 96, "bf16.enabled": True},
      "train_micro_batch_size_per_gpu=1 and gradient_accumulation_steps=12"),
+    ("gpt2", {"model.seq": 2048, "train_batch_size": 1, "run.workers": 1, "lora": {
+        "rank": 2, "targets": "*", "dropout": 0.1}}, None),
+    ("gpt2", {"train_batch_size": 1 << 32, "train_micro_batch_size_per_gpu": 1 << 16,
+              "gradient_accumulation_steps": 1 << 16, "run.workers": 1}, None),
     ("gpt2", ASYNC, "zero_optimization.offload_optimizer.device=nvme"),
     *(("gpt2", {**ASYNC, **more}, "run.save_mode=auto and "
        "zero_optimization.offload_optimizer.device=nvme")
       for more in ({"run.state_dtype": "bf16"}, {"run.nvme_checksum": True}))))
 def test_a_suggested_change_is_one_that_a_config_may_have(model, more, change, place, nvme):
-    """Pairs stay together, slices divide, sums of several micro-batches are fp32, and
-    saves can read what is on nvme."""
+    """Pairs stay together, slices divide, sums of several micro-batches are fp32, samples
+    with dropout stay whole, there are at most 10^6 micro-batches, and saves can read what
+    is on nvme."""
     rows.use(place, model)
     config = {**rows.BESIDE.get(model, (None, {}))[1], **more}
     r = place.launch(1, config, ["--plan"])

@@ -126,6 +126,9 @@ REFUSED = {
          "model.base_dtype: nf4", "h.0.attn.c_attn.weight", "trained"),
         *[({"lora": {"rank": 2, "targets": t}}, "lora.targets", t, "linear layer")
           for t in ("wte.weight", "*.bias", "ln_f*", "c_atn")],
+        ({"lora": {"rank": 2, "targets": "c_attn", "rank_pattern": {"c_fc": 4}}},
+         "lora.rank_pattern", "c_fc", "matches no weight with an adapter"),
+        ({"lora": {"rank": 2, "targets": "c_atn, nom"}}, "lora.targets", '"nom"'),
         ({"lora": {"rank": 2, "targets": "h.1.attn.c_atn.weight"}},
          "lora.targets", "the nearest is h.1.attn.c_attn.weight"),
         ({**MUON, "run.device": "cpu", "run.muon_products": "gpu"},

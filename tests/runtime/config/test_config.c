@@ -96,6 +96,24 @@ static void the_plan_may_cut_a_batch(void **state)
     assert_int_equal(config.micro_batch, 4);
 }
 
+/* Of 12 samples of each rank. */
+static void a_cut_is_kept_if_slices_divide_it(void **state)
+{
+    const char *path = write_text(in_folder("config.json"),
+                                  json(BATCH("36", "'auto'", "null")));
+    for (int slices = 0; slices <= 3; slices++) {
+        char set[] = "run.slices=0", *sets[] = {set};
+        set[strlen(set) - 1] += (char)slices;
+        assert_int_equal(read_file(path, sets, 1, 3), 0);
+        iz_config_keep(&config,
+                       "\ngradient_accumulation_steps 4\ntrain_batch_size 36\n"
+                       "train_micro_batch_size_per_gpu 3\nranks 3\n",
+                       3);
+        assert_int_equal(config.micro_batch, slices == 2 ? 12 : 3);
+        assert_int_equal(config.cut_auto, slices == 2);
+    }
+}
+
 static void batch_sizes_that_do_not_multiply_are_refused(void **state)
 {
     read_refused(BATCH("25", "4", "2"), NULL, 3,
@@ -175,6 +193,7 @@ int main(void)
         cmocka_unit_test(keys_have_the_values_that_they_should),
         cmocka_unit_test(auto_is_what_the_trainer_takes_and_is_told),
         cmocka_unit_test(the_plan_may_cut_a_batch),
+        cmocka_unit_test(a_cut_is_kept_if_slices_divide_it),
         cmocka_unit_test(batch_sizes_that_do_not_multiply_are_refused),
         cmocka_unit_test(overrides_win_over_the_file),
         cmocka_unit_test(faults_of_overrides_name_them),

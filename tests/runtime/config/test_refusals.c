@@ -25,6 +25,17 @@ static void all_faults_are_told_at_once(void **state)
     assert_int_equal(lines_of(said), 7);
 }
 
+/* It is blamed on no key that would follow from it. */
+static void adapters_that_cannot_be_read_are_one_fault(void **state)
+{
+    assert_int_equal(
+        read_text("{'train_batch_size': 8, 'lora': {'import': '/none', "
+                  "'targets': 'q_proj', 'export': 'adapter'}}"),
+        -EINVAL);
+    assert_said("lora.import: /none cannot be imported");
+    assert_int_equal(lines_of(said), 2); /* and the file */
+}
+
 static void bad_json_has_line_and_column(void **state)
 {
     static const char *const cases[][2] = {
@@ -64,6 +75,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_refusal_says_why),
         cmocka_unit_test(all_faults_are_told_at_once),
+        cmocka_unit_test(adapters_that_cannot_be_read_are_one_fault),
         cmocka_unit_test(bad_json_has_line_and_column),
         cmocka_unit_test(a_file_that_cannot_be_read_says_why),
         cmocka_unit_test(a_program_without_a_model_has_no_model_section),

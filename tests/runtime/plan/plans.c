@@ -70,16 +70,6 @@ int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l)
     return (int)HEARD(iz_plan_fit(plan, c, model, &l, stderr));
 }
 
-/* A machine whose host's workers move so many bytes together. */
-static void rates_of(struct iz_rate rate[IZ_RATES], const struct iz_target *t,
-                     double host_bytes_per_s)
-{
-    for (int i = 0; i < IZ_RATES; i++)
-        rate[i] = (struct iz_rate){.bytes_per_s = 50e9, .latency_s = 1e-5};
-    rate[IZ_ON_COMPUTE] = rate[IZ_RATE_SQUARES] = t->compute;
-    rate[IZ_ON_HOST].bytes_per_s = host_bytes_per_s / t->workers;
-}
-
 bool others_refuse;
 
 static bool all_say(void *arg, bool ok)
@@ -92,28 +82,16 @@ void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s)
 {
     struct iz_rate rate[IZ_RATES];
-    rates_of(rate, t, host_bytes_per_s);
+    for (int i = 0; i < IZ_RATES; i++)
+        rate[i] = (struct iz_rate){.bytes_per_s = 50e9, .latency_s = 1e-5};
+    rate[IZ_ON_COMPUTE] = rate[IZ_RATE_SQUARES] = t->compute;
+    rate[IZ_ON_HOST].bytes_per_s = host_bytes_per_s / t->workers;
     iz_plan_choose(c, &(struct iz_plan_for){.model = model,
                                             .ranks = ranks,
                                             .target = t,
                                             .limit = &l,
                                             .rate = rate,
                                             .all = all_say});
-}
-
-void offer(const struct iz_config *c, const struct iz_target *t,
-           struct iz_limits l, double host_bytes_per_s, FILE *out)
-{
-    struct iz_rate rate[IZ_RATES];
-    struct iz_target own = *t;
-    rates_of(rate, t, host_bytes_per_s);
-    iz_plan_print_forms(c,
-                        &(struct iz_plan_for){.model = model,
-                                              .ranks = 1,
-                                              .target = &own,
-                                              .limit = &l,
-                                              .rate = rate},
-                        out);
 }
 
 struct iz_limits needs(struct iz_config c, double ratio)

@@ -33,8 +33,5 @@ int fit(struct iz_plan *plan, const struct iz_config *c, struct iz_limits l);
 extern bool others_refuse;
 void choose(struct iz_config *c, int ranks, struct iz_target *t,
             struct iz_limits l, double host_bytes_per_s);
-/* iz_plan_print_forms there. */
-void offer(const struct iz_config *c, const struct iz_target *t,
-           struct iz_limits l, double host_bytes_per_s, FILE *out);
 /* Bytes of the host and of the GPU with this ratio; the plan is p. */
 struct iz_limits needs(struct iz_config c, double ratio);

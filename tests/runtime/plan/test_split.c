@@ -5,7 +5,6 @@
 #include "runtime/plan/forecast.h"
 #include "tests/runtime/plan/plans.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/int64.h"
@@ -229,23 +228,28 @@ static void a_step_is_cut_where_memory_is_short(void **state)
     assert_int_equal(open.micro_batch, 64);
 }
 
-/* What shorter states save of a step that waits for the host, and no more. */
-static void shorter_states_are_offered_where_they_save(void **state)
+/* As small as it takes, before a sample is cut, too. */
+static void a_step_is_cut_before_its_samples_are(void **state)
 {
-    struct iz_config c = offloaded(1, IZ_HOME_CPU);
-    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
-    c.micro_batch = 16;
-    for (int fast = 0; fast <= 1; fast++) {
-        char *text = NULL;
-        size_t size;
-        FILE *out = open_memstream(&text, &size);
-        offer(&c, &gpu_bf16, l, fast ? 1e14 : SLOW, out);
-        fclose(out);
-        assert_int_equal(!strstr(text, "s less with run.master remainder, "),
-                         fast);
-        assert_int_equal(!strstr(text, "with run.state_dtype fp8 and run.mas"),
-                         fast);
-        free(text);
+    struct iz_config c = offloaded(1, IZ_HOME_CPU), open;
+    struct iz_target gpu = gpu_bf16;
+    struct iz_limits l = {.host = INT64_MAX};
+    c.cpu_checkpointing = c.grad_accum_open = true;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    c.micro_batch = 64;
+    for (int samples = 64; samples >= 1; samples /= 2) {
+        open = c;
+        open.run.sequence_chunk = IZ_CHUNK_OFF;
+        iz_config_cut(&open, 64 / samples);
+        make(&p, &open, 1, &gpu);
+        l.device = iz_plan_device_bytes(&p);
+        open = c;
+        open.cut_auto = true;
+        choose(&open, 1, &gpu, l, 1e14);
+        assert_int_equal(open.run.sequence_chunk, IZ_CHUNK_OFF);
+        assert_true(open.micro_batch <= samples);
+        make(&p, &open, 1, &gpu);
+        assert_true(iz_plan_device_bytes(&p) <= l.device);
     }
 }
 
@@ -278,6 +282,33 @@ static void a_disk_of_unknown_rate_has_no_prediction(void **state)
     assert_true(iz_forecast(&p, rate).step_s == 0);
 }
 
+static void freeze(struct iz_unit *u, bool yes)
+{
+    for (int i = 0; i < u->n_params; i++)
+        u->param[i].frozen = yes;
+}
+
+/* It is read twice a step, before each pass. */
+static void a_frozen_base_on_a_disk_takes_its_time(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_rate rate[IZ_RATES];
+    double bytes = 0;
+    c.zero.param.frozen = 1 + IZ_HOME_NVME;
+    for (int i = 0; i < IZ_RATES; i++)
+        rate[i] = (struct iz_rate){.bytes_per_s = 1e12};
+    rate[IZ_ON_IO].bytes_per_s = 1e8;
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], true);
+    make(&p, &c, 1, &gpu_bf16);
+    for (int u = 1; u + 1 < model->n_units; u++) {
+        freeze(&model->unit[u], false);
+        bytes += 2 * (double)p.unit[u].frozen.shard;
+    }
+    double s = iz_forecast(&p, rate).step_s, least = bytes / 1e8 / 2;
+    assert_true(bytes > 0 && s > least && s < 2.2 * least);
+}
+
 static void what_does_not_fit_has_a_way_out(void **state)
 {
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
@@ -301,6 +332,31 @@ static void what_does_not_fit_has_a_way_out(void **state)
     assert_way(&c, l,
                WAY "device=cpu and zero_optimization.offload_optimizer."
                    "ratio=0.5 (");
+}
+
+/* The optimizer cannot stay where parameters are not, nor cuDNN's attention
+ * read chunks. */
+static void a_way_out_is_none_that_a_gpu_refuses(void **state)
+{
+    struct iz_config c = plain(3, IZ_BF16);
+    struct iz_limits l = {.host = INT64_MAX};
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    c.run.sequence_chunk = IZ_CHUNK_OFF;
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], true);
+    make(&p, &c, 1, &gpu_bf16);
+    l.device = iz_plan_device_bytes(&p) - (INT64_C(3) << 30);
+    assert_way(&c, l,
+               WAY "device=cpu and zero_optimization.offload_param.device=cpu");
+    for (int u = 1; u + 1 < model->n_units; u++)
+        freeze(&model->unit[u], false);
+    c.cpu_checkpointing = true;
+    make(&p, &c, 1, &gpu_bf16);
+    l.device = iz_plan_device_bytes(&p) - 4096;
+    assert_way(&c, l, "it fits with run.sequence_chunk=");
+    c.run.gpu_attention = IZ_ATTENTION_CUDNN;
+    assert_way(&c, l, "izar: ");
+    assert_null(strstr(said, "run.sequence_chunk="));
 }
 
 /* ---- sums that a single GPU forms before they come down ---- */
@@ -383,10 +439,12 @@ int main(void)
         cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
         cmocka_unit_test(activations_and_states_are_weighed),
         cmocka_unit_test(a_step_is_cut_where_memory_is_short),
-        cmocka_unit_test(shorter_states_are_offered_where_they_save),
+        cmocka_unit_test(a_step_is_cut_before_its_samples_are),
         cmocka_unit_test(an_automatic_ratio_is_1_where_nothing_is_shared),
         cmocka_unit_test(a_disk_of_unknown_rate_has_no_prediction),
+        cmocka_unit_test(a_frozen_base_on_a_disk_takes_its_time),
         cmocka_unit_test(what_does_not_fit_has_a_way_out),
+        cmocka_unit_test(a_way_out_is_none_that_a_gpu_refuses),
         cmocka_unit_test(sums_on_the_gpu_take_its_memory_where_they_fit),
     };
     return cmocka_run_group_tests(tests, plans_open, plans_close);
