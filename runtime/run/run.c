@@ -44,9 +44,9 @@ static int run_run_all(struct run *r)
         iz_signals_catch(r->stop);
     r->coll->phase = NULL;
     s = iz_run_train(r);
-    if (s)
-        return s;
-    return r->o.replay ? iz_replay_end(r) : iz_run_finish(r);
+    if (!r->o.replay)
+        return iz_run_finish(r, s);
+    return s ? s : iz_replay_end(r);
 }
 
 static void close_all(struct run *r)

@@ -187,5 +187,6 @@ int iz_replay_end(struct run *r);
 
 /* Writes a checkpoint while nothing else runs. */
 int iz_run_save_now(struct run *r);
-/* Last checkpoint, sample, export and summary. */
-int iz_run_finish(struct run *r);
+/* Last checkpoint, sample, export and summary; after training that ended with
+ * a status s, a save that failed, no more than the summary. */
+int iz_run_finish(struct run *r, int s);
