@@ -163,7 +163,8 @@ int iz_run_find_checkpoint(struct run *r);
 int iz_run_train(struct run *r);
 /* ---- chain.c ---- */
 
-/* What a resumed run or a replay has of the chain. */
+/* What a resumed run or a replay has of the chain: all that is in the output.
+ */
 void iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
 /* The last link of a step, or up to it; NULL: there is none. */
@@ -176,6 +177,9 @@ void iz_chain_hash(struct run *r);
 
 /* Nothing is to be written. */
 void iz_replay_settings(struct iz_run_config *c);
+/* Step of the checkpoint that tells what the steps were computed with; negative:
+ * there is no checkpoint. */
+int64_t iz_replay_whose(const struct run *r);
 /* Whether there is something to compare.  All ranks. */
 int iz_replay_open(struct run *r);
 /* Whether the step where the engine is is one of them. */
