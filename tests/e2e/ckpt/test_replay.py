@@ -78,6 +78,16 @@ def test_steps_are_computed_with_what_the_run_had_there(place):
         assert "\ndiffers: step 4: " in r.out, str(r)
 
 
+def test_what_a_run_has_left_is_not_in_its_chain(place):
+    """It ended behind its last checkpoint and was resumed with another rate."""
+    out = place.halves(1, {**ONE, "run.steps": 5, "run.save": False}, {
+        **ONE, "run.hash_interval": 3, "optimizer.params.lr": 1e-3}).output
+    assert [(x["step"], x["after"]) for x in links(out)[-2:]] == [(5, 4), (6, 4)]
+    r = replay(place, out, 1, "5:6")
+    assert r.rc == 0 and r.out == \
+        "equal: steps 6 to 6 (1 hashes, computed from step 4 on)\n", str(r)
+
+
 def test_the_commands_of_the_page_prove_a_run(place):
     out = place.good(1, ONE).output
     page = (run.ROOT / "docs/checkpoints.md").read_text().partition("## Prove")[2]
