@@ -318,6 +318,13 @@ def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_pat
     assert all(w in r.stderr for w in words), r.stderr
 
 
+def test_a_unit_of_more_elements_than_32_bits_count(simulate, tmp_path):
+    s = simulate("model.layers=2", "model.vocab=900000", "train_batch_size=1",
+                 "train_micro_batch_size_per_gpu=1", "run.device_memory_limit_bytes=0",
+                 machine=machine(tmp_path, gpu_bytes=64 * GIB))
+    assert 900000 * WIDTH > 1 << 32 and s["step_s"] > 0
+
+
 @pytest.mark.parametrize("words, status, out, err", [
     (["--resume"], 2, "", "it takes no --resume, --replay or --parameters"),
     (["--replay", "1:2"], 2, "", "it takes no --resume, --replay or --parameters"),
