@@ -177,8 +177,8 @@ void iz_chain_hash(struct run *r);
 
 /* Nothing is to be written. */
 void iz_replay_settings(struct iz_run_config *c);
-/* Step of the checkpoint that tells what the steps were computed with; negative:
- * there is no checkpoint. */
+/* Step of the checkpoint that tells what the steps were computed with;
+ * negative: there is no checkpoint. */
 int64_t iz_replay_whose(const struct run *r);
 /* Whether there is something to compare.  All ranks. */
 int iz_replay_open(struct run *r);
