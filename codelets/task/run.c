@@ -40,14 +40,9 @@ static void delay(struct iz_graph *g, struct worker *w)
 /* Memory of a buffer as StarPU knows it; tokens have none. */
 static char *registered(starpu_data_handle_t handle, void *buffer)
 {
-    switch ((int)starpu_data_get_interface_id(handle)) {
-    case STARPU_VECTOR_INTERFACE_ID:
-        return (char *)STARPU_VECTOR_GET_PTR(buffer);
-    case STARPU_VARIABLE_INTERFACE_ID:
-        return (char *)STARPU_VARIABLE_GET_PTR(buffer);
-    default:
-        return NULL;
-    }
+    bool token =
+        starpu_data_get_interface_id(handle) != STARPU_VARIABLE_INTERFACE_ID;
+    return token ? NULL : (char *)STARPU_VARIABLE_GET_PTR(buffer);
 }
 
 static void *pointer(const struct iz_graph *g, starpu_data_handle_t handle,

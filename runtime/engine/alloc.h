@@ -32,10 +32,9 @@ int iz_places_open(struct iz_engine *e);
 /* How parameters, gradients and states lie; their places come later. */
 void iz_unit_memory_open(struct iz_engine *e);
 void iz_unit_memory_close(struct iz_engine *e);
-/* The place of parameters, in memory or of one chunk in a file (p NULL): 0, or
- * -EINVAL with the reason printed. */
-int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
-                          void *p);
+/* The place of parameters, in memory or of one chunk in a file (p NULL). */
+void iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
+                           void *p);
 /* The place of an accumulator, or of its blocks' sums: has a handle for each
  * piece. */
 void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
@@ -43,16 +42,10 @@ void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,
 
 /* ---- handle.c: memory of the engine as StarPU knows it, and arrays ---- */
 
-/* The address that StarPU is given: a stand-in for memory on a GPU. */
-uintptr_t iz_handle_address(const struct iz_engine *e, const void *p);
 /* Names and places a handle for traces. */
 void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x);
-/* The same, and the engine owns the handle: until iz_alloc_close, as it does
- * those that are made below. */
-starpu_data_handle_t iz_handle_keep(struct iz_engine *e, starpu_data_handle_t h,
-                                    enum iz_datum d, int x);
 /* Registers bytes at p, which the engine's memory owns; d and x say to traces
- * what they are. */
+ * what they are.  The engine owns the handle until iz_alloc_close. */
 starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
                                     enum iz_datum d, int x);
 /* A void one, which stands for a region of a file. */

@@ -12,8 +12,8 @@ void iz_handle_name(starpu_data_handle_t h, enum iz_datum d, int x)
     starpu_data_set_coordinates(h, 2, x, (int)d);
 }
 
-starpu_data_handle_t iz_handle_keep(struct iz_engine *e, starpu_data_handle_t h,
-                                    enum iz_datum d, int x)
+static starpu_data_handle_t
+handle_keep(struct iz_engine *e, starpu_data_handle_t h, enum iz_datum d, int x)
 {
     struct iz_handles *k = &e->handles;
     k->list =
@@ -23,7 +23,8 @@ starpu_data_handle_t iz_handle_keep(struct iz_engine *e, starpu_data_handle_t h,
     return h;
 }
 
-uintptr_t iz_handle_address(const struct iz_engine *e, const void *p)
+/* The address that StarPU is given: a stand-in for memory on a GPU. */
+static uintptr_t shadow_address(const struct iz_engine *e, const void *p)
 {
     struct iz_shadow s = iz_memory_shadow(e->memory);
     const char *c = p;
@@ -36,9 +37,9 @@ starpu_data_handle_t iz_handle_open(struct iz_engine *e, void *p, int64_t bytes,
                                     enum iz_datum d, int x)
 {
     starpu_data_handle_t h;
-    starpu_variable_data_register(&h, STARPU_MAIN_RAM, iz_handle_address(e, p),
+    starpu_variable_data_register(&h, STARPU_MAIN_RAM, shadow_address(e, p),
                                   (size_t)bytes);
-    return iz_handle_keep(e, h, d, x);
+    return handle_keep(e, h, d, x);
 }
 
 starpu_data_handle_t iz_handle_token(struct iz_engine *e, enum iz_datum d,
@@ -46,7 +47,7 @@ starpu_data_handle_t iz_handle_token(struct iz_engine *e, enum iz_datum d,
 {
     starpu_data_handle_t h;
     starpu_void_data_register(&h);
-    return iz_handle_keep(e, h, d, x);
+    return handle_keep(e, h, d, x);
 }
 
 void iz_handles_close(struct iz_engine *e)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes the plan's places, one after the other, and hands each to its owner;
  * see alloc.h. */
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -81,29 +80,30 @@ static starpu_data_handle_t *owner_of(struct iz_engine *e,
 }
 
 /* p: its memory; NULL in a file, where its handle is a token. */
-static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
+static void hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
 {
     int x = iz_datum_infos[a->what].of_unit ? a->of : a->index;
     switch (a->what) {
     case IZ_DATUM_PARAM:
     case IZ_DATUM_FROZEN:
     case IZ_DATUM_QUANT:
-        return iz_unit_memory_params(e, a, p);
+        iz_unit_memory_params(e, a, p);
+        return;
     case IZ_DATUM_GRAD:
     case IZ_DATUM_BLOCK_SUMS:
         iz_unit_memory_pieces(e, a, p);
-        return 0;
+        return;
     case IZ_DATUM_COLL:
         e->coll->scratch = p;
         e->coll->scratch_bytes = a->bytes;
-        return 0;
+        return;
     case IZ_DATUM_COLL_STAGING:
     case IZ_DATUM_COLL_EXCHANGE:
         iz_coll_gpu_open(e->coll,
                          &(struct iz_coll_gpu){.nccl = e->plan.target.nccl,
                                                .buffer = p,
                                                .buffer_bytes = a->bytes});
-        return 0;
+        return;
     default:
         break;
     }
@@ -117,7 +117,6 @@ static int hand_over(struct iz_engine *e, const struct iz_place *a, void *p)
     if (h)
         *h = p ? iz_handle_open(e, p, a->bytes, a->what, x)
                : iz_handle_token(e, a->what, x);
-    return 0;
 }
 
 /* ---- files ---- */
@@ -153,8 +152,7 @@ static int open_files(struct iz_engine *e)
 int iz_places_open(struct iz_engine *e)
 {
     const struct iz_places *l = &e->plan.places;
-    int r = 0;
-    for (int i = 0; i < l->n && !r; i++) {
+    for (int i = 0; i < l->n; i++) {
         const struct iz_place *a = &l->list[i];
         enum iz_class class = iz_datum_infos[a->what].class;
         void *p = NULL;
@@ -162,7 +160,7 @@ int iz_places_open(struct iz_engine *e)
             iz_memory_note(e->memory, a->tier, class, a->bytes);
         else
             p = iz_memory_take(e->memory, a->tier, class, a->bytes);
-        r = hand_over(e, a, p);
+        hand_over(e, a, p);
     }
-    return r ? r : open_files(e);
+    return open_files(e);
 }

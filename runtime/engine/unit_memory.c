@@ -3,26 +3,28 @@
 #include "runtime/engine/alloc.h"
 
 #include <assert.h>
-#include <errno.h>
 
 #include "codelets/flat/flat.h"
 #include "runtime/plan/matrices.h"
 #include "runtime/plan/unit_sizes.h"
 
+struct child_bytes {
+    const struct iz_chunk *chunk;
+    int64_t size; /* of an element */
+};
+
 static void child_filter(void *parent, void *child,
                          struct starpu_data_filter *f, unsigned id,
                          unsigned parts)
 {
-    const struct starpu_vector_interface *v = parent;
-    struct starpu_vector_interface *w = child;
-    const struct iz_chunk *k = (const struct iz_chunk *)f->filter_arg_ptr + id;
-    size_t at = (size_t)k->param_first;
+    const struct starpu_variable_interface *v = parent;
+    struct starpu_variable_interface *w = child;
+    const struct child_bytes *c = f->filter_arg_ptr;
     *w = *v;
-    w->nx = (uint32_t)k->count;
-    w->allocsize = w->nx * v->elemsize;
+    w->elemsize = (size_t)(c->chunk[id].count * c->size);
     if (v->dev_handle) {
-        w->ptr = v->ptr + at * v->elemsize;
-        w->offset = v->offset + at * v->elemsize;
+        w->ptr += (size_t)(c->chunk[id].param_first * c->size);
+        w->offset += (size_t)(c->chunk[id].param_first * c->size);
     }
 }
 
@@ -39,9 +41,10 @@ static void register_chunks(struct iz_engine *e, struct iz_unit_memory *g,
         return;
     }
     g->child = iz_engine_take(e, n, sizeof(*g->child));
+    struct child_bytes c = {g->chunk, iz_dtype_bytes(e->plan.param_type)};
     struct starpu_data_filter f = {.filter_func = child_filter,
                                    .nchildren = (unsigned)n,
-                                   .filter_arg_ptr = g->chunk};
+                                   .filter_arg_ptr = &c};
     starpu_data_partition_plan(g->param_handle, &f, g->child);
     for (int i = 0; i < n; i++) {
         g->chunk[i].param_handle = g->child[i];
@@ -55,8 +58,8 @@ static void place_chunks(struct iz_chunks k, char *p, int64_t size)
         k.list[i].param = p + k.list[i].param_first * size;
 }
 
-int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
-                          void *p)
+void iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
+                           void *p)
 {
     struct iz_unit_memory *g = &e->unit[a->of];
     bool quant = a->what == IZ_DATUM_QUANT;
@@ -65,33 +68,22 @@ int iz_unit_memory_params(struct iz_engine *e, const struct iz_place *a,
                                                           : IZ_PART_TRAINED;
     struct iz_chunks k = iz_unit_chunks(g, part);
     int64_t size = quant ? 4 : iz_dtype_bytes(e->plan.param_type);
-    int64_t n = a->bytes / size;
     if (!p) { /* no task writes what is quantised: one token is enough */
         k.list[a->index].param_at = a->at;
         k.list[a->index].param_handle =
             quant && a->index ? k.list[0].param_handle
                               : iz_handle_token(e, a->what, a->of);
-        return 0;
-    }
-    if (n > UINT32_MAX) {
-        fprintf(stderr,
-                "izar: %s: a rank would hold %lld of its parameters, StarPU "
-                "counts to %u: use smaller units or more ranks\n",
-                e->model->unit[a->of].name, (long long)n, UINT32_MAX);
-        return -EINVAL;
+        return;
     }
     starpu_data_handle_t *h = (starpu_data_handle_t *[]){
         &g->param_handle, &g->frozen_handle, &g->quant_handle}[part];
-    starpu_vector_data_register(h, STARPU_MAIN_RAM, iz_handle_address(e, p),
-                                (uint32_t)n, (size_t)size);
-    iz_handle_keep(e, *h, a->what, a->of);
+    *h = iz_handle_open(e, p, a->bytes, a->what, a->of);
     place_chunks(k, p, size);
     if (part != IZ_PART_TRAINED)
-        return 0;
+        return;
     if (!iz_plan_frozen_apart(&e->plan))
         place_chunks(iz_unit_chunks(g, IZ_PART_FROZEN), p, size);
-    register_chunks(e, g, a->of, n);
-    return 0;
+    register_chunks(e, g, a->of, a->bytes / size);
 }
 
 void iz_unit_memory_pieces(struct iz_engine *e, const struct iz_place *a,

@@ -414,7 +414,8 @@ static int open_metrics(struct run *r)
     s = iz_run_agree(r, s, NULL);
     if (s)
         return s;
-    iz_chain_open(r);
+    if (!r->o.replay)
+        iz_chain_open(r);
     iz_metrics_line(r->metrics,
                     "{\"start\": {\"program\": \"%s\", \"open_s\": %.3f, "
                     "\"weights_s\": %.3f}}",

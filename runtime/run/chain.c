@@ -49,13 +49,20 @@ static bool holds(const struct run *r, const json_t *link)
                                             hash_of(link, "state"));
 }
 
-/* A run that began anew in the folder forgets those of the one before. */
+/* What the run has left: it went on from `step`, where it had been before. */
+static void forget_behind(struct run *r, int64_t step)
+{
+    json_t *links = r->chain.links;
+    for (size_t n = json_array_size(links); n-- > 0;)
+        if (step_of(json_array_get(links, n)) > step)
+            json_array_remove(links, n);
+}
+
 static void keep_link(void *arg, json_t *line)
 {
     struct run *r = arg;
     json_t *link = json_object_get(line, "hash");
-    if (iz_json_count_of(link, "after") == 0)
-        json_array_clear(r->chain.links);
+    forget_behind(r, iz_json_count_of(link, "after"));
     if (!r->chain.broken && !holds(r, link))
         r->chain.broken = step_of(link);
     json_array_append(r->chain.links, link);
@@ -70,6 +77,8 @@ void iz_chain_open(struct run *r)
     r->chain.links = json_array();
     if (r->o.resume)
         iz_json_lines(path, "hash", keep_link, r);
+    if (r->o.resume && !r->o.replay)
+        forget_behind(r, r->from.step);
 }
 
 void iz_chain_close(struct run *r)

@@ -113,16 +113,16 @@ static int check_order(struct run *r)
     return iz_coll_check_order(r->coll);
 }
 
-int iz_run_finish(struct run *r)
+int iz_run_finish(struct run *r, int s)
 {
-    int s = 0;
     r->coll->phase = "the end of the run";
     if (r->progress.failure) {
         report_failure(r);
         iz_metrics_summary(r->metrics, "failed");
         return -ERANGE;
     }
-    s = check_order(r);
+    if (!s)
+        s = check_order(r);
     if (!s && r->c.run.save && r->e->step > r->progress.begun &&
         r->e->step > r->progress.saved)
         s = iz_run_save_now(r);

@@ -21,8 +21,8 @@ static int find_owner(struct run *r)
     struct run_from *f = &r->from;
     char id[IZ_CKPT_ID];
     int64_t step = f->step, of;
-    if (r->o.replay && step < 0) /* a later one tells, too, what the run was */
-        step = iz_ckpt_dir_newest(r->c.run.output, INT64_MAX);
+    if (r->o.replay)
+        step = iz_replay_whose(r);
     of = step;
     if (step < 0 || iz_ckpt_whose(r->c.run.output, step, f->id, &f->identity))
         return 0; /* what is wrong with it is told when it is read */
@@ -49,6 +49,8 @@ int iz_run_find_checkpoint(struct run *r)
     /* A replay of a run's first steps may have no checkpoint before them. */
     f->step = iz_ckpt_dir_newest(r->c.run.output,
                                  r->o.replay ? r->o.from + 1 : INT64_MAX);
+    if (r->o.replay)
+        iz_chain_open(r);
     int s = here ? find_owner(r) : 0;
     if (here && f->step < 0 && !r->o.plan && !r->o.replay)
         s = iz_text_refuse(

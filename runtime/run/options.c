@@ -132,7 +132,7 @@ void iz_options_clear(struct iz_options *o)
     o->set = NULL;
 }
 
-void iz_options_help(const struct iz_program *p, const char *argv0)
+static void print_help(const struct iz_program *p, const char *argv0)
 {
     printf("%s: %s\n\n"
            "usage: %s config.json [options]\n"
@@ -163,4 +163,16 @@ void iz_options_help(const struct iz_program *p, const char *argv0)
            "2 usage.\n\nKeys of the config:\n",
            p->name, p->about, argv0, argv0);
     iz_config_doc(&p->section, false, stdout);
+}
+
+bool iz_options_told(const struct iz_options *o, const struct iz_program *p,
+                     const char *argv0)
+{
+    if (o->help)
+        print_help(p, argv0);
+    else if (o->help_markdown)
+        iz_config_doc(&p->section, true, stdout);
+    else if (o->version)
+        printf("izar %s\n", IZ_VERSION);
+    return o->help || o->help_markdown || o->version;
 }

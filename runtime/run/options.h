@@ -20,4 +20,7 @@ struct iz_options {
 /* Returns 0, or -EINVAL with the reason printed. */
 int iz_options_read(struct iz_options *o, int argc, char **argv);
 void iz_options_clear(struct iz_options *o);
-void iz_options_help(const struct iz_program *p, const char *argv0);
+/* Prints a text that they ask for in place of a run; false: they ask for none.
+ */
+bool iz_options_told(const struct iz_options *o, const struct iz_program *p,
+                     const char *argv0);

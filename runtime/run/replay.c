@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/ckpt/state_hash.h"
-#include "runtime/run/state.h"
+#include "runtime/run/identity.h"
 
 /* All that writes, and what comes after the last step. */
 void iz_replay_settings(struct iz_run_config *c)
@@ -15,6 +15,57 @@ void iz_replay_settings(struct iz_run_config *c)
     c->save_interval = c->hash_interval = 0;
     c->sample_tokens = 0;
     c->export[0] = '\0';
+}
+
+static uint64_t identity_of(const json_t *link)
+{
+    return strtoull(iz_json_text_of(link, "identity"), NULL, 16);
+}
+
+/* The run may have been resumed with other settings before them or after: then
+ * the checkpoint before them, or the newest one, has another identity. */
+int64_t iz_replay_whose(const struct run *r)
+{
+    const char *output = r->c.run.output;
+    const json_t *link = iz_chain_find(r, r->o.to, true);
+    char id[IZ_CKPT_ID], *text = NULL;
+    bool found = false;
+    int64_t step = INT64_MAX;
+    while (link && !found && (step = iz_ckpt_dir_newest(output, step)) >= 0) {
+        found = iz_ckpt_whose(output, step, id, &text) == 0 && text &&
+                iz_identity_hash(text) == identity_of(link);
+        free(text);
+        text = NULL;
+    }
+    if (found)
+        return step;
+    step = r->from.step;
+    if (step < 0)
+        step = iz_ckpt_dir_newest(output, INT64_MAX);
+    if (link && step >= 0)
+        printf("replay: no checkpoint tells what step %" PRId64
+               " was computed with: it is taken to be that of step %" PRId64
+               "\n",
+               iz_json_count_of(link, "step"), step);
+    return step;
+}
+
+/* Steps that were not all computed with the same may differ for that. */
+static void tell_resumed(const struct run *r)
+{
+    const json_t *before = NULL;
+    for (int64_t i = 0; i < iz_json_count(r->chain.links); i++) {
+        const json_t *link = json_array_get(r->chain.links, (size_t)i);
+        int64_t step = iz_json_count_of(link, "step");
+        if (step <= r->replay.begun || step > r->o.to)
+            continue;
+        if (before && identity_of(before) != identity_of(link))
+            printf("replay: between steps %" PRId64 " and %" PRId64
+                   " the run was resumed with other settings, or on another "
+                   "machine\n",
+                   iz_json_count_of(before, "step"), step);
+        before = link;
+    }
 }
 
 int iz_replay_open(struct run *r)
@@ -41,6 +92,8 @@ int iz_replay_open(struct run *r)
                               ": the run needs run.hash_interval",
                               r->c.run.output, r->o.from, r->o.to);
     r->o.to = mine[1];
+    if (iz_run_first(r))
+        tell_resumed(r);
     return 0;
 }
 

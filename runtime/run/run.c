@@ -44,9 +44,9 @@ static int run_run_all(struct run *r)
         iz_signals_catch(r->stop);
     r->coll->phase = NULL;
     s = iz_run_train(r);
-    if (s)
-        return s;
-    return r->o.replay ? iz_replay_end(r) : iz_run_finish(r);
+    if (!r->o.replay)
+        return iz_run_finish(r, s);
+    return s ? s : iz_replay_end(r);
 }
 
 static void close_all(struct run *r)
@@ -101,14 +101,7 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
                         "start ranks with mpirun -np\n");
         s = -EINVAL;
     }
-    bool text = r.o.help || r.o.help_markdown || r.o.version;
-    if (!s && r.o.help)
-        iz_options_help(p, argv[0]);
-    else if (!s && r.o.help_markdown)
-        iz_config_doc(&p->section, true, stdout);
-    else if (!s && r.o.version)
-        printf("izar %s\n", IZ_VERSION);
-    if (s || text) {
+    if (s || iz_options_told(&r.o, p, argv[0])) {
         iz_options_clear(&r.o);
         return s ? 2 : 0;
     }

@@ -161,7 +161,8 @@ int iz_run_find_checkpoint(struct run *r);
 int iz_run_train(struct run *r);
 /* ---- chain.c ---- */
 
-/* What a resumed run or a replay has of the chain. */
+/* What a resumed run or a replay has of the chain: all that is in the output.
+ */
 void iz_chain_open(struct run *r);
 void iz_chain_close(struct run *r);
 /* The last link of a step, or up to it; NULL: there is none. */
@@ -174,6 +175,9 @@ void iz_chain_hash(struct run *r);
 
 /* Nothing is to be written. */
 void iz_replay_settings(struct iz_run_config *c);
+/* Step of the checkpoint that tells what the steps were computed with;
+ * negative: there is no checkpoint. */
+int64_t iz_replay_whose(const struct run *r);
 /* Whether there is something to compare.  All ranks. */
 int iz_replay_open(struct run *r);
 /* Whether the step where the engine is is one of them. */
@@ -185,5 +189,6 @@ int iz_replay_end(struct run *r);
 
 /* Writes a checkpoint while nothing else runs. */
 int iz_run_save_now(struct run *r);
-/* Last checkpoint, sample, export and summary. */
-int iz_run_finish(struct run *r);
+/* Last checkpoint, sample, export and summary; after training that ended with
+ * a status s, a save that failed, no more than the summary. */
+int iz_run_finish(struct run *r, int s);

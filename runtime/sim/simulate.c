@@ -258,12 +258,15 @@ int iz_run(int argc, char **argv, const struct iz_program *p)
     struct simulation s = {.p = p};
     iz_environment_keep();
     int r = iz_options_read(&s.o, argc, argv);
-    if (r)
-        return 2;
-    if (s.o.help)
-        iz_options_help(p, argv[0]);
-    else
-        r = simulate_run_all(&s);
+    if (!r && (s.o.resume || s.o.parameters))
+        r = iz_text_refuse(stderr, "a simulation has no weights and no "
+                                   "checkpoints: it takes no --resume, "
+                                   "--replay or --parameters");
+    if (r || iz_options_told(&s.o, p, argv[0])) {
+        iz_options_clear(&s.o);
+        return r ? 2 : 0;
+    }
+    r = simulate_run_all(&s);
     iz_time_shares_close(&s.shares);
     iz_train_close(&s.e);
     iz_plan_clear(&s.plan);

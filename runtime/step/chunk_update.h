@@ -33,7 +33,8 @@ struct iz_chunk_update {
     bool along;       /* their updates: the last pass over matrices */
     bool whole_grads; /* those of all ranks' touched rows */
     bool still; /* masters and parameters stay as they are, and may be absent */
-    _Atomic int64_t *updated; /* NULL: a pass follows */
+    _Atomic int64_t *updated; /* NULL: a pass before has told; this
+                               * one may wait for the step's end */
 };
 
 void iz_chunk_update(struct iz_exec *x, void **buf, const void *arg);

@@ -89,13 +89,12 @@ static void submit_update(struct chunk_pass *u)
     if (a->rows.cols)
         a->in.rows = iz_task_add(&t, iz_touched_list(e, u->unit), STARPU_R);
     if (u->a.along) {
+        a->updated = NULL;
         iz_matrices_add(e, u->unit, k, u->matrices, &t);
     } else if (u->matrices) {
-        if (iz_matrices_elems(e, u->unit, k)) {
+        if (iz_matrices_elems(e, u->unit, k))
             a->in.matrix = iz_task_add(
                 &t, u->matrices->handle[iz_matrices_side(e, k)], STARPU_R);
-            a->updated = NULL;
-        }
         iz_task_add(&t, u->matrices->chunk[k - e->unit[u->unit].chunk],
                     STARPU_W);
     }

@@ -2,6 +2,7 @@
 """The chain of hashes, and steps that are computed again at another place."""
 import json
 import re
+import shutil
 
 import pytest
 
@@ -57,6 +58,34 @@ def test_a_chain_goes_on_after_a_resume_at_another_place(place):
                         {**ONE, **run.offload(2, "cpu", "none", "")})
     assert links(rest.output) == whole and len({x["chain"] for x in whole}) == 6
     assert [x["after"] for x in whole] == [0, 1, 2, 3, 4, 5]
+
+
+def test_steps_are_computed_with_what_the_run_had_there(place):
+    """Of a run whose schedule became longer when it was resumed."""
+    c = {**ONE, "run.keep_last": 9, "scheduler": {"type": "WarmupCosineLR", "params": {
+        "warmup_num_steps": 1, "total_num_steps": "auto"}}}
+    out = place.halves(1, {**c, "run.steps": 4}, {**c, "run.steps": 8}).output
+    r = replay(place, out, 1, "5:8")
+    assert r.rc == 0 and r.out == \
+        "equal: steps 5 to 8 (4 hashes, computed from step 4 on)\n", str(r)
+    run.refused(replay(place, out, 1, "3:4"), "total_num_steps: 4 in the run, 8 now")
+    for step in (2, 4):  # as run.keep_last removes them
+        shutil.rmtree(out / f"checkpoints/step-{step:08}")
+    for steps, told in (("1:8", "between steps 4 and 5 the run was resumed with other settings"),
+                        ("1:4", "no checkpoint tells what step 4 was computed with")):
+        r = replay(place, out, 1, steps)
+        assert r.rc == 1 and r.out.startswith(f"replay: {told}"), str(r)
+        assert "\ndiffers: step 4: " in r.out, str(r)
+
+
+def test_what_a_run_has_left_is_not_in_its_chain(place):
+    """It ended behind its last checkpoint and was resumed with another rate."""
+    out = place.halves(1, {**ONE, "run.steps": 5, "run.save": False}, {
+        **ONE, "run.hash_interval": 3, "optimizer.params.lr": 1e-3}).output
+    assert [(x["step"], x["after"]) for x in links(out)[-2:]] == [(5, 4), (6, 4)]
+    r = replay(place, out, 1, "5:6")
+    assert r.rc == 0 and r.out == \
+        "equal: steps 6 to 6 (1 hashes, computed from step 4 on)\n", str(r)
 
 
 def test_the_commands_of_the_page_prove_a_run(place):

@@ -83,6 +83,7 @@ def test_a_save_that_cannot_be_written_ends_the_run(place):
     assert r.rc == 1 and not run.DUMPS.search(r.out + r.err), str(r)
     assert "step-00000004.tmp" in r.err and "Not a directory" in r.err
     assert r.saved == [2] and len(r.steps) < 60
+    assert r.summary["reason"] == "not saved" and len(r.hash) == 16
 
 
 def test_a_save_that_cannot_be_renamed_leaves_nothing(place):

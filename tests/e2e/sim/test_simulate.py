@@ -318,6 +318,24 @@ def test_what_a_machine_lacks_is_refused(changes, sets, words, simulate, tmp_pat
     assert all(w in r.stderr for w in words), r.stderr
 
 
+def test_a_unit_of_more_elements_than_32_bits_count(simulate, tmp_path):
+    s = simulate("model.layers=2", "model.vocab=900000", "train_batch_size=1",
+                 "train_micro_batch_size_per_gpu=1", "run.device_memory_limit_bytes=0",
+                 machine=machine(tmp_path, gpu_bytes=64 * GIB))
+    assert 900000 * WIDTH > 1 << 32 and s["step_s"] > 0
+
+
+@pytest.mark.parametrize("words, status, out, err", [
+    (["--resume"], 2, "", "it takes no --resume, --replay or --parameters"),
+    (["--replay", "1:2"], 2, "", "it takes no --resume, --replay or --parameters"),
+    (["--parameters"], 2, "", "it takes no --resume, --replay or --parameters"),
+    (["--help-markdown"], 0, "# The config file", "")])
+def test_options_are_taken_or_refused(words, status, out, err):
+    r = subprocess.run([run.ROOT / "tools/simulate", "none.json", "--machine", V100, *words],
+                       capture_output=True, text=True, timeout=60)
+    assert r.returncode == status and r.stdout.startswith(out) and err in r.stderr, r.stderr
+
+
 def test_a_machine_without_a_gpu(simulate, tmp_path):
     s = simulate(*SMALL, machine=machine(tmp_path, name='a "desk"', **BARE))
     assert s["machine"] == 'a "desk"'

@@ -98,6 +98,18 @@ def test_directions_do_not_wait_for_updates_of_another_unit(stage, clip, place):
                     == [units[0], *want, units[-1]]), order
 
 
+def test_updates_on_disk_stay_under_the_backward(place, nvme):
+    """Of several ranks the last unit's updates wait for the end of the step: its disk is
+    not behind for that."""
+    r = place.good(2, {**CONFIG, **run.offload(2, "nvme", "none", nvme), "run.workers": 1,
+                       "gradient_clipping": 0, "run.steps": 12, "train_batch_size": 24,
+                       "run.task_log": True})
+    kinds = [[kind for kind, _ in moves(r, s)] for s in range(12)]
+    assert all(x.count("muon") == 2 * run.MODEL["layers"] for x in kinds)
+    under = [x[:x.index("clip")].count("muon") for x in kinds]
+    assert sum(under) >= 80, under  # of 108: a slow disk may be late in some
+
+
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_only_masters_pass_the_disk_twice(dtype, place, nvme):
     """Those of chunks with matrices and others; m and v, and the masters of chunks
