@@ -125,6 +125,19 @@ def test_a_signal_before_the_first_case_is_told(tmp_path):
     assert p.returncode == 1 and "stopped by SIGTERM" in text
 
 
+def test_a_checkout_is_no_pack(tmp_path):
+    """A pack of before is replaced, and what is none stays."""
+    script = tmp_path / "tools/gpu-check"
+    script.parent.mkdir()
+    for x in (script, tmp_path / "patchelf"):
+        x.write_text("#!/bin/sh\n")
+        x.chmod(0o755)
+    p = subprocess.run([run.ROOT / "tools/gpu-check", "--pack", ".", "--build", run.BUILD],
+                       cwd=tmp_path, capture_output=True, text=True, timeout=600,
+                       env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert p.returncode == 2 and "is no pack" in p.stdout and script.is_file()
+
+
 def test_a_pack_runs_alone(tmp_path):
     if not shutil.which("patchelf"):
         pytest.skip("needs patchelf")
