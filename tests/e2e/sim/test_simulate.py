@@ -520,12 +520,15 @@ def test_tune_tries_ratios(tmp_path):
 
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
     best, base = tmp_path / "best.json", config()
-    base["model"].update(layers=4, width=512, heads=8, vocab=1024)
+    base["model"].update(width=512, heads=8, vocab=1024)
     base["run"]["device_memory_limit_bytes"] = 0
-    _, (tried, front) = tune(tmp_path, base, "--try", "5", "--out", best)
+    _, (tried, front) = tune(tmp_path, base, "--try", "5", "--out", best, "--set",
+                             "model.layers=4", "--set", "run.ring=7", "--set",
+                             "data.path=other")
     assert len(tried) >= 5
     assert len(front) >= 1 and all(f in tried for f in front)
     fastest = max(float(t[0]) for t in tried)
+    assert json.loads(best.read_text())["data"]["path"] == "other"
     s = simulate_file(best)
     assert abs(s["tokens_per_s"] - fastest) <= 1, s["out"]
     for a in front:  # nothing tried is better in both
