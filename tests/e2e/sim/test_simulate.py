@@ -544,6 +544,18 @@ def test_tune_says_when_nothing_fits(tmp_path):
     assert "nothing fits" in said
 
 
+def test_tune_leaves_out_what_the_rules_refuse(tmp_path):
+    """Boundaries on the disk want cpu_checkpointing, which is varied."""
+    base = config()
+    base["model"].update(layers=2, width=512, heads=8, vocab=1024)
+    base["zero_optimization"] = {"stage": 0}
+    base["train_batch_size"] = 1
+    base["activation_checkpointing"] = {"cpu_checkpointing": True, "nvme_path": "x"}
+    assert [x[-3] for x in tune(tmp_path, base)[1][0]] == ["host"]
+    said, _ = tune(tmp_path, {**base, "pace": 1}, rc=1)
+    assert "nothing fits" in said and "pace: unknown key" in said
+
+
 def test_tune_keeps_the_batch(tmp_path):
     base = {**config(), "train_batch_size": 10}
     assert "train_batch_size: 10" in tune(tmp_path, base, "--ranks", "4", rc=1)[0]
