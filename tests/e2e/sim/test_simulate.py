@@ -509,13 +509,14 @@ def test_tune_tries_ratios(tmp_path):
     best, base = tmp_path / "best.json", config()
     base["model"].update(layers=4, width=2048, heads=16, vocab=1024)
     base["zero_optimization"]["offload_optimizer"]["ratio"] = 0.9
-    base["train_batch_size"] = base["train_micro_batch_size_per_gpu"] = 1
+    base["train_batch_size"] = 6
     base["run"]["device_memory_limit_bytes"] = 0
     _, (rows, *_) = tune(tmp_path, base, "--try", "1", "--out", best)
-    assert [x[-2] for x in rows] == ["1", "0.75", "0.5", "0.25", "0"]
+    assert [x[-2] for x in rows] == ["1", "auto", "0.75", "0.5", "0.25", "0"]
+    assert {x[2] for x in rows} == {"6"}
     zero = json.loads(best.read_text())["zero_optimization"]
     fastest = max(rows, key=lambda x: float(x[0]))
-    assert zero["offload_optimizer"]["ratio"] == float(fastest[-2]) < 1
+    assert str(zero["offload_optimizer"]["ratio"]) == fastest[-2] != "1"
 
 
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
