@@ -10,10 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 import run
+
+sys.path.insert(0, str(run.ROOT / "tools"))
+from checking import small  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
@@ -40,6 +44,20 @@ def losses(tmp_path_factory):
     status, text, _ = check(path.parent, "--call", "0", "--losses", path, "--only", SMALL)
     assert status == 0, text
     return path
+
+
+@pytest.mark.parametrize("losses, want, words", [
+    ([5.0] * 6, [5.0] * 6, "passed bound"), ([5.0] * 6, [5.0] * 5 + [5.1], "failed bound"),
+    ([5.0] * 5 + ["nan"], [5.0] * 6, "failed bound"), ([5.0] * 6, [5.0] * 2, "failed L has no"),
+    ([5.0] * 6, None, "failed L has no"), ([5.0] * 5, [5.0] * 6, "failed exit 0, 5 steps")])
+def test_losses_are_judged(losses, want, words, tmp_path):
+    (tmp_path / "gpt2-fp32").mkdir()
+    (tmp_path / "gpt2-fp32/metrics.jsonl").write_text("".join(
+        json.dumps({"step": i, "loss": x, "grad_norm": 1}) + "\n"
+        for i, x in enumerate(losses)))
+    c = types.SimpleNamespace(folder=tmp_path, o=types.SimpleNamespace(losses="L"))
+    status, _, why = small.judged(c, small.TABLE["gpt2 fp32"], 0, "", want, {})
+    assert f"{status} {why}".startswith(words)
 
 
 def tools(folder):
