@@ -500,9 +500,13 @@ def tune(folder, base, *options, rc=0):
                       for part in r.stdout.split("front:")]
 
 
-@pytest.mark.parametrize("option", ["--ranks", "--try"])
-def test_tune_wants_one_at_least(option, tmp_path):
-    assert "must be positive" in tune(tmp_path, {}, option, "0", rc=2)[0]
+@pytest.mark.parametrize("options, rc, words", [
+    (("--ranks", "0"), 2, "must be positive"), (("--try", "0"), 2, "must be positive"),
+    (("--out", "/none/best.json"), 1, "tune: /none/best.json: No such file"),
+    (("--set", "run.ring"), 1, "--set run.ring: expected key=value")])
+def test_tune_refuses_before_it_simulates(options, rc, words, tmp_path):
+    said, (rows, *_) = tune(tmp_path, config(), *options, rc=rc)
+    assert words in said and not rows
 
 
 def test_tune_tries_ratios(tmp_path):
