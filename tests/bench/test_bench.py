@@ -7,6 +7,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -14,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import harness  # noqa: E402
-from cases import kernels, scaling  # noqa: E402
+from cases import kernels, scaling, simulate  # noqa: E402
 
 
 def load(name):
@@ -118,6 +119,23 @@ def test_programs_tell_their_usage(name):
         said = out.stdout + out.stderr
         assert out.returncode == status, said
         assert said.startswith("usage: bench/" + name), said
+
+
+def test_a_simulation_that_is_further_off_is_worse(monkeypatch, tmp_path):
+    (tmp_path / "build-simgrid/models/gpt2").mkdir(parents=True)
+    monkeypatch.setattr(simulate, "ROOT", tmp_path)
+    monkeypatch.setattr(harness.Case, "call", lambda *_: "")
+    monkeypatch.setattr(harness.Case, "program", lambda *_: "")
+    monkeypatch.setattr(harness.Case, "train", lambda *_: types.SimpleNamespace(step_s=1.0))
+    reports = []
+    for seconds in (1.1, 1.4):
+        monkeypatch.setattr(simulate, "simulate", lambda *_, s=seconds: {"step_s": s})
+        case = harness.Case(harness.Bench(False, tmp_path), "simulate", "")
+        simulate.run(case)
+        reports.append(report(*case.figures))
+    said = compare.compare(*reports)
+    assert len(said) == 3 * len(simulate.RANKS)
+    assert all(x.startswith("WORSE") for x in said), said
 
 
 def test_targets_have_a_direction():
