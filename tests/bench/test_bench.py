@@ -58,6 +58,28 @@ def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides():
     assert losses == loss
 
 
+def test_a_rate_that_diverges_is_the_worst(monkeypatch, tmp_path, capsys):
+    """Also of a program that trains; the file has each run at once."""
+    def fake(case, config, **_):
+        rate, out = config["optimizer"]["params"]["lr"], tmp_path / "out"
+        report = json.loads(out.read_text())
+        assert len(report["tuning"] + report["runs"]) == len(rates)
+        rates.append(rate)
+        if rate > 2e-3 or config["run"]["seed"] == 2:
+            raise RuntimeError("izar: the loss or its gradient is not finite after step 3")
+        lines = [{"step": 6, "validation_loss": 2 - rate}, {"step": 6, "seconds": 1.0}]
+        return harness.Training(lines)
+
+    rates = []
+    monkeypatch.setattr(harness.Case, "train", fake)
+    monkeypatch.setattr(sys, "argv", ["learn", "experts", "--steps", "6", "--seeds", "1",
+                                      "--out", str(tmp_path / "out")])
+    learn.main()
+    said = capsys.readouterr().out
+    assert rates == [3e-3, 1.5e-3, 0.75e-3] * 2 + [1.5e-3] * 2
+    assert said.count("diverges") == 4 and "dense at 0.0015: inf" in said
+
+
 @pytest.mark.parametrize("old, new, better, verdict", [
     ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], "more", "better"),
     ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], "less", "WORSE"),
