@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -484,6 +485,24 @@ def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):
     longer than with parameters on the host."""
     near = simulate(*SHARED, 'zero_optimization.offload_param.device="none"')
     assert near["step_s"] < 1.1 * simulate(*SHARED)["step_s"]
+
+
+def test_first_starts_at_once_have_whole_files(tmp_path):
+    """Also after the script has changed."""
+    tool, program = tmp_path / "tools/simulate", tmp_path / "build-simgrid/models/gpt2"
+    for path in (tool, program):
+        path.parent.mkdir(parents=True)
+    shutil.copy(run.ROOT / "tools/simulate", tool)
+    program.write_text('#!/bin/sh\ntail -n 1 "$STARPU_PERF_MODEL_DIR"/bus/*.xml\n')
+    program.chmod(0o755)
+    old = tmp_path / "build-simgrid/platform"
+    (old / "bus").mkdir(parents=True)
+    for path in (old / "ready", old / "bus/izar.platform.v4.xml"):
+        path.write_text("stale")
+        os.utime(path, (1, 1))
+    starts = [subprocess.Popen([tool], stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    assert [p.communicate()[0] for p in starts] == ["</platform>\n"] * 8
+    assert [x.name for x in (tmp_path / "build-simgrid").iterdir() if x != old] == ["models"]
 
 
 # ---- tools/tune ----
