@@ -251,8 +251,8 @@ static int criteo(const char *from, const char *path)
     bool good = in || records_fault(from, strerror(errno));
     if (!good || !output_open(&o, path))
         exit(1);
-    for (ssize_t n; good && !ferror(o.f) &&
-                    (n = getline(&line, &room, in)) > 0;) {
+    for (ssize_t n;
+         good && !ferror(o.f) && (n = getline(&line, &room, in)) > 0;) {
         good = strlen(line) == (size_t)n && parse(line, record);
         snprintf(why, sizeof(why),
                  "line %lld is not a label, 13 numbers and 26 categories",
