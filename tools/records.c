@@ -210,7 +210,7 @@ static int invent(const struct kind *k, const char *path, int64_t count,
     struct output o;
     if (!output_open(&o, path))
         return 1;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && !ferror(o.f); i++) {
         k->make(record, dice_of(seed, (uint64_t)i));
         output_put(&o, record, k->bytes);
     }
@@ -251,7 +251,8 @@ static int criteo(const char *from, const char *path)
     bool good = in || records_fault(from, strerror(errno));
     if (!good || !output_open(&o, path))
         exit(1);
-    for (ssize_t n; good && (n = getline(&line, &room, in)) > 0;) {
+    for (ssize_t n;
+         good && !ferror(o.f) && (n = getline(&line, &room, in)) > 0;) {
         good = strlen(line) == (size_t)n && parse(line, record);
         snprintf(why, sizeof(why),
                  "line %lld is not a label, 13 numbers and 26 categories",
@@ -308,7 +309,7 @@ static int idx(const char *images, const char *labels, const char *path)
     if (!good || !output_open(&o, path))
         exit(1);
     unsigned char *record = iz_take((int64_t)bytes + 1, 1, "an image");
-    for (uint32_t n = 0; n < count && good; n++)
+    for (uint32_t n = 0; n < count && good && !ferror(o.f); n++)
         if (fread(record, 1, 1, label) != 1 ||
             fread(record + 1, 1, bytes, image) != bytes)
             good = records_fault(images, "or its labels end early");

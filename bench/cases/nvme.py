@@ -5,7 +5,7 @@ import os
 import pathlib
 import statistics
 
-from harness import gpt_config
+from harness import ROOT, gpt_config
 
 ABOUT = "disk tier against the disk's own O_DIRECT rate; step against the longer part"
 
@@ -64,7 +64,7 @@ def step(b, folder, rate, micro, clip, seq=256):
 
 def run(b):
     # The build folder is on a disk; /tmp may be memory.
-    folder = pathlib.Path(os.environ.get("IZ_BENCH_DISK", "build/bench-disk"))
+    folder = pathlib.Path(os.environ.get("IZ_BENCH_DISK", ROOT / "build/bench-disk"))
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     rate = rates(b, folder)

@@ -7,6 +7,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -14,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import harness  # noqa: E402
-from cases import kernels, scaling  # noqa: E402
+from cases import kernels, scaling, simulate  # noqa: E402
 
 
 def load(name):
@@ -55,6 +56,28 @@ def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides():
         best, power = learn.best_rate(losses)
     assert best == 2
     assert losses == loss
+
+
+def test_a_rate_that_diverges_is_the_worst(monkeypatch, tmp_path, capsys):
+    """Also of a program that trains; the file has each run at once."""
+    def fake(case, config, **_):
+        rate, out = config["optimizer"]["params"]["lr"], tmp_path / "out"
+        report = json.loads(out.read_text())
+        assert len(report["tuning"] + report["runs"]) == len(rates)
+        rates.append(rate)
+        if rate > 2e-3 or config["run"]["seed"] == 2:
+            raise RuntimeError("izar: the loss or its gradient is not finite after step 3")
+        lines = [{"step": 6, "validation_loss": 2 - rate}, {"step": 6, "seconds": 1.0}]
+        return harness.Training(lines)
+
+    rates = []
+    monkeypatch.setattr(harness.Case, "train", fake)
+    monkeypatch.setattr(sys, "argv", ["learn", "experts", "--steps", "6", "--seeds", "1",
+                                      "--out", str(tmp_path / "out")])
+    learn.main()
+    said = capsys.readouterr().out
+    assert rates == [3e-3, 1.5e-3, 0.75e-3] * 2 + [1.5e-3] * 2
+    assert said.count("diverges") == 4 and "dense at 0.0015: inf" in said
 
 
 @pytest.mark.parametrize("old, new, better, verdict", [
@@ -118,6 +141,23 @@ def test_programs_tell_their_usage(name):
         said = out.stdout + out.stderr
         assert out.returncode == status, said
         assert said.startswith("usage: bench/" + name), said
+
+
+def test_a_simulation_that_is_further_off_is_worse(monkeypatch, tmp_path):
+    (tmp_path / "build-simgrid/models/gpt2").mkdir(parents=True)
+    monkeypatch.setattr(simulate, "ROOT", tmp_path)
+    monkeypatch.setattr(harness.Case, "call", lambda *_: "")
+    monkeypatch.setattr(harness.Case, "program", lambda *_: "")
+    monkeypatch.setattr(harness.Case, "train", lambda *_: types.SimpleNamespace(step_s=1.0))
+    reports = []
+    for seconds in (1.1, 1.4):
+        monkeypatch.setattr(simulate, "simulate", lambda *_, s=seconds: {"step_s": s})
+        case = harness.Case(harness.Bench(False, tmp_path), "simulate", "")
+        simulate.run(case)
+        reports.append(report(*case.figures))
+    said = compare.compare(*reports)
+    assert len(said) == 3 * len(simulate.RANKS)
+    assert all(x.startswith("WORSE") for x in said), said
 
 
 def test_targets_have_a_direction():

@@ -123,8 +123,18 @@ class Run:
             self.summary = fields["summary"]
         elif isinstance(fields.get("limit"), dict):
             self.limit = fields["limit"].get("text")
+        elif "start" in fields:
+            self.summary = self.limit = None
+        elif isinstance(fields.get("resumed"), dict):
+            self.take_resumed(fields["resumed"].get("from"))
         elif isinstance(step, int) and not isinstance(step, bool):
             self.take_step(step, fields)
+
+    def take_resumed(self, step):
+        """What comes follows the checkpoint after this step."""
+        if isinstance(step, int):
+            self.go_back(step + 1)
+            self.last_step = step
 
     def take_step(self, step, fields):
         """The values of a training step, or more of one that is there."""
@@ -155,6 +165,7 @@ class Run:
         """The run was resumed: what comes now replaces what was there."""
         for old in [s for s in self.rows if s >= step]:
             del self.rows[old]
+        self.series.clear()
         self.restart = step
 
     def points(self, key):

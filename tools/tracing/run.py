@@ -28,14 +28,16 @@ def say(text):
 def prepare(out):
     """An empty folder for the trace: nothing of an earlier one may be mixed
     in."""
-    if out.exists() and any(out.iterdir()) and not (out / "raw").is_dir():
+    command = out / "raw" / "command"
+    if out.exists() and any(out.iterdir()) and not command.exists():
         raise Refused(f"{out} is not empty and holds no trace: choose another "
                       "folder")
     for name in OURS:
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    (out / "raw").mkdir(parents=True)
-    return (out / "raw").resolve()
+    command.parent.mkdir(parents=True)
+    command.touch()  # from now on it is a trace, whatever ends it
+    return command.parent.resolve()
 
 
 def environment(raw, steps):

@@ -131,3 +131,9 @@ def test_a_wrong_command_line_says_how(args, tmp_path):
 def test_an_impossible_place_is_named(tmp_path):
     r = records("shapes", tmp_path / "no" / "x", 1)
     assert r.rc == 1 and "No such file" in r.err
+
+
+def test_a_full_disk_is_told_at_once(tmp_path):
+    (tmp_path / "x.tmp").symlink_to("/dev/full")
+    r = records("shapes", tmp_path / "x", 10**12)  # of which a disk has room for few
+    assert r.rc == 1 and "x: No space left on device" in r.err

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -43,6 +44,20 @@ def losses(tmp_path_factory):
     status, text, _ = check(path.parent, "--call", "0", "--losses", path, "--only", SMALL)
     assert status == 0, text
     return path
+
+
+@pytest.mark.parametrize("losses, want, words", [
+    ([5.0] * 6, [5.0] * 6, "passed bound"), ([5.0] * 6, [5.0] * 5 + [5.1], "failed bound"),
+    ([5.0] * 5 + ["nan"], [5.0] * 6, "failed bound"), ([5.0] * 6, [5.0] * 2, "failed L has no"),
+    ([5.0] * 6, None, "failed L has no"), ([5.0] * 5, [5.0] * 6, "failed exit 0, 5 steps")])
+def test_losses_are_judged(losses, want, words, tmp_path):
+    (tmp_path / "gpt2-fp32").mkdir()
+    (tmp_path / "gpt2-fp32/metrics.jsonl").write_text("".join(
+        json.dumps({"step": i, "loss": x, "grad_norm": 1}) + "\n"
+        for i, x in enumerate(losses)))
+    c = types.SimpleNamespace(folder=tmp_path, o=types.SimpleNamespace(losses="L"))
+    status, _, why = small.judged(c, small.TABLE["gpt2 fp32"], 0, "", want, {})
+    assert f"{status} {why}".startswith(words)
 
 
 def tools(folder):
@@ -162,6 +177,19 @@ def test_a_signal_before_the_first_case_is_told(tmp_path):
     p.send_signal(signal.SIGTERM)
     text = p.communicate(timeout=300)[0]
     assert p.returncode == 1 and "stopped by SIGTERM" in text
+
+
+def test_a_checkout_is_no_pack(tmp_path):
+    """A pack of before is replaced, and what is none stays."""
+    script = tmp_path / "tools/gpu-check"
+    script.parent.mkdir()
+    for x in (script, tmp_path / "patchelf"):
+        x.write_text("#!/bin/sh\n")
+        x.chmod(0o755)
+    p = subprocess.run([run.ROOT / "tools/gpu-check", "--pack", ".", "--build", run.BUILD],
+                       cwd=tmp_path, capture_output=True, text=True, timeout=600,
+                       env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert p.returncode == 2 and "is no pack" in p.stdout and script.is_file()
 
 
 def test_a_pack_runs_alone(tmp_path):

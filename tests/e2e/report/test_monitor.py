@@ -93,6 +93,17 @@ def test_what_a_resumed_run_repeats_counts_once(resumed):
     assert "1 lines not understood" in out and "not finite: step 22" in out
 
 
+@pytest.mark.parametrize("start, words", [
+    (5, "step 5 loss 4.0000 500 tokens/s (resumed at step 6)"),
+    (3, "step 3 loss 4.0000 300 tokens/s (resumed at step 4)")])
+def test_a_resumed_run_goes_on_before_its_first_step(start, words, tmp_path):
+    text = "".join(line(s, 4.0) for s in range(1, 6)) + END + \
+        '{"start": {"program": "gpt2"}}\n' + \
+        json.dumps({"resumed": {"from": start, "changed": {}}}) + "\n"
+    out = " ".join(shown(write_run(tmp_path / "a", text)).split())
+    assert words in out and "finished" not in out and "limited" not in out
+
+
 def test_missing_fields_and_files(tmp_path):
     run = write_run(tmp_path / "b", '{"step": 1, "loss": 2}\n{"step": 2}\n[1]\n'
                     '{"step": 3, "loss": null, "lr": true}\n')

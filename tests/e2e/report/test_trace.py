@@ -235,8 +235,10 @@ def test_a_place_that_cannot_be_is_named(out, options, words, tmp_path):
     assert r.rc == 1 and words in r.err and "Traceback" not in r.err, str(r)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "mine").write_text("")
+@pytest.mark.parametrize("mine", ["mine", "raw/photo"])
+def test_a_folder_of_something_else_is_left_alone(mine, tmp_path):
+    file = tmp_path / mine
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
     r = run.call(TRACE, tmp_path, "--", "true")
-    assert r.rc == 1 and "holds no trace" in r.err
-    assert (tmp_path / "mine").exists()
+    assert r.rc == 1 and "holds no trace" in r.err and file.exists()

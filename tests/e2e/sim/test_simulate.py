@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -504,6 +505,24 @@ def test_every_worker_of_the_host_updates_what_lives_on_the_gpu(simulate):
     assert near["step_s"] < 1.1 * simulate(*SHARED)["step_s"]
 
 
+def test_first_starts_at_once_have_whole_files(tmp_path):
+    """Also after the script has changed."""
+    tool, program = tmp_path / "tools/simulate", tmp_path / "build-simgrid/models/gpt2"
+    for path in (tool, program):
+        path.parent.mkdir(parents=True)
+    shutil.copy(run.ROOT / "tools/simulate", tool)
+    program.write_text('#!/bin/sh\ntail -n 1 "$STARPU_PERF_MODEL_DIR"/bus/*.xml\n')
+    program.chmod(0o755)
+    old = tmp_path / "build-simgrid/platform"
+    (old / "bus").mkdir(parents=True)
+    for path in (old / "ready", old / "bus/izar.platform.v4.xml"):
+        path.write_text("stale")
+        os.utime(path, (1, 1))
+    starts = [subprocess.Popen([tool], stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    assert [p.communicate()[0] for p in starts] == ["</platform>\n"] * 8
+    assert [x.name for x in (tmp_path / "build-simgrid").iterdir() if x != old] == ["models"]
+
+
 # ---- tools/tune ----
 
 def tune(folder, base, *options, rc=0):
@@ -518,32 +537,40 @@ def tune(folder, base, *options, rc=0):
                       for part in r.stdout.split("front:")]
 
 
-@pytest.mark.parametrize("option", ["--ranks", "--try"])
-def test_tune_wants_one_at_least(option, tmp_path):
-    assert "must be positive" in tune(tmp_path, {}, option, "0", rc=2)[0]
+@pytest.mark.parametrize("options, rc, words", [
+    (("--ranks", "0"), 2, "must be positive"), (("--try", "0"), 2, "must be positive"),
+    (("--out", "/none/best.json"), 1, "tune: /none/best.json: No such file"),
+    (("--set", "run.ring"), 1, "--set run.ring: expected key=value")])
+def test_tune_refuses_before_it_simulates(options, rc, words, tmp_path):
+    said, (rows, *_) = tune(tmp_path, config(), *options, rc=rc)
+    assert words in said and not rows
 
 
 def test_tune_tries_ratios(tmp_path):
     best, base = tmp_path / "best.json", config()
     base["model"].update(layers=4, width=2048, heads=16, vocab=1024)
     base["zero_optimization"]["offload_optimizer"]["ratio"] = 0.9
-    base["train_batch_size"] = base["train_micro_batch_size_per_gpu"] = 1
+    base["train_batch_size"] = 6
     base["run"]["device_memory_limit_bytes"] = 0
     _, (rows, *_) = tune(tmp_path, base, "--try", "1", "--out", best)
-    assert [x[-2] for x in rows] == ["1", "0.75", "0.5", "0.25", "0"]
+    assert [x[-2] for x in rows] == ["1", "auto", "0.75", "0.5", "0.25", "0"]
+    assert {x[2] for x in rows} == {"6"}
     zero = json.loads(best.read_text())["zero_optimization"]
     fastest = max(rows, key=lambda x: float(x[0]))
-    assert zero["offload_optimizer"]["ratio"] == float(fastest[-2]) < 1
+    assert str(zero["offload_optimizer"]["ratio"]) == fastest[-2] != "1"
 
 
 def test_tune_writes_a_config_that_is_the_fastest_it_tried(tmp_path):
     best, base = tmp_path / "best.json", config()
-    base["model"].update(layers=4, width=512, heads=8, vocab=1024)
+    base["model"].update(width=512, heads=8, vocab=1024)
     base["run"]["device_memory_limit_bytes"] = 0
-    _, (tried, front) = tune(tmp_path, base, "--try", "5", "--out", best)
+    _, (tried, front) = tune(tmp_path, base, "--try", "5", "--out", best, "--set",
+                             "model.layers=4", "--set", "run.ring=7", "--set",
+                             "data.path=other")
     assert len(tried) >= 5
     assert len(front) >= 1 and all(f in tried for f in front)
     fastest = max(float(t[0]) for t in tried)
+    assert json.loads(best.read_text())["data"]["path"] == "other"
     s = simulate_file(best)
     assert abs(s["tokens_per_s"] - fastest) <= 1, s["out"]
     for a in front:  # nothing tried is better in both
@@ -557,6 +584,18 @@ def test_tune_says_when_nothing_fits(tmp_path):
     base["run"]["device_memory_limit_bytes"] = 1 << 20
     said, _ = tune(tmp_path, base, rc=1)
     assert "nothing fits" in said
+
+
+def test_tune_leaves_out_what_the_rules_refuse(tmp_path):
+    """Boundaries on the disk want cpu_checkpointing, which is varied."""
+    base = config()
+    base["model"].update(layers=2, width=512, heads=8, vocab=1024)
+    base["zero_optimization"] = {"stage": 0}
+    base["train_batch_size"] = 1
+    base["activation_checkpointing"] = {"cpu_checkpointing": True, "nvme_path": "x"}
+    assert [x[-3] for x in tune(tmp_path, base)[1][0]] == ["host"]
+    said, _ = tune(tmp_path, {**base, "pace": 1}, rc=1)
+    assert "nothing fits" in said and "pace: unknown key" in said
 
 
 def test_tune_keeps_the_batch(tmp_path):
