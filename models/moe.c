@@ -4,6 +4,8 @@
  * experts_units.h. */
 #include "models/moe.h"
 
+#include <stdlib.h>
+
 #include "models/block.h"
 #include "models/keys.h"
 #include "models/parts.h"
@@ -59,20 +61,15 @@ struct self {
     struct iz_block block;
 };
 
-/* Whether it is numbers of blocks with commas. */
+/* Whether these numbers are those of blocks. */
 static bool lists_blocks(const char *list, int layers)
 {
-    while (*list) {
-        int n = 0, block;
-        if (sscanf(list, " %d%n", &block, &n) != 1 || block < 0 ||
-            block >= layers)
+    char *end;
+    for (; *list; list += *list == ',') {
+        long block = strtol(list, &end, 10);
+        if (block < 0 || block >= layers)
             return false;
-        list += n;
-        list += strspn(list, " ");
-        if (*list == ',' && list[1])
-            list++;
-        else if (*list)
-            return false;
+        list = end + strcspn(end, ",");
     }
     return true;
 }

@@ -70,13 +70,14 @@ void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
 }
 
 void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
-                   int64_t n)
+                   int64_t n, uint64_t key, int64_t first)
 {
     float block[IZ_MOMENT_BLOCK];
     for (int64_t i = 0, k, from; i < n; i += k) {
         k = part_of_block(at + i, n - i, &from);
         iz_moment_load(block, x, at + i - from, IZ_MOMENT_BLOCK);
         memcpy(block + from, in + i, (size_t)k * sizeof(*in));
-        iz_moment_store(x, at + i - from, block, IZ_MOMENT_BLOCK, 0, 0);
+        iz_moment_store(x, at + i - from, block, IZ_MOMENT_BLOCK, key,
+                        first + i - from);
     }
 }

@@ -51,12 +51,11 @@ void iz_moment_load(float *out, const struct iz_moments *x, int64_t at,
 void iz_moment_store(const struct iz_moments *x, int64_t at, const float *in,
                      int64_t n, uint64_t key, int64_t first);
 
-/* Load and store for any at and n, without rounding.  Put takes only values
- * that the type holds exactly, such as those from get: an array can be copied
- * to another one in any pieces. */
+/* Load and store for any at and n; first and at are as far from the begin of a
+ * block.  An array can be copied to another one of its type in any pieces. */
 void iz_moment_get(float *out, const struct iz_moments *x, int64_t at,
                    int64_t n);
 void iz_moment_put(const struct iz_moments *x, int64_t at, const float *in,
-                   int64_t n);
+                   int64_t n, uint64_t key, int64_t first);
 
 IZ_C_END

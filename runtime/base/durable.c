@@ -248,10 +248,10 @@ static int open_ours(DIR **d, const char *who, const char *path,
                                      who, path, "is not ours to remove", errno);
     for (struct dirent *e; !err && (e = readdir(*d));)
         if (!is_among(e->d_name, names)) {
-            fprintf(stderr,
-                    "izar: %s: %s: not removed: %s in it is not of this "
-                    "program: move it away\n",
-                    who, path, e->d_name);
+            iz_text_refuse(stderr,
+                           "%s: %s: not removed: %s in it is not of this "
+                           "program: move it away",
+                           who, path, e->d_name);
             err = -ENOTEMPTY;
         } else if (is_directory(inner, path, e)) {
             err = iz_durable_check_directory(who, inner, names);

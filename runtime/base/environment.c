@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 64
-#define LONGEST 160
+#include "codelets/base/take.h"
+
 #define MOST_NUMBER (1 << 20) /* more than anything here can be */
 
 extern char **environ;
 
-static char kept[MOST][LONGEST];
+static char **kept;
 static int n_kept;
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(a, b);
+    return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 /* Whether a tool of ours has set it, not the user: IZ_SET names those. */
@@ -35,11 +35,17 @@ static bool ours(const char *variable)
 
 void iz_environment_keep(void)
 {
-    n_kept = 0;
-    for (char **v = environ; *v && n_kept < MOST; v++)
-        if (!strncmp(*v, "STARPU_", 7) && !ours(*v))
-            snprintf(kept[n_kept++], LONGEST, "%s", *v);
-    qsort(kept, (size_t)n_kept, LONGEST, by_name);
+    static int room;
+    while (n_kept > 0)
+        free(kept[--n_kept]);
+    for (char **v = environ; *v; v++)
+        if (!strncmp(*v, "STARPU_", 7) && !ours(*v)) {
+            kept =
+                iz_take_more(kept, n_kept, &room, sizeof(*kept), "variables");
+            kept[n_kept++] = iz_take_text(*v, (int64_t)strlen(*v));
+        }
+    if (n_kept) /* NULL is no list */
+        qsort(kept, (size_t)n_kept, sizeof(*kept), by_name);
 }
 
 void iz_environment_print(FILE *out)

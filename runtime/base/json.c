@@ -76,7 +76,7 @@ void iz_json_put(FILE *out, const char *text)
 }
 
 /* A whole file's, once more. */
-static json_t *load_odd(const char *text)
+static json_t *load_odd(const char *text, json_error_t *e)
 {
     struct iz_text t;
     FILE *out = iz_text_open(&t);
@@ -86,7 +86,7 @@ static json_t *load_odd(const char *text)
         fprintf(out, is_odd(p, n) ? "\"%.*s" TAIL : "%.*s", (int)n, p);
     }
     char *plain = iz_text_close(&t);
-    json_t *v = json_loads(plain, HOW, NULL);
+    json_t *v = json_loads(plain, HOW, e);
     free(plain);
     return v;
 }
@@ -100,7 +100,7 @@ json_t *iz_json_read(const char *path, FILE *err)
     bool pointer = text && iz_text_is_pointer(text, bytes);
     json_t *v = text ? json_loadb(text, (size_t)bytes, HOW, &e) : NULL;
     if (text && !v)
-        v = load_odd(text);
+        v = load_odd(text, &e);
     free(text);
     if (json_is_object(v))
         return v;

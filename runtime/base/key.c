@@ -187,6 +187,26 @@ static bool store_list(char *why, char *at, const struct iz_key *k,
     return true;
 }
 
+/* One integer, or what would be an array in brackets. */
+static bool store_integers(char *why, char *at, const struct iz_key *k,
+                           const json_t *v)
+{
+    struct iz_text text;
+    fputc('[', iz_text_open(&text));
+    if (json_is_string(v))
+        fputs(json_string_value(v), text.out);
+    else
+        json_dumpf(v, text.out, JSON_ENCODE_ANY);
+    fputc(']', text.out);
+    char *array = iz_text_close(&text);
+    json_t *list = json_loads(array, 0, NULL);
+    bool stored =
+        list ? store_list(why, at, k, list) : mismatch(why, "integers", v);
+    json_decref(list);
+    free(array);
+    return stored;
+}
+
 /* Of numbers that are in range. */
 static bool store_map(char *why, char *at, const struct iz_key *k,
                       const json_t *v)
@@ -209,10 +229,14 @@ static bool store_map(char *why, char *at, const struct iz_key *k,
 }
 
 /* Only shells know what ~ stands for. */
-static bool begins_at_home(char *why, const char *path)
+static bool has_bad_path(char *why, const struct iz_key *k, const char *text)
 {
-    for (; path; path = strchr(path, ',')) {
-        path += *path == ',';
+    for (const char *path = text; *text && path; path = strchr(path, ',')) {
+        path += path != text;
+        if (k->type == IZ_KEY_LIST && (!*path || *path == ',')) {
+            snprintf(why, IZ_WHY_MAX, "\"%.60s\" has an empty member", text);
+            return true;
+        }
         if (path[0] != '~' || (path[1] && path[1] != '/'))
             continue;
         snprintf(why, IZ_WHY_MAX,
@@ -232,18 +256,18 @@ static bool store_string(char *why, char *at, const struct iz_key *k,
         return json_is_object(v) ? store_map(why, at, k, v)
                                  : mismatch(why, "an object of numbers", v);
     if ((k->type == IZ_KEY_LIST || k->type == IZ_KEY_INTS) && json_is_array(v))
-        return store_list(why, at, k, v) && !begins_at_home(why, at);
+        return store_list(why, at, k, v) && !has_bad_path(why, k, at);
+    if (k->type == IZ_KEY_INTS)
+        return store_integers(why, at, k, v);
     if (!json_is_string(v))
-        return mismatch(why,
-                        k->type == IZ_KEY_LIST   ? "a string or strings"
-                        : k->type == IZ_KEY_INTS ? "integers"
-                                                 : "a string",
-                        v);
+        return mismatch(
+            why, k->type == IZ_KEY_LIST ? "a string or strings" : "a string",
+            v);
     if (n >= k->size)
         return too_long(why, k, n);
     memset(at, 0, k->size);
     memcpy(at, json_string_value(v), n);
-    return k->type == IZ_KEY_STRING || !begins_at_home(why, at);
+    return k->type == IZ_KEY_STRING || !has_bad_path(why, k, at);
 }
 
 static bool store_word(char *why, int *at, const struct iz_key *k,

@@ -92,4 +92,6 @@ void iz_text_make_printable(char *s)
     for (; *s; s++)
         if ((unsigned char)*s < 0x20 || *s == 0x7f)
             *s = '?';
+        else if (s[0] == '\xc2' && (s[1] & 0xe0) == 0x80) /* U+0080..U+009F */
+            s[0] = s[1] = '?';
 }

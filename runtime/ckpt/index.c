@@ -340,20 +340,11 @@ static int rounding_check(const struct iz_ckpt_index *x,
                        *saved ? saved : "an older program", k->rounding);
 }
 
-/* Of runs that computed experts on the host: what the next step begins with. */
-static int removed_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
-{
-    return json_object_get(x->root, "cold_experts")
-               ? index_fault(x, "of a run with "
-                                "run.cold_experts, which was removed")
-               : 0;
-}
-
 int iz_ckpt_index_check(const struct iz_ckpt_index *x, const struct iz_ckpt *k)
 {
     static int (*const checks[])(const struct iz_ckpt_index *,
                                  const struct iz_ckpt *) = {
-        removed_check, optimizer_check, rounding_check, values_check};
+        optimizer_check, rounding_check, values_check};
     int err = 0;
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]) && !err; i++)
         err = checks[i](x, k);

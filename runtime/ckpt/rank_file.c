@@ -190,10 +190,8 @@ void iz_rank_file_close(struct iz_rank_file **out)
 const struct iz_rank_range *iz_rank_file_find(const struct iz_rank_file *s,
                                               const char *name)
 {
-    for (int i = 0; i < s->n_ranges; i++)
-        if (strcmp(s->range[i].name, name) == 0)
-            return &s->range[i];
-    return NULL;
+    const struct iz_st_tensor *t = iz_st_find(&s->st, name);
+    return t ? &s->range[t - s->st.tensor] : NULL;
 }
 
 int iz_rank_file_read(const struct iz_rank_file *s,

@@ -30,17 +30,21 @@ static bool has_tensor(const struct iz_arrays *s, int i,
            strncmp(name, n->array, length) == 0 && name[length] == '/';
 }
 
-/* Words of quantised parameters are told of as a whole. */
+/* Words of quantised parameters are told of as a whole.  Arrays and names are
+ * in the order of the units. */
 static void list_tensors(struct iz_state_hash *h, struct iz_engine *e)
 {
     const struct iz_ckpt *k = &h->arrays.k;
     int64_t most = (int64_t)k->n_names * (1 + IZ_STATES_MAX) + k->n_arrays;
-    int n = 0;
+    int n = 0, unit = 0, names = 0; /* of the units before */
     h->first = iz_take(k->n_arrays + 1, sizeof(*h->first), "a hash");
     h->tensor = iz_take(most, sizeof(*h->tensor), "a hash");
     for (int i = 0; i < k->n_arrays; i++) {
         const struct iz_arrays_range *p = &h->arrays.arg[i];
-        for (int t = 0; t < k->n_names; t++)
+        for (; unit < p->unit; unit++)
+            names += e->model->unit[unit].n_params;
+        int end = names + e->model->unit[unit].n_params;
+        for (int t = names; t < end; t++)
             if (has_tensor(&h->arrays, i, &k->names[t])) {
                 h->tensor[n].name = k->names[t].name;
                 h->tensor[n++].begin =
@@ -75,20 +79,29 @@ static struct range whole_chunk(const struct iz_engine *e, int u,
     return (struct range){u, part, from, max64(end - from, 0)};
 }
 
-static bool next_range(struct sums *s, struct range *p)
+/* The chunk of a worker's last range, so many ranges behind the first one, and
+ * the first array of its unit. */
+struct place {
+    int unit, part, chunk, array;
+    int64_t before;
+};
+
+static bool next_range(struct sums *s, struct place *at, struct range *p)
 {
     int64_t i = atomic_fetch_add(&s->next, 1);
-    for (int u = 0; u < s->e->plan.n_units; u++)
-        for (int part = 0; part < IZ_PARTS; part++) {
-            struct iz_chunks k = iz_unit_chunks(&s->e->unit[u], part);
-            for (int c = 0; c < k.n; c++) {
-                *p = whole_chunk(s->e, u, part, &k.list[c]);
+    for (; at->unit < s->e->plan.n_units; at->unit++, at->part = 0)
+        for (; at->part < IZ_PARTS; at->part++, at->chunk = 0) {
+            struct iz_chunks k =
+                iz_unit_chunks(&s->e->unit[at->unit], at->part);
+            for (; at->chunk < k.n; at->chunk++) {
+                *p = whole_chunk(s->e, at->unit, at->part, &k.list[at->chunk]);
                 int64_t ranges = (p->n + RANGE_ELEMS - 1) / RANGE_ELEMS;
-                p->from += i * RANGE_ELEMS;
-                p->n = min64(p->n - i * RANGE_ELEMS, RANGE_ELEMS);
-                if (i < ranges)
+                int64_t skip = (i - at->before) * RANGE_ELEMS;
+                p->from += skip;
+                p->n = min64(p->n - skip, RANGE_ELEMS);
+                if (i - at->before < ranges)
                     return true;
-                i -= ranges;
+                at->before += ranges;
             }
         }
     return false;
@@ -116,16 +129,21 @@ static void hash_array(struct sums *s, int i, int64_t from, int64_t end,
 static void hash_ranges(void *arg, int worker, struct iz_exec *x)
 {
     struct sums *s = arg;
+    const struct iz_arrays *all = &s->h->arrays;
+    struct place at = {0};
     struct range p;
     float *buf = iz_take(RANGE_ELEMS, sizeof(*buf), "a hash");
-    while (next_range(s, &p))
-        for (int i = 0; i < s->h->arrays.k.n_arrays; i++) {
-            enum iz_array a = s->h->arrays.arg[i].array;
-            if (s->h->arrays.arg[i].unit == p.unit &&
-                iz_array_part(a) == p.part && (a < IZ_STATE || s->states))
+    while (next_range(s, &at, &p)) {
+        while (all->arg[at.array].unit < p.unit)
+            at.array++;
+        for (int i = at.array;
+             i < all->k.n_arrays && all->arg[i].unit == p.unit; i++) {
+            enum iz_array a = all->arg[i].array;
+            if (iz_array_part(a) == p.part && (a < IZ_STATE || s->states))
                 hash_array(s, i, iz_engine_array(s->e, p.unit, a, p.from),
                            iz_engine_array(s->e, p.unit, a, p.from + p.n), buf);
         }
+    }
     free(buf);
 }
 

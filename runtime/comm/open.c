@@ -188,7 +188,7 @@ static void find_local(struct iz_coll *c, MPI_Comm host)
         return;
     can = share_seats(c, host) && iz_local_try(c);
     s->can_read_local = iz_coll_all_ok(c, can != 0);
-    if (can && !s->can_read_local)
+    if (!s->can_read_local && !*s->why)
         snprintf(s->why, sizeof(s->why), "it cannot be read on another host");
 }
 

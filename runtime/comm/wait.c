@@ -25,7 +25,10 @@
  * launcher, come first. */
 enum { LOST_S = 1 };
 
-enum { PATIENCE = 12 }; /* time-outs of a wait for another host's disk */
+enum {
+    PATIENCE = 12
+}; /* time-outs of a wait for another host's disk, or for
+     that of a rank with process numbers of its own */
 
 #define SPIN_S 20e-6 /* what waking takes */
 #define LOOK_S 0.1   /* of a wait, before others are looked for */
@@ -156,11 +159,13 @@ static void tell_wait(const struct iz_coll *c, double now, double s,
 static void wait_for_disks(const struct iz_coll *c, double now, double s,
                            const char *phase)
 {
-    bool all_local = c->state->seated && c->local_size == c->size;
-    for (int r = 0; c->state->seated && r < c->size; r++)
+    bool all_seen = c->state->seated; /* whoever ends will be noticed */
+    for (int r = 0; c->state->seated && r < c->size; r++) {
         if (is_stopped(c, r))
             iz_die_stuck("%s: rank %d is stopped", phase, r);
-    if (!all_local && s > PATIENCE * c->timeout_s)
+        all_seen = all_seen && (r == c->rank || iz_coll_is_numbered(c, r));
+    }
+    if (!all_seen && s > PATIENCE * c->timeout_s)
         iz_die_stuck(
             "waited %g s for the other ranks in %s: is one dead or stopped, "
             "or its disk very slow? run.comm_timeout_s, %d times of which "

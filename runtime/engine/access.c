@@ -7,6 +7,7 @@
 
 #include "codelets/base/die.h"
 #include "codelets/base/int64.h"
+#include "codelets/base/mix.h"
 #include "codelets/base/take.h"
 #include "codelets/gpu/device.h"
 #include "runtime/comm/coll.h"
@@ -84,11 +85,11 @@ static void copy_codes(struct iz_engine *e, const struct iz_moments *code,
     iz_device_wait(e->bounce.stream);
 }
 
-/* iz_moment_get and iz_moment_put of [at, at + n) wherever the chunk is: on a
- * GPU, whole blocks around that part are copied. */
+/* iz_moment_get of [at, at + n), or iz_moment_put with this key and first,
+ * wherever the chunk is: on a GPU, whole blocks around that part are copied. */
 static void move_moments(struct iz_engine *e, enum iz_home h,
                          const struct iz_moments *x, int64_t at, float *host,
-                         int64_t n, bool put)
+                         int64_t n, bool put, uint64_t key, int64_t first)
 {
     for (int64_t i = 0, k = n; i < n; i += k) {
         struct iz_moments code = *x;
@@ -101,7 +102,7 @@ static void move_moments(struct iz_engine *e, enum iz_home h,
             copy_codes(e, &code, x, at + i - from, false);
         }
         if (put)
-            iz_moment_put(&code, from, host + i, k);
+            iz_moment_put(&code, from, host + i, k, key, first + i);
         else
             iz_moment_get(host + i, &code, from, k);
         if (put && iz_bounce_on_gpu(e, h))
@@ -249,6 +250,7 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
                        int64_t from, float *host, int64_t n, bool put)
 {
     bool coded = a >= IZ_STATE && e->plan.optimizer.moments != IZ_MOMENT_F32;
+    uint64_t key = iz_mix_text(iz_mix(e->config->run.seed), "put moments");
     for (struct iz_extent p; n > 0; from += p.n, host += p.n, n -= p.n) {
         p = iz_engine_extent(e, unit, a, from, n);
         bool halves = a == IZ_MASTER && p.states.lower;
@@ -262,7 +264,10 @@ static void move_array(struct iz_engine *e, int unit, enum iz_array a,
             struct iz_moments x =
                 iz_state_array(&p.states, chunk_bytes(e, p.chunk, what, put),
                                (int)a - IZ_STATE);
-            move_moments(e, p.home, &x, p.at, host, p.n, put);
+            move_moments(e, p.home, &x, p.at, host, p.n, put,
+                         iz_mix(key + (uint64_t)(unit * IZ_STATES_MAX + (int)a -
+                                                 IZ_STATE)),
+                         from);
         } else {
             char *at = chunk_bytes(e, p.chunk, what, put) + p.base + p.at * 4;
             iz_bounce_move(e, p.home, at, (char *)host, p.n * 4, put);

@@ -77,14 +77,14 @@ char *iz_st_header(const char *metadata, const struct iz_st_tensor *t, int n,
 
 int iz_st_fault(const struct iz_st *s, const char *fmt, ...)
 {
+    struct iz_text t;
     va_list args;
-    if (!s->err)
-        return -EINVAL;
-    fprintf(s->err, "izar: %s%s: ", s->who, s->path);
     va_start(args, fmt);
-    vfprintf(s->err, fmt, args);
+    vfprintf(iz_text_open(&t), fmt, args);
     va_end(args);
-    fputc('\n', s->err);
+    char *text = iz_text_close(&t);
+    iz_text_refuse(s->err, "%s%s: %s", s->who, s->path, text);
+    free(text);
     return -EINVAL;
 }
 

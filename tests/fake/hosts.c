@@ -1,18 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded before a program: ranks are on hosts of their own.  HOSTS has a letter
- * per rank, and ranks of one letter share a host. */
+ * per rank, and ranks of one letter share a host; MPI shares no memory on x. */
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 
-int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info,
-                        MPI_Comm *out)
+static char host(void)
 {
     const char *hosts = getenv("HOSTS");
     int rank = 0;
-    if (!hosts || type != MPI_COMM_TYPE_SHARED)
-        return PMPI_Comm_split_type(comm, type, key, info, out);
     PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    return PMPI_Comm_split(comm, rank < (int)strlen(hosts) ? hosts[rank] : 0,
-                           key, out);
+    return hosts && rank < (int)strlen(hosts) ? hosts[rank] : 0;
+}
+
+int MPI_Win_allocate_shared(MPI_Aint size, int unit, MPI_Info info,
+                            MPI_Comm comm, void *base, MPI_Win *win)
+{
+    return host() == 'x'
+               ? MPI_ERR_NO_MEM
+               : PMPI_Win_allocate_shared(size, unit, info, comm, base, win);
+}
+
+int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info,
+                        MPI_Comm *out)
+{
+    if (!getenv("HOSTS") || type != MPI_COMM_TYPE_SHARED)
+        return PMPI_Comm_split_type(comm, type, key, info, out);
+    return PMPI_Comm_split(comm, host(), key, out);
 }

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
@@ -93,6 +94,20 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
         y = now[step]
         assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)
         assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
+
+
+@pytest.mark.parametrize("dtype, error", (("bf16", 5e-4), ("fp8", 1e-2)))
+def test_states_of_fp32_are_rounded_without_bias(dtype, error, place):
+    """The next checkpoint has nearly the sums of one that stayed in fp32."""
+    still = {"optimizer.params.lr": 0, "run.save": True}
+    out = place.good(1, {**still, "run.steps": 2}).output
+    place.good(1, {**still, "run.steps": 3, "run.state_dtype": dtype}, ["--resume"], out)
+    whole = place.good(1, {**still, "run.steps": 3}).output
+    for array in "mv":
+        was, now = (sum(abs(x) for name, data in run.arrays(o, 3).items()
+                        if name.endswith(f"/{array}")
+                        for x, in struct.iter_unpack("<f", data)) for o in (whole, out))
+        assert math.isclose(now, was, rel_tol=error), array
 
 
 def test_what_is_on_disk_is_written_once_for_each_array(place, nvme):

@@ -454,6 +454,7 @@ FILES = [
     ("tokenizer.json", POINTER, [LFS]), ("model.safetensors", POINTER, [LFS]),
     ("config.json", POINTER, [LFS]),
     ("config.json", b'{"a": -Infinit}', ["line 1, invalid token near '-'"]),
+    ("config.json", b'{"a": Infinity,\n"b": }', ["line 2, unexpected token near '}'"]),
     ("generation_config.json", None, ["cannot read"]),
     ("tokenizer.json", b'{"model": {"vocab": {"a": 0, "b\\n": 256}}}', ['"b?" is 256', FAR]),
     ("tokenizer.json", b'{"added_tokens": [{"id": 400, "content": "x"}]}', ['"x" is 400']),

@@ -91,7 +91,8 @@ def test_slow_tasks_without_a_second_chain_lack_tasks(place):
 # ---- the environment ----
 
 def test_the_header_shows_the_users_variables(place):
-    env = {"STARPU_SCHED": "lws", "STARPU_PREFETCH": "0", "STARPU_NCPU": "1"}
+    env = {"STARPU_SCHED": "lws", "STARPU_PREFETCH": "0", "STARPU_NCPU": "1",
+           "STARPU_OF_NOBODY": "x" * 200}
     r = place.good(1, {"run.steps": 2, "run.scheduler": "eager",
                           "run.workers": 2}, env=env)
     head = r.out[:r.out.index("step 1/")]

@@ -71,8 +71,9 @@ REFUSED = {
     "gpt2": [
         ({"model": {"preset": "gpt2-125m"}}, "model.preset", "gpt2-124m"),
         ({"model.heads": 5}, "heads", "24", "5"),
-        ({"data.path": "a,"}, "data.path", "is empty"),
+        ({"data.path": "a,"}, "data.path", '"a,"', "empty member"),
         ({"data.path": ["a", "~/b"]}, "data.path", '"~/b"', "shell"),
+        ({"zero_optimization.offload_param.nvme_path": "/x,"}, "offload_param.nvme_path", '"/x,"', "empty member"),
         ({"run.export": "~/x"}, "run.export", '"~/x"', "shell"),
         ({"run.sample_tokens": 3}, "run.sample_tokens", "run.sample_prompt"),
         ({"run.scheduler": "fastest"}, "run.scheduler", "fastest", "lws"),

@@ -94,3 +94,9 @@ def test_memory_that_cannot_be_read(place):
     assert "ranks of one host send messages: rank 0 may not read" in auto.out
     assert "send messages" not in messages.out
     assert auto.bits == messages.bits
+
+
+def test_memory_that_another_host_does_not_share(place):
+    r = place.launch(4, {"train_batch_size": 4, "run.host_comm": "memory"}, env={
+        "LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aaxx"})
+    run.refused(r, "run.host_comm: memory: it cannot be read on another host: set auto")

@@ -188,15 +188,6 @@ static void a_foreign_run_is_told_what_differs(void **state)
     assert_int_equal(load_alone(5, 5), 0);
 }
 
-static void one_of_a_removed_key_is_refused(void **state)
-{
-    struct run r;
-    run_set(&r, small, &alone, 5);
-    r.k.optimizer = "adam\", \"cold_experts\": \"h.1";
-    assert_int_equal(save(&r.k, 5, &alone), 0);
-    assert_fails(load_alone(5, 5), -EINVAL, "run.cold_experts, which was rem");
-}
-
 static void a_missing_step_is_told(void **state)
 {
     assert_int_equal(save_alone(4, 0), 0);
@@ -319,7 +310,6 @@ int main(void)
         CASE(only_the_last_ones_are_kept),
         CASE(what_a_crash_left_is_cleared),
         CASE(a_foreign_run_is_told_what_differs),
-        CASE(one_of_a_removed_key_is_refused),
         CASE(a_missing_step_is_told),
         CASE(a_save_that_fails_on_one_rank_leaves_the_last_one),
         CASE(files_that_the_first_rank_does_not_see_are_no_checkpoint),

@@ -158,6 +158,8 @@ static const struct lie {
     {PLACE("0 2") ",'b':'0 2 " HASH "'", TWO ",'b':" TENSOR("2", "0,8"),
      "begins at byte 0 of the data, the one before ends at 8"},
     {PLACE("0 2"), "'a':[]", "has no dtype"},
+    {PLACE("0 2"), "'a\\u001b[2J':[]", "tensor a?[2J has no dtype"},
+    {PLACE("0 2"), "'a\\u009b2J':[]", "tensor a??2J has no dtype"},
 };
 
 static void each_lie_of_a_header_is_named(void **state)

@@ -38,8 +38,10 @@ stopped() {
 stopped late 'the last barrier'
 stopped late-read 'the last unit'
 stopped late-deaf 'the last barrier'
-stopped late-disk 'the other ranks in a save' 2.4 \
-    'is one dead or stopped, or its disk very slow? run.comm_timeout_s, 12 times of which this is, allows for more'
+for mode in late-disk late-apart; do
+    stopped $mode 'the other ranks in a save' 2.4 \
+        'is one dead or stopped, or its disk very slow? run.comm_timeout_s, 12 times of which this is, allows for more'
+done
 fails killed
 fails killed-read
 echo ok

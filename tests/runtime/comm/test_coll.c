@@ -4,7 +4,8 @@
  * bit by bit with a serial sum in rank order.  With an argument the last rank
  * stops ("late") or dies ("killed") before a barrier, or before an all-gather
  * ("late-read", "killed-read"); with "late-deaf" MPI_Abort never returns
- * either, and with "late-disk" the rank may wait for its disk (see late.sh). */
+ * either, and with "late-disk" the rank may wait for its disk, with
+ * "late-apart" in a container of its own (see late.sh). */
 #include "tests/runtime/fixture.h"
 
 #include <mpi.h>
@@ -393,6 +394,10 @@ static int end_late(const char *how)
     if (strcmp(how, "late-disk") == 0) {
         coll->phase = "a save";
         coll->state->seated = false; /* as if on another host */
+    }
+    if (strcmp(how, "late-apart") == 0) {
+        coll->phase = "a save";
+        coll->state->seat[coll->size - 1]->pid_space = 1; /* a container */
     }
     if (coll->rank == coll->size - 1) {
         if (strncmp(how, "killed", 6) == 0)

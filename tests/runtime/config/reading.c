@@ -19,6 +19,8 @@ static const struct iz_key toy_keys[] = {
      .doc = "Activation."},
     {AT(name), .type = IZ_KEY_STRING, .size = sizeof(toy.name),
      .fallback = "\"\"", .doc = "Name."},
+    {AT(blocks), .type = IZ_KEY_INTS, .size = sizeof(toy.blocks),
+     .fallback = "[]", .doc = "Numbers of blocks."},
     {.name = NULL},
 };
 

@@ -12,6 +12,7 @@ struct toy {
     bool bias;
     enum { TOY_GELU, TOY_RELU } act;
     char name[8];
+    char blocks[8];
 };
 
 extern struct toy toy;

@@ -354,13 +354,13 @@ static void a_file_size_limit_is_told(void **state)
 }
 
 /* As containers do with io_uring_setup; where io_uring_register fails, what a
- * ring can do is not known. */
-static bool forbid(unsigned call)
+ * ring can do is not known.  As NFS does with fallocate. */
+static bool forbid(unsigned call, unsigned err)
 {
     struct sock_filter rule[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), /* number of the call */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog filter = {N_OF(rule), rule};
@@ -373,7 +373,7 @@ enum { NOT_ALLOWED = 77 };
 static int without_io_uring(struct iz_coll *c, void *arg)
 {
     const unsigned *call = arg;
-    if (!forbid(*call))
+    if (!forbid(*call, EPERM))
         return NOT_ALLOWED;
     struct iz_nvme *f = opened(folder, MIB, false);
     assert_true(iz_nvme_without_uring(f));
@@ -391,6 +391,23 @@ static void all_comes_back_without_io_uring(void **state)
             skip();
         assert_int_equal(status, 0);
     }
+}
+
+static int without_fallocate(struct iz_coll *c, void *arg)
+{
+    if (!forbid(SYS_fallocate, EOPNOTSUPP))
+        return NOT_ALLOWED;
+    space_is_taken_and_the_name_is_gone(NULL);
+    what_is_written_comes_back(NULL);
+    return 0;
+}
+
+static void space_is_taken_without_fallocate(void **state)
+{
+    int status = on_ranks(1, without_fallocate, NULL);
+    if (status == NOT_ALLOWED)
+        skip();
+    assert_int_equal(status, 0);
 }
 
 /* ---- faults in a run ---- */
@@ -417,7 +434,7 @@ static const struct fault {
 static int move_beyond(struct iz_coll *c, void *arg)
 {
     const struct fault *how = arg;
-    if (how->direct && !forbid(SYS_io_uring_setup))
+    if (how->direct && !forbid(SYS_io_uring_setup, EPERM))
         iz_die("%s", how->words);
     struct iz_nvme *f = opened(folder, 4 * MIB, false);
     if (how->end == 0) {
@@ -507,6 +524,7 @@ int main(void)
         CASE(a_name_in_use_stays_as_it_is),
         CASE(a_file_size_limit_is_told),
         CASE(all_comes_back_without_io_uring),
+        CASE(space_is_taken_without_fallocate),
         CASE(what_the_file_does_not_take_or_give_ends_the_job),
         CASE(a_changed_byte_is_noticed_in_the_region_as_written),
     };
