@@ -79,9 +79,7 @@ static const char *const names[] = {MARK,
                                     "adapter_config.json",
                                     IZ_HF_INDEX,
                                     "*.safetensors",
-                                    IZ_IMPORTED_FILES,
-                                    IZ_IMPORTED_TEMPLATES,
-                                    IZ_IMPORTED_TEMPLATE,
+                                    IZ_IMPORTED_ALL,
                                     NULL};
 
 static int check_tmp(const char *folder)

@@ -227,7 +227,8 @@ def content(folder):
 # Files beside the weights that an export has too; the model's bytes are any.
 BESIDE = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{ }\n",
           "tokenizer.model": b"\0\1\n" * 50000, "generation_config.json": b"{}",
-          "chat_template.jinja": "{{ \N{BULLET} }}".encode(), "merges.txt": b""}
+          "chat_template.jinja": "{{ \N{BULLET} }}".encode(), "merges.txt": b"",
+          "modeling_own.py": b"# auto_map names it\n"}
 
 
 def put_beside(folder):
