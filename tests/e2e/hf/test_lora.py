@@ -244,7 +244,7 @@ LEAVE = [
     ("gpt2", {"targets": "*"}, {"model.base_dtype": "int8", "bf16.enabled": True}, 2),
     ("llama", {"targets": "q_proj,v_proj,down_proj", "alpha_pattern": {
         "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}, {}, 1),
-    ("llama", {"targets": "*gate_proj.weight,down_proj,qkv_proj"}, {}, 3),
+    ("llama", {"targets": "*gate_proj.weight,down_proj,qkv_proj", "dropout": 0.25}, {}, 3),
     ("llama", {"targets": "q_proj, up_proj", "use_dora": True}, {"model.base_dtype": "int8"}, 2),
     ("llama", {"targets": "q_proj", "modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"},
      {}, 1),
@@ -278,7 +278,8 @@ def test_adapters_leave_and_come(kind, lora, more, ranks, place):
     for n, home in (1, {}), (2, SHARDED):
         again = place.folder / f"again{n}"
         r = place.good(n, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
-                           "lora.import": str(alone), "run.export": str(again)})
+                           "lora.import": str(alone), "run.export": str(again),
+                           "lora.dropout": lora.get("dropout", 0.0)})
         assert r.losses[3] == want[3] if n == ranks else abs(r.losses[3] - want[3]) < 1e-6
         assert adapters(again) == adapters(alone)
         assert r.config["lora"]["rank"] == RANK and r.config["lora"]["alpha"] == ALPHA
