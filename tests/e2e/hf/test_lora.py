@@ -159,6 +159,10 @@ def test_a_stacked_weight_shares_its_a(place):
     assert pairs["model.layers.0.mlp.down_proj"]["lora_A"][1] == (2, 20)
     assert c["fan_in_fan_out"] is False and len(pairs) == 8
     assert (c["r"], c["lora_alpha"]) == (2, 2.0)
+    file, missing = out / "adapter_model.safetensors", f"{attn}k_proj.lora_A.weight"
+    hf.write_file(file, {k: t for k, t in hf.read_file(file).items() if missing not in k})
+    r = place.launch(1, {"lora": {"import": str(out), "targets": "*qkv*,*down*"}})
+    run.refused(r, "lora.import", missing, "missing")
 
 
 # ---- an adapter as a start ----
