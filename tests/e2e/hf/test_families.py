@@ -165,6 +165,8 @@ TRAPS = [
     ("gemma3_text", {"rope_local_base_freq": 5e5}, None,
      "rope_parameters.sliding_attention.rope_theta"),
     ("gemma3_text", {"sliding_window_pattern": 5}, None, "sliding_window_pattern"),
+    ("exaone4", {"sliding_window_pattern": 2, "layer_types": None}, None,
+     "sliding_window_pattern"),
     ("olmo", {}, one_bit, "lm_head.weight"),
     ("vaultgemma", {"tie_word_embeddings": ...}, None, None),  # not there at all
     ("olmo", {"head_dim": None}, None, None), ("qwen3", {"head_dim": None}, None, "head_dim"),
