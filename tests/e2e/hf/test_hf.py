@@ -416,6 +416,7 @@ CONFIGS = [
     ("llama", {"model_type": "deepseek_v3"}, {},
      [["model_type", "deepseek_v3", "latent attention"]]),
     ("mistral", {"model_type": ...}, {}, [["model_type is missing", "mistral"]]),
+    ("gpt2", {"model_type": ...}, {}, [["model_type is missing", "gpt2"]]),
     ("llama", {"max_position_embeddings": 15}, {}, [["context"]]),
     ("llama", {}, {"model.seq": 1024}, [["model.seq: 1024", "model.context, 64"]]),
     ("qwen3", {"head_dim": 5}, {}, [["head_dim"]])]
