@@ -27,6 +27,8 @@ static const char *foreign_of(const struct iz_llama_config *c)
         const char *key;
         bool set;
     } some[] = {
+        {"norm_eps", c->norm_eps != 1e-5},
+        {"kv_heads", c->kv_heads != c->heads},
         {"rope_theta", c->rope_theta != 500000},
         {"partial_rotary_factor", c->partial_rotary_factor != 1},
         {"rope_local_base_freq", c->rope_local_base_freq != 0},

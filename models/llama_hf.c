@@ -376,6 +376,8 @@ static const struct iz_hf_key hf_keys[] = {
         .null_is_zero = true),
     ONLY("sliding_window_pattern", "6", "gemma3_text", .write = never),
     ONLY("sliding_window_pattern", "4", "cohere2", .write = never),
+    ONLY("sliding_window_pattern", "4|\"LLLG\"|0|null", "exaone4",
+         .write = never),
     ONLY("_sliding_window_pattern", NULL, "gemma3_text"),
     OWN("no_rope_layers", "[]", "smollm3", .null_is_zero = true),
     OWN("no_rope_layer_interval", "4", "smollm3"),

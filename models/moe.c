@@ -140,9 +140,10 @@ static int family_of(const struct iz_moe_config *c)
     bool everywhere = c->decoder_sparse_step == 1 && !c->mlp_only_layers[0];
     bool qwen = c->llama.qk_norm && !c->llama.window;
     bool mixtral = !c->llama.qk_norm && everywhere && c->norm_topk_prob;
-    return c->llama.qkv_bias || !(qwen || mixtral)
+    const char *type = qwen ? "qwen3_moe" : "mixtral";
+    return c->llama.qkv_bias || !(qwen || mixtral) || foreign_of(c, type)
                ? IZ_FAMILY_AUTO
-               : iz_family_named(qwen ? "qwen3_moe" : "mixtral");
+               : iz_family_named(type);
 }
 
 static int moe_check(const struct iz_moe_config *c)
@@ -197,8 +198,6 @@ int iz_moe_open(struct iz_model **out, const void *target)
 {
     struct iz_moe_config config = *(const struct iz_moe_config *)target;
     struct iz_llama_config *c = &config.llama;
-    if (c->family == IZ_FAMILY_AUTO)
-        c->family = family_of(&config);
     if (!config.shared_expert_intermediate_size)
         config.shared_expert_intermediate_size =
             config.n_shared_experts * config.moe_intermediate_size;
@@ -207,6 +206,8 @@ int iz_moe_open(struct iz_model **out, const void *target)
         *ones[i] = *ones[i] ? *ones[i] : 1;
     if (config.routed_scaling_factor == 0)
         config.routed_scaling_factor = 1;
+    if (c->family == IZ_FAMILY_AUTO)
+        c->family = family_of(&config);
     int rc = iz_llama_complete("moe", c);
     *out = NULL;
     if (rc == 0)

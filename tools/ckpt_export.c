@@ -498,6 +498,8 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
              iz_json_text_of(json_object_get(config, "model"), "import"));
     snprintf(run.run.output, sizeof(run.run.output), "%s", o->dir);
     run.dtype = run_dtype(config);
+    run.lora.dropout = json_number_value(
+        json_object_get(json_object_get(config, "lora"), "dropout"));
     if (!err)
         err = iz_adapter_check_trained(m);
     if (!err)

@@ -18,8 +18,7 @@
 #define PATH (IZ_PATH_MAX + 64)
 
 static const char *const files[] = {IZ_IMPORTED_FILES, NULL};
-static const char *const ours[] = {IZ_IMPORTED_FILES, IZ_IMPORTED_TEMPLATES,
-                                   IZ_IMPORTED_TEMPLATE, NULL};
+static const char *const ours[] = {IZ_IMPORTED_ALL, NULL};
 
 /* A link that leads nowhere, too: it is refused when it is read. */
 static bool has(const char *folder, const char *name)
@@ -30,22 +29,21 @@ static bool has(const char *folder, const char *name)
     return lstat(path, &st) == 0;
 }
 
-/* Those that a chat may have beside its own, if there are some. */
-static int copy_templates(const char *who, const char *to, const char *from)
+/* The files of a folder, if there is one, whose names are such. */
+static int copy_such(const char *who, const char *to, const char *from,
+                     const char *name)
 {
-    char a[PATH + 320], b[PATH + 320], in[PATH + 64], out[PATH + 64];
-    snprintf(in, sizeof(in), "%s/" IZ_IMPORTED_TEMPLATES, from);
-    snprintf(out, sizeof(out), "%s/" IZ_IMPORTED_TEMPLATES, to);
-    DIR *d = opendir(in);
-    int err = d ? iz_durable_make_directories(who, out) : 0;
+    char a[PATH + 320], b[PATH + 320];
+    DIR *d = opendir(from);
+    int err = d ? iz_durable_make_directories(who, to) : 0;
     for (struct dirent *e; d && !err && (e = readdir(d));) {
-        snprintf(a, sizeof(a), "%s/%s", in, e->d_name);
-        snprintf(b, sizeof(b), "%s/%s", out, e->d_name);
-        if (!fnmatch(IZ_IMPORTED_TEMPLATE, e->d_name, FNM_PERIOD))
+        snprintf(a, sizeof(a), "%s/%s", from, e->d_name);
+        snprintf(b, sizeof(b), "%s/%s", to, e->d_name);
+        if (!fnmatch(name, e->d_name, FNM_PERIOD))
             err = iz_durable_copy(who, b, a);
     }
     if (d && !err)
-        err = iz_durable_sync_directory(who, out);
+        err = iz_durable_sync_directory(who, to);
     if (d)
         closedir(d);
     return err;
@@ -62,7 +60,11 @@ static int copy(const char *who, const char *to, const char *from,
         if (strcmp(*name, IZ_PUBLISHED_CONFIG) == 0 || has(from, *name))
             err = iz_durable_copy(who, b, a);
     }
-    return err ? err : copy_templates(who, to, from);
+    if (!err)
+        err = copy_such(who, to, from, IZ_IMPORTED_CODE);
+    snprintf(a, sizeof(a), "%s/" IZ_IMPORTED_TEMPLATES, from);
+    snprintf(b, sizeof(b), "%s/" IZ_IMPORTED_TEMPLATES, to);
+    return err ? err : copy_such(who, b, a, IZ_IMPORTED_TEMPLATE);
 }
 
 int iz_imported_copy(const char *who, const char *to, const char *from)

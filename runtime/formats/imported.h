@@ -15,6 +15,11 @@
 /* And a folder of such files. */
 #define IZ_IMPORTED_TEMPLATES "additional_chat_templates"
 #define IZ_IMPORTED_TEMPLATE "*.jinja"
+/* What "auto_map" in a config names. */
+#define IZ_IMPORTED_CODE "*.py"
+#define IZ_IMPORTED_ALL                                                        \
+    IZ_IMPORTED_FILES, IZ_IMPORTED_TEMPLATES, IZ_IMPORTED_TEMPLATE,            \
+        IZ_IMPORTED_CODE
 
 /* Copies the folder's files into the run's output.  An export takes them from
  * there, so the folder may be gone by then.  A resumed run keeps existing

@@ -19,6 +19,7 @@ struct iz_hf_tensor {
     int64_t times;   /* it is [times, rows / times, cols], each of these
                       * transposed or not; 0: it is not */
     bool tied;       /* a second name; see struct iz_hf_name */
+    bool needed;     /* though it is one */
     bool first;      /* the first rows of a tensor that may have more */
     bool grows;      /* a tensor may have fewer rows: see read.c */
     /* [rows / experts, cols experts], where columns of all experts take turns;

@@ -280,8 +280,6 @@ static const struct iz_hf_type *read_type(struct reader *r,
     const struct iz_hf_type *t = hf->types;
     char known[1024], lacks[256];
     size_t n = 0;
-    if (!v && !t[1].name)
-        return t;
     for (; t->name && (!name || strcmp(t->name, name) != 0); t++)
         if (n < sizeof(known))
             n += (size_t)snprintf(known + n, sizeof(known) - n, "%s\"%s\"",

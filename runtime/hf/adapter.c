@@ -322,12 +322,13 @@ int iz_adapter_check_trained(const struct iz_model *m)
 static const struct iz_hf_name no_names[] = {{0}};
 static const struct iz_hf no_hf = {.names = no_names};
 
-/* One of a stacked weight lies as several tensors with the same a. */
+/* One of a stacked weight lies as several tensors with the same a, which are
+ * all there. */
 static void tie_same(struct iz_hf_map *map, int n, int step)
 {
     for (int i = 0; i < n; i += step)
         for (int k = 0; k < i && !map->tensor[i].tied; k += step)
-            map->tensor[i].tied =
+            map->tensor[i].tied = map->tensor[i].needed =
                 map->tensor[k].unit == map->tensor[i].unit &&
                 map->tensor[k].param == map->tensor[i].param &&
                 map->tensor[k].row == map->tensor[i].row;

@@ -231,7 +231,7 @@ static int compare(struct iz_hf_reader *r)
             faults += check_entry(r, &r->map.tensor[i],
                                   r->entry[i].tensor[IZ_CODED_CODES]);
             faults += r->bits4 ? check_left_out(r, i) : 0;
-        } else if (!r->map.tensor[i].tied) {
+        } else if (!r->map.tensor[i].tied || r->map.tensor[i].needed) {
             tell(r, r->map.tensor[i].name, "is missing");
             faults++;
         }

@@ -75,14 +75,9 @@ bool iz_hf_is_empty(const char *path)
  * folder of that name without it is somebody's. */
 #define MARK "izar-unfinished"
 
-static const char *const names[] = {MARK,
-                                    "adapter_config.json",
-                                    IZ_HF_INDEX,
-                                    "*.safetensors",
-                                    IZ_IMPORTED_FILES,
-                                    IZ_IMPORTED_TEMPLATES,
-                                    IZ_IMPORTED_TEMPLATE,
-                                    NULL};
+static const char *const names[] = {
+    MARK, "adapter_config.json", IZ_HF_INDEX, "*.safetensors", IZ_IMPORTED_ALL,
+    NULL};
 
 static int check_tmp(const char *folder)
 {

@@ -175,9 +175,26 @@ static void lists_of_blocks_are_checked(void **state)
     iz_model_close(&m);
 }
 
+/* Of what the nearest families lack. */
+static void a_shape_that_no_family_has_is_none_of_them(void **state)
+{
+    struct iz_moe_config shared = mixtral, dense = mixtral, grouped = qwen;
+    const struct iz_moe_config *const all[] = {&shared, &dense, &grouped};
+    struct iz_model *m;
+    shared.n_shared_experts = 1;
+    dense.first_k_dense_replace = 1;
+    grouped.routed_scaling_factor = 2;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        assert_int_equal(iz_moe_open(&m, all[i]), 0);
+        assert_null(iz_moe_hf.type(m->self));
+        iz_model_close(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest own[] = {
+        cmocka_unit_test(a_shape_that_no_family_has_is_none_of_them),
         cmocka_unit_test(experts_without_tokens_have_no_gradient),
         cmocka_unit_test(flops_are_those_of_the_chosen),
         cmocka_unit_test(memory_does_not_grow_with_the_experts),

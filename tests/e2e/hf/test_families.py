@@ -165,6 +165,8 @@ TRAPS = [
     ("gemma3_text", {"rope_local_base_freq": 5e5}, None,
      "rope_parameters.sliding_attention.rope_theta"),
     ("gemma3_text", {"sliding_window_pattern": 5}, None, "sliding_window_pattern"),
+    ("exaone4", {"sliding_window_pattern": 2, "layer_types": None}, None,
+     "sliding_window_pattern"),
     ("olmo", {}, one_bit, "lm_head.weight"),
     ("vaultgemma", {"tie_word_embeddings": ...}, None, None),  # not there at all
     ("olmo", {"head_dim": None}, None, None), ("qwen3", {"head_dim": None}, None, "head_dim"),
@@ -231,6 +233,8 @@ def of(family, **keys):
     (of("mistral", window=4, layer_types="full_attention,sliding_attention"), "layer_types"),
     (of("phi3", rope_scaling_type="linear", rope_scaling_factor=2), "longrope"),
     (of("jais2", qkv_bias=True, mlp_bias=True), "proj_bias is true"),
+    (of("olmo", norm_eps=1e-6), "norm_eps"),
+    (of("gpt_neox", kv_heads=2, qkv_bias=True, proj_bias=True), "kv_heads"),
     (of("stablelm", head_dim=6), "head_dim"), (of("helium", head_dim=6), "head_dim"),
     (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
         router_aux_loss_coef=0), "shared_expert_intermediate_size")))

@@ -227,7 +227,8 @@ def content(folder):
 # Files beside the weights that an export has too; the model's bytes are any.
 BESIDE = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{ }\n",
           "tokenizer.model": b"\0\1\n" * 50000, "generation_config.json": b"{}",
-          "chat_template.jinja": "{{ \N{BULLET} }}".encode(), "merges.txt": b""}
+          "chat_template.jinja": "{{ \N{BULLET} }}".encode(), "merges.txt": b"",
+          "modeling_own.py": b"# auto_map names it\n"}
 
 
 def put_beside(folder):
@@ -415,6 +416,7 @@ CONFIGS = [
     ("llama", {"model_type": "deepseek_v3"}, {},
      [["model_type", "deepseek_v3", "latent attention"]]),
     ("mistral", {"model_type": ...}, {}, [["model_type is missing", "mistral"]]),
+    ("gpt2", {"model_type": ...}, {}, [["model_type is missing", "gpt2"]]),
     ("llama", {"max_position_embeddings": 15}, {}, [["context"]]),
     ("llama", {}, {"model.seq": 1024}, [["model.seq: 1024", "model.context, 64"]]),
     ("qwen3", {"head_dim": 5}, {}, [["head_dim"]])]

@@ -44,7 +44,9 @@ def adapters(folder):
         out.setdefault(module, {})[matrix] = t
     for tensors in out.values():
         assert sorted(tensors)[:2] in (["lora_A", "lora_B"], ["weight"], ["bias", "weight"])
-    return out, json.loads((folder / "adapter_config.json").read_text())
+    c = json.loads((folder / "adapter_config.json").read_text())
+    assert sorted(c["target_modules"]) == sorted(m for m in out if "lora_A" in out[m])
+    return out, c
 
 
 # ---- dropout ----
@@ -115,24 +117,6 @@ def files(folder):
 
 # ---- the layout of PEFT ----
 
-def test_the_adapter_is_what_peft_reads(place):
-    out = place.folder / "out"
-    place.good(1, {**SOME, **ADAPTER, "lora.dropout": 0.25, "run.export": str(out),
-                   "run.export_dtype": "bf16"})
-    pairs, c = adapters(out)
-    width = run.MODEL["width"]
-    modules = [f"transformer.h.{i}.attn.c_attn" for i in range(5)] + \
-        ["transformer.h.2.mlp.c_fc", "transformer.h.2.mlp.c_proj"]
-    assert sorted(pairs) == sorted(modules) == sorted(c["target_modules"])
-    for module, pair in pairs.items():
-        n_in, n_out = LAYERS[module.split(".", 3)[3]]
-        assert pair["lora_A"][:2] == ("BF16", (RANK, n_in * width))
-        assert pair["lora_B"][:2] == ("BF16", (n_out * width, RANK))
-    assert c["peft_type"] == "LORA" and c["task_type"] == "CAUSAL_LM"
-    assert (c["r"], c["lora_alpha"], c["bias"]) == (RANK, ALPHA, "none")
-    assert c["fan_in_fan_out"] is True and c["lora_dropout"] == 0.25  # Conv1D
-
-
 LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
          "ffn": 20, "seq": 16, "vocab": 256}
 
@@ -159,6 +143,10 @@ def test_a_stacked_weight_shares_its_a(place):
     assert pairs["model.layers.0.mlp.down_proj"]["lora_A"][1] == (2, 20)
     assert c["fan_in_fan_out"] is False and len(pairs) == 8
     assert (c["r"], c["lora_alpha"]) == (2, 2.0)
+    file, missing = out / "adapter_model.safetensors", f"{attn}k_proj.lora_A.weight"
+    hf.write_file(file, {k: t for k, t in hf.read_file(file).items() if missing not in k})
+    r = place.launch(1, {"lora": {"import": str(out), "targets": "*qkv*,*down*"}})
+    run.refused(r, "lora.import", missing, "missing")
 
 
 # ---- an adapter as a start ----
@@ -244,7 +232,7 @@ LEAVE = [
     ("gpt2", {"targets": "*"}, {"model.base_dtype": "int8", "bf16.enabled": True}, 2),
     ("llama", {"targets": "q_proj,v_proj,down_proj", "alpha_pattern": {
         "v_proj": 9, "*1*down*": 2}, "rank_pattern": {"layers.0.self_attn.v_proj": 1}}, {}, 1),
-    ("llama", {"targets": "*gate_proj.weight,down_proj,qkv_proj"}, {}, 3),
+    ("llama", {"targets": "*gate_proj.weight,down_proj,qkv_proj", "dropout": 0.25}, {}, 3),
     ("llama", {"targets": "q_proj, up_proj", "use_dora": True}, {"model.base_dtype": "int8"}, 2),
     ("llama", {"targets": "q_proj", "modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"},
      {}, 1),
@@ -278,9 +266,11 @@ def test_adapters_leave_and_come(kind, lora, more, ranks, place):
     for n, home in (1, {}), (2, SHARDED):
         again = place.folder / f"again{n}"
         r = place.good(n, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
-                           "lora.import": str(alone), "run.export": str(again)})
+                           "lora.import": str(alone), "run.export": str(again),
+                           "lora.dropout": lora.get("dropout", 0.0)})
         assert r.losses[3] == want[3] if n == ranks else abs(r.losses[3] - want[3]) < 1e-6
         assert adapters(again) == adapters(alone)
+        assert adapters(again)[1]["lora_dropout"] == lora.get("dropout", 0)
         assert r.config["lora"]["rank"] == RANK and r.config["lora"]["alpha"] == ALPHA
 
 
