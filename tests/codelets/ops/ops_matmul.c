@@ -190,7 +190,7 @@ static void matmul_shows_nan_and_overflow(void **state)
     }
 }
 
-int ops_matmul(void)
+int ops_matmul_called(const char *name)
 {
     const struct CMUnitTest tests[] = {
         SEEDED(matmul_agrees_with_reference),
@@ -203,5 +203,10 @@ int ops_matmul(void)
     };
     if (!backend_multiplies())
         return 0;
-    return cmocka_run_group_tests_name("matmul", tests, backend_renew, NULL);
+    return cmocka_run_group_tests_name(name, tests, backend_renew, NULL);
+}
+
+int ops_matmul(void)
+{
+    return ops_matmul_called("matmul");
 }

@@ -123,6 +123,7 @@ void scene_dies(void (*f)(const void *arg), const void *arg,
 
 /* The groups of cases; each returns how many tests failed. */
 int ops_matmul(void);
+int ops_matmul_called(const char *name); /* the same */
 int ops_rows(void);
 int ops_llama(void);
 int ops_attention(void);

@@ -98,5 +98,5 @@ def test_memory_that_cannot_be_read(place):
 
 def test_memory_that_another_host_does_not_share(place):
     r = place.launch(4, {"train_batch_size": 4, "run.host_comm": "memory"}, env={
-        "LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aaxx"})
+        "LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "aaXX"})
     run.refused(r, "run.host_comm: memory: it cannot be read on another host: set auto")

@@ -339,7 +339,7 @@ static void what_does_not_fit_has_a_way_out(void **state)
 static void a_way_out_is_none_that_a_gpu_refuses(void **state)
 {
     struct iz_config c = plain(3, IZ_BF16);
-    struct iz_limits l = {.host = INT64_MAX};
+    struct iz_limits l = {.host = INT64_C(1) << 50};
     c.run.recompute = IZ_RECOMPUTE_FULL;
     c.run.sequence_chunk = IZ_CHUNK_OFF;
     for (int u = 1; u + 1 < model->n_units; u++)
