@@ -21,7 +21,7 @@ from checking import machine, small  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
-SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of"
+SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of 256"
 
 
 def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD)):
