@@ -16,10 +16,6 @@
 
 static int paths_add(struct iz_paths *p, const char *path)
 {
-    if (!path[0])
-        return iz_text_refuse(stderr,
-                              "data.path or data.val_path: a name in its "
-                              "list is empty");
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->path[i], path) == 0)
             return iz_text_refuse(stderr, "data: %s is named twice", path);

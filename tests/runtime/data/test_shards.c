@@ -50,8 +50,6 @@ static void a_list_names_files_and_patterns_in_order(void **state)
     refused(4, MANY, false, "none*.bin: no file matches");
     use_two(in_folder("s0.bin"), in_folder("s*.bin"));
     refused(4, MANY, false, "s0.bin is named twice");
-    use_two(in_folder("s0.bin"), "");
-    refused(4, MANY, false, "a name in its list is empty");
     use_two(in_folder("s0.bin"), in_folder("gone.bin"));
     refused(4, MANY, false, "gone.bin: No such file");
 }
