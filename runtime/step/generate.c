@@ -91,12 +91,8 @@ int iz_train_sample(struct iz_engine *e, const int32_t *prompt, int n_prompt,
     memset(e->track[0].batch, 0, (size_t)iz_model_sample_bytes(e->model));
     fill_window(e->track[0].batch, out, n_prompt, a.seq);
     for (a.at = n_prompt; a.at < n_prompt + n; a.at++) {
-        /* Tasks wait in memory; a signal ends the text on all ranks at once. */
-        if ((a.at - n_prompt) % 64 == 0) {
-            iz_graph_wait(e->graph);
-            if (!iz_coll_all_ok(e->coll, !e->events.stop || !*e->events.stop))
-                break;
-        }
+        if ((a.at - n_prompt) % 64 == 0 && !iz_units_go_on(e))
+            break;
         submit_token(e, &a);
     }
     iz_graph_wait(e->graph);

@@ -212,6 +212,9 @@ static void eval_round(struct iz_engine *e, const struct iz_samples *all,
  */
 enum { EVAL_TASKS = 4096 };
 
+/* Ends early, and says of how many samples, when a signal asks for the end: a
+ * batch system leaves the time for a save. */
+
 static void eval_samples(struct iz_engine *e, struct iz_samples all)
 {
     int64_t n = (int64_t)e->plan.tracks * e->plan.ranks * e->plan.samples;
@@ -221,7 +224,10 @@ static void eval_samples(struct iz_engine *e, struct iz_samples all)
         eval_round(e, &all, all.first + at, min64(all.n - at, n));
         if (iz_graph_submitted(e->graph) - before < EVAL_TASKS)
             continue;
-        iz_graph_wait(e->graph);
+        if (!iz_units_go_on(e)) {
+            all.n = min64(all.n, at + n);
+            iz_units_count(e, &all);
+        }
         before = iz_graph_submitted(e->graph);
     }
     iz_clip_eval(e, e->step, all.n);

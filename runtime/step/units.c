@@ -290,6 +290,12 @@ void iz_units_add_loss(struct iz_engine *e, struct iz_track *track)
     iz_step_submit(e, &t, &a, sizeof(a));
 }
 
+bool iz_units_go_on(struct iz_engine *e)
+{
+    iz_graph_wait(e->graph);
+    return iz_coll_all_ok(e->coll, !e->events.stop || !*e->events.stop);
+}
+
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks)
 {
     const struct iz_uses *uses = &e->uses.forward;

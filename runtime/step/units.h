@@ -25,6 +25,9 @@ void iz_units_call(struct iz_engine *e, const struct iz_call *c,
 /* Adds the track's loss to the sum; the order of calls is the order of the sum,
  * but in an evaluation no order matters. */
 void iz_units_add_loss(struct iz_engine *e, struct iz_track *track);
+/* Waits for all tasks, which take memory while they wait.  False on all ranks
+ * if a signal asks one of them for the end of the run.  Collective. */
+bool iz_units_go_on(struct iz_engine *e);
 /* A pass without gradients over the first `tracks` ones; c: what its calls have
  * in common, and the call of the last unit. */
 void iz_units_pass(struct iz_engine *e, struct iz_call c, int tracks);

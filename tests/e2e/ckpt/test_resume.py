@@ -18,6 +18,7 @@ import pytest
 
 import rows
 import run
+from inputs import TOKENS, shard
 
 NONE, NEAR, NVME = (0, "none", "none"), (3, "none", "none"), (3, "nvme", "nvme")
 
@@ -264,6 +265,25 @@ def test_mpirun_hands_a_signal_on(place, nvme):
     r = run_.finish()
     assert r.rc == 0, str(r)
     assert r.summary["reason"] == "interrupted" and r.saved
+
+
+def test_a_signal_cuts_a_validation(place):
+    """Which may take longer than a batch system leaves: it tells of fewer samples."""
+    c = {**config(2), "run.steps": 10**6, "run.eval_interval": 1, "run.in_flight": 1,
+         "run.eval_batches": 10**6, "data": {
+             "path": str(shard(place.folder / "train.bin", TOKENS)),
+             "val_path": str(shard(place.folder / "val.bin", TOKENS * 40)),
+             "bytes": False}}
+    run_ = place.start(2, c)
+    run_.until_step(1)
+    run_.signal(signal.SIGUSR1)
+    r = run_.finish()
+    assert r.rc == 0 and r.saved == [len(r.steps)], str(r)
+    last = [x for x in r.lines if "validation_loss" in x][-1]
+    seq = run.MODEL["seq"]
+    assert last["samples"] < len(TOKENS) * 40 // seq - 12
+    assert last["targets"] == last["samples"] * seq
+    assert last["validation_loss"] == pytest.approx(math.log(256), rel=0.1)
 
 
 # ---- refusals ----
