@@ -317,8 +317,16 @@ static void begin(struct iz_engine *e)
 void iz_trace_stop(struct iz_engine *e)
 {
     struct iz_trace *t = e->trace;
-    if (!t || !t->on)
+    if (!t || t->done)
         return;
+    if (!t->on) {
+        if (e->plan.rank == 0)
+            fprintf(stderr,
+                    "izar: IZ_TRACE: there is no trace: this start did not "
+                    "come to step %lld of its own\n",
+                    t->from + 1);
+        return;
+    }
     iz_graph_wait(e->graph);
     starpu_fxt_stop_profiling();
     trace_describe(e);

@@ -16,5 +16,6 @@ void iz_trace_step(struct iz_engine *e);
  * from a step and a time on. */
 void iz_trace_describe(const struct iz_engine *e, FILE *f, int64_t from,
                        int64_t begin_ns);
-/* Ends the trace if it is being taken; waits for all tasks then. */
+/* Ends the trace if it is being taken, and waits for all tasks then; says so if
+ * it never began. */
 void iz_trace_stop(struct iz_engine *e);

@@ -173,6 +173,14 @@ def test_what_ranks_cannot_trace_is_refused_once(settings, rank, words, place):
     assert r.err.count("izar: rank ") == 1 and not r.steps, str(r)
 
 
+def test_a_start_that_does_not_come_to_its_trace_says_so(place):
+    """Steps are those of this start, of which a resumed run has few."""
+    saved = place.good(1, {**ALONE, "run.save": True, "run.steps": 5})
+    r = place.good(1, ALONE, ["--resume"], output=saved.output,
+                   env={"IZ_TRACE": str(place.folder), "IZ_TRACE_STEPS": "2:4"})
+    assert "there is no trace: this start did not come to step 3" in r.err
+
+
 @pytest.mark.skipif(bool(starvz.missing()),
                     reason="StarVZ is missing (tools/setup --starvz)")
 def test_starvz_has_the_tasks_of_all_ranks(place):
