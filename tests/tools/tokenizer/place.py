@@ -121,6 +121,12 @@ class Place:
             words=[w.replace("{}", str(path)) for w in words], **more)
         assert not list(out.iterdir())
 
+    def again(self, tokenizer, data):
+        """The bytes that decoding gives of such a file's tokens."""
+        out = self.encode(tokenizer, {"t.txt": data}, "--end", "none")
+        return run("--tokenizer", tokenizer, "--decode",
+                   out / "out_train_000000.bin").stdout
+
     def ids(self, tokenizer, data, *options):
         return flat(shards(self.encode(tokenizer, {"t.txt": data}, "--end",
                                        "none", *options)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations are what a model's own template makes of them, and the answers are
-learnt.  The templates have the shapes of ten public families."""
+learnt.  The templates have the shapes of eight public families."""
 import datetime
 import json
 import os
@@ -40,16 +40,12 @@ FAMILIES = {
                 "<s>", "</s>", [(TURNS, {}), (TURNS, {"tools": [TOOL]})]),
     "phi3": (["<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"],
              None, "<|endoftext|>", [(SYSTEM + TURNS, {})]),
-    "zephyr": (["<s>", "</s>"], "<s>", "</s>", [(SYSTEM + TURNS, {})]),
     "gpt-oss": (["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"],
                 None, "<|return|>", [(THOUGHT, {"reasoning_effort": "low"}),
                                      (TURNS[:2], {"tools": [TOOL]})]),
     "deepseek": (["<s>", "</s>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"], "<s>", "</s>", [
         (SYSTEM + TURNS[:1] + [{"role": "assistant", "content": "<think>a</think>So."}] +
          TURNS[2:], {})]),
-    "command-r": (["<bos>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>",
-                   "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"],
-                  "<bos>", "<|END_OF_TURN_TOKEN|>", [(SYSTEM + TURNS, {})]),
 }
 
 

@@ -54,10 +54,7 @@ def test_what_the_package_reads_is_read(place):
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}}))
     pytest.importorskip("tokenizers")
     assert place.ids(path, b"The END \xff the x") == [1, 2, 0, 1, 0]
-    p = run("--tokenizer", path, "--decode",
-            place.encode(path, {"t.txt": b"The END"}, "--end", "none") /
-            "out_train_000000.bin")
-    assert p.stdout == b"the end"
+    assert place.again(path, b"The END") == b"the end"
 
 
 BAD_LINES = [b"{", b"[1]", b'{"text": 5}', b'{"txt": "a"}', b"\xff",
@@ -128,14 +125,12 @@ def test_a_picture_that_cannot_be_is_named(at, words, place):
 
 
 def test_a_shard_that_cannot_be_printed_is_told(place):
-    out = place.encode("bytes", {"t": b"abc"})
+    shard = place.encode("bytes", {"t": b"abc"}) / "out_train_000000.bin"
     with open("/dev/full", "w") as full:
         p = subprocess.run([sys.executable, TOOLS / "tokenize", "--tokenizer", "bytes",
-                            "--decode",
-                            out / "out_train_000000.bin"], stdout=full, text=True,
-                           stderr=subprocess.PIPE)
+                            "--decode", shard], stdout=full, stderr=subprocess.PIPE)
     assert p.returncode == 1
-    assert p.stderr == "tokenize: standard output: No space left on device\n"
+    assert p.stderr == b"tokenize: standard output: No space left on device\n"
 
 
 # ---- processes, and what stops them ----
@@ -242,19 +237,6 @@ def is_gone(pid):
     return stat.rsplit(")", 1)[1].split()[0] in "ZX"
 
 
-def waiting(folder):
-    """A run whose process waits and that has written a shard; that process's id."""
-    p, here = drive(folder, "wait"), folder / "here"
-    until(lambda: here.exists() and here.read_text().endswith("\n") and
-          (folder / "out_train_000000.bin").exists())
-    return p, int(here.read_text())
-
-
-def complete(folder):
-    names = sorted(folder.glob("out_train_*.bin"))
-    assert names and all(len(read_shard(n)) == 10000 for n in names)
-
-
 def test_a_process_that_ends_is_an_error(place):
     folder = place.new()
     p = drive(folder, "die")
@@ -263,21 +245,21 @@ def test_a_process_that_ends_is_an_error(place):
     assert not list(folder.glob("out*.tmp"))
 
 
-def test_an_interrupt_leaves_complete_shards_alone(place):
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGKILL))
+def test_the_processes_of_a_stopped_run_end_and_its_shards_are_complete(number, place):
+    """While one waits, and behind a first shard."""
     folder = place.new()
-    p, process = waiting(folder)
-    os.killpg(p.pid, signal.SIGINT)  # as Ctrl-C does: to all its processes
+    p, here = drive(folder, "wait"), folder / "here"
+    until(lambda: here.exists() and here.read_text().endswith("\n") and
+          (folder / "out_train_000000.bin").exists())
+    if number == signal.SIGINT:
+        os.killpg(p.pid, number)  # as Ctrl-C does: to all its processes
+    else:
+        p.kill()
     said = p.communicate(timeout=TIMEOUT_S)[1]
-    assert p.returncode == -signal.SIGINT and not said
-    until(lambda: is_gone(process))
-    assert not list(folder.glob("out*.tmp"))
-    complete(folder)
-
-
-def test_the_processes_of_a_killed_run_end_and_no_half_shard_has_its_name(place):
-    folder = place.new()
-    p, process = waiting(folder)
-    p.kill()
-    p.communicate(timeout=TIMEOUT_S)
-    until(lambda: is_gone(process))
-    complete(folder)
+    assert p.returncode == -number
+    until(lambda: is_gone(int(here.read_text())))
+    names = list(folder.glob("out_train_*.bin"))
+    assert names and all(len(read_shard(n)) == 10000 for n in names)
+    if number == signal.SIGINT:
+        assert not said and not list(folder.glob("out*.tmp"))
