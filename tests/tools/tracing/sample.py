@@ -30,12 +30,6 @@ def trace(out):
                                 re.M).group(0))["simulation"]
 
 
-def about(folder):
-    """The description without what differs from machine to machine."""
-    a = json.loads((folder / "rank-0.json").read_text())
-    return {**a, "program": "gpt2", "host": "sample"}
-
-
 def unpack(folder):
     """The committed trace as starpu_fxt_tool wrote it."""
     for name in CONVERTED:
@@ -48,9 +42,10 @@ def write(out):
     says = trace(out)
     (FILES / "simulation.json").write_text(json.dumps(says, indent=1) + "\n")
     raw = (out / "raw").resolve()
-    (FILES / "rank-0.json").write_text("{" + ",\n".join(
-        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in about(raw).items()) + "}\n")
     a = run.descriptions(raw)[0]
+    (FILES / "rank-0.json").write_text("{" + ",\n".join(
+        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in
+        {**a, "program": "gpt2", "host": "sample"}.items()) + "}\n")
     folder = run.convert(run.find_fxt_tool(a["program"]), raw, a)
     for name in CONVERTED:
         data = (folder / name).read_bytes()
