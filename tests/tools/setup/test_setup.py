@@ -60,12 +60,11 @@ echo "#$ TOP={}" >&2
 
 
 class Tree:
-    def __init__(self, folder, starpu):
-        self.folder, self.bin = folder / "a tree", folder / "bin"
+    def __init__(self, folder, starpu, name="a tree"):
+        self.folder, self.bin = folder / name, folder / "bin"
         self.calls = self.folder / "calls"
-        for name in ("setup", "patches"):
-            (shutil.copytree if name == "patches" else shutil.copy)(
-                ROOT / "tools" / name, self.make("tools") / name)
+        shutil.copytree(ROOT / "tools/patches", self.folder / "tools/patches")
+        shutil.copy(ROOT / "tools/setup", self.folder / "tools")
         self.bin.mkdir()
         toolkit = folder / "toolkit"
         (toolkit / "include").mkdir(parents=True)
@@ -78,11 +77,6 @@ class Tree:
         self.stub("pkg-config", PKG_CONFIG.format(
             starpu=toolkit / "include" if starpu else "",
             real=shutil.which("pkg-config")))
-
-    def make(self, name):
-        path = self.folder / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
 
     def stub(self, name, text):
         (self.bin / name).write_text(text)
@@ -109,32 +103,28 @@ def tree(tmp_path):
     return tree
 
 
-def test_quick_overlooks_no_gpu_that_appears(tree):
+@pytest.mark.parametrize("options, gpu, target", [
+    (["--quick"], 0, " models/gpt2"), (["--quick"], 9, None), ([], 9, "")])
+def test_kernels_come_with_a_gpu_or_the_whole_set_up(options, gpu, target, tree):
+    """Behind a quick one where there is none."""
     status, out, calls = tree.setup("--quick")
     assert status == 0 and "no GPU here: without kernels" in out, out
     assert "meson setup build -Dcuda=disabled" in calls, calls
     assert calls.endswith("ninja -C build models/gpt2\n"), calls
-    status, out, calls = tree.setup("--quick")
-    assert status == 0 and "meson" not in calls, out + calls
-    tree.stub("nvidia-smi", "#!/bin/sh\nexit 0\n")
-    status, out, calls = tree.setup("--quick")
-    assert "meson setup --reconfigure build -Dcuda=auto\n" in calls, out + calls
-    assert "meson" not in tree.setup()[2]
-
-
-def test_the_whole_set_up_has_kernels(tree):
-    assert tree.setup("--quick")[0] == 0
-    status, out, calls = tree.setup()
-    assert "meson setup --reconfigure build -Dcuda=auto\n" in calls, out + calls
-    assert status == 0 and calls.endswith("ninja -C build\n"), out + calls
-    assert "meson" not in tree.setup()[2]
+    tree.stub("nvidia-smi", f"#!/bin/sh\nexit {gpu}\n")
+    status, out, calls = tree.setup(*options)
+    assert status == 0, out
+    if target is None:
+        assert "meson" not in calls, out + calls
+    else:
+        assert "meson setup --reconfigure build -Dcuda=auto\n" in calls, out + calls
+        assert calls.endswith(f"ninja -C build{target}\n"), calls
+        assert "meson" not in tree.setup()[2]
 
 
 def test_the_reason_why_there_is_no_source(tmp_path):
-    tree = Tree(tmp_path, starpu=False)
+    tree = Tree(tmp_path, starpu=False, name="tree")
     tree.stub("apt-get", EXPIRED)
-    whole = tree.folder.rename(tmp_path / "tree")
-    tree.folder, tree.calls = whole, whole / "calls"
     status, out, _ = tree.setup()
     assert status == 1, out
     assert "  | E: Release file for http://archive.example/InRelease is expired." in out
@@ -142,15 +132,13 @@ def test_the_reason_why_there_is_no_source(tmp_path):
 
 
 def test_the_tar_file_of_a_source_is_enough(tmp_path):
-    tree = Tree(tmp_path, starpu=False)
+    tree = Tree(tmp_path, starpu=False, name="tree")
     (tmp_path / "starpu").mkdir()
     (tmp_path / "starpu/configure").write_text("#!/bin/sh\necho a configure\nexit 1\n")
     (tmp_path / "starpu/configure").chmod(0o755)
     tar = tmp_path / "starpu_1.4.3+dfsg.orig.tar.gz"
     subprocess.run(["tar", "-czf", tar, "-C", tmp_path, "starpu"], check=True)
     tree.stub("apt-get", INCOMPLETE.format(tar))
-    whole = tree.folder.rename(tmp_path / "tree")
-    tree.folder, tree.calls = whole, whole / "calls"
     status, out, _ = tree.setup()
     assert status == 1 and "not usable" not in out, out
     assert "a configure" in out and "StarPU: configure failed" in out, out
