@@ -45,15 +45,16 @@ class Family:
         return {a["content"]: a["id"] for a in self.spec["added_tokens"]}
 
 
-@functools.lru_cache(maxsize=None)
-def trained(name):
-    return Family(name)
+trained = functools.cache(Family)
+
+
+def numbers(data, size):
+    return [int.from_bytes(data[i:i + size], "little")
+            for i in range(0, len(data), size)]
 
 
 def ints(path, count, size):
-    data = path.read_bytes()[:count * size]
-    return [int.from_bytes(data[i:i + size], "little")
-            for i in range(0, len(data), size)]
+    return numbers(path.read_bytes()[:count * size], size)
 
 
 def read_shard(path):
@@ -62,8 +63,7 @@ def read_shard(path):
     size = {(20240520, 1): 2, (20240801, 7): 4}[magic, version]
     data = path.read_bytes()[1024:]
     assert len(data) == count * size
-    return [int.from_bytes(data[i:i + size], "little")
-            for i in range(0, len(data), size)]
+    return numbers(data, size)
 
 
 def read_mask(path):
