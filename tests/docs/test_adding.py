@@ -109,21 +109,16 @@ def tree(tmp_path_factory):
     return to
 
 
-def run(tree, program, **settings):
-    """Runs a program of the tree; returns its exit status and what it printed."""
-    config = {"train_batch_size": 4,
+def run(tree, program, optimizer=None, **settings):
+    """Runs a program of the tree with settings of the section `run`; returns its exit
+    status and what it printed."""
+    config = {"train_batch_size": 4, "optimizer": optimizer or {},
               "data": {"path": "text", "bytes": True},
-              "run": {"output": str(tree / "runs" / str(len(os.listdir(tree)))),
-                      "steps": 20, "workers": 1, "save": False, "hash": True}}
+              "run": {"output": str(tree / "runs/one"), "steps": 20, "workers": 1,
+                      "save": False, "hash": True, **settings}}
     if program == "gpt2":
         config["model"] = {"layers": 1, "heads": 2, "width": 16, "seq": 16,
                            "vocab": 256}
-    for key, value in settings.items():
-        *sections, last = key.split("__")
-        place = config
-        for s in sections:
-            place = place.setdefault(s, {})
-        place[last] = value
     (tree / "config.json").write_text(json.dumps(config))
     done = subprocess.run([f"build/models/{program}", "config.json"], cwd=tree,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -156,9 +151,9 @@ def test_the_optimizer_learns(tree):
 
 
 def test_the_key_is_kept_and_documented(tree):
-    status, out = run(tree, "gpt2", run__stop_loss=100, run__save=True)
+    status, out = run(tree, "gpt2", stop_loss=100, save=True)
     assert status == 0 and len(losses(out)) == 1, out
-    status, out = run(tree, "gpt2", run__stop_loss=100)
+    status, out = run(tree, "gpt2", stop_loss=100)
     assert status == 1 and "run.stop_loss" in out, out
     check("build/tests/test_keys", cwd=tree)
 

@@ -2,16 +2,15 @@
 """docs/promises.md: its commands print what it says.  So does the plan in docs/zero.md."""
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from test_adding import BUILD, ROOT
+
 PAGE = (ROOT / "docs/promises.md").read_text()
-BUILD = pathlib.Path(os.environ.get("IZ_PROGRAM", ROOT / "build/models/gpt2")).parents[1]
 # For root, and for more ranks than cores (tests/e2e/run.py).
 OMPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
