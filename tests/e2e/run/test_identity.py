@@ -15,35 +15,31 @@ CONFIG = {"train_batch_size": 2, "run.save": True, "run.steps": 2,
 
 # ---- ranks ----
 
-def of_two(place, second, before=(), program=None, config=None, output="two",
-           changes=None):
-    """A rank as it should be, and another one."""
-    own = place.config({**CONFIG, **(changes or {})}, place.folder / output)
+def of_two(place, *second, before=(), program=run.PROGRAM, config=None, **changes):
+    """A rank as it should be, and another one with settings, or options."""
+    own = place.config({**CONFIG, **changes})
+    options = [y for x in second for y in ([x] if x.startswith("--") else ["--set", x])]
     r = run.call(*run.apart([run.PROGRAM, own],
-                            [*before, program or run.PROGRAM, config or own, *second]),
-                 output=place.folder / output)
+                            [*before, program, config or own, *options]),
+                 output=place.folder / f"out{place.count}")
     assert "waited" not in r.err, str(r)
     return r
-
-
-def settings(*keys):
-    return [x for key in keys for x in ("--set", key)]
 
 
 @pytest.mark.parametrize("second, words", [
     # what trains in silence, and what never ends: of another number of tasks, in
     # another order, to another end
-    (settings("optimizer.params.lr=1"), ("optimizer.params.lr: 0.003 on", ", 1.0 on")),
-    (settings("zero_optimization.stage=3"), ("zero_optimization.stage: 0 on", ", 3 on")),
-    (settings("run.schedule=breadth_first"), ("run.schedule: ", '"breadth_first" on')),
-    (settings("run.save=false"), ("run.save: true on", ", false on")),
-    (settings("model.layers=3"), ("model.layers: 5 on", ", 3 on")),
-    (settings("scheduler.type=WarmupLR"),
+    ("optimizer.params.lr=1", ("optimizer.params.lr: 0.003 on", ", 1.0 on")),
+    ("zero_optimization.stage=3", ("zero_optimization.stage: 0 on", ", 3 on")),
+    ("run.schedule=breadth_first", ("run.schedule: ", '"breadth_first" on')),
+    ("run.save=false", ("run.save: true on", ", false on")),
+    ("model.layers=3", ("model.layers: 5 on", ", 3 on")),
+    ("scheduler.type=WarmupLR",
      ("scheduler.params.warmup_num_steps: nothing on", ", 1000 on")),
-    (settings('parameters=[{"match": "*", "weight_decay": 0}]'),
+    ('parameters=[{"match": "*", "weight_decay": 0}]',
      ("parameters: [] on", '"weight_decay": 0.0')),
-    (["--resume"], ("--resume: false on", ", true on")),
-    (["--plan"], ("--plan: false on", ", true on"))], ids=lambda x: x[-1])
+    ("--resume", ("--resume: false on", ", true on")),
+    ("--plan", ("--plan: false on", ", true on"))])
 def test_ranks_with_other_settings_are_refused(second, words, place):
     r = of_two(place, second)
     run.refused(r, *words, "rank 0", "rank 1: all ranks of a run need the same")
@@ -54,20 +50,20 @@ def test_ranks_with_other_settings_are_refused(second, words, place):
     ("IZ_SIMD=portable", ('env.IZ_SIMD: nothing on', ', "portable" on')),
     ("OPENBLAS_CORETYPE=Prescott", ("env.OPENBLAS_CORETYPE: nothing on",))])
 def test_ranks_with_other_kernels_are_refused(variable, words, place):
-    run.refused(of_two(place, [], ["env", variable]), *words)
+    run.refused(of_two(place, before=["env", variable]), *words)
 
 
 def test_ranks_of_other_programs_are_refused(place):
-    r = of_two(place, settings("model.preset=tiny"), program=run.built("models/llama"))
+    r = of_two(place, "model.preset=tiny", program=run.built("models/llama"))
     run.refused(r, "program: gpt2 on rank 0, llama on rank 1")
 
 
 def test_a_rank_that_cannot_read_its_config_says_why(place):
     """And the others say whose fault it is."""
-    r = of_two(place, [], config=place.folder / "none.json")
+    r = of_two(place, config=place.folder / "none.json")
     run.refused(r, "none.json: cannot be read: No such file")
     run.refused(r, "the other ranks end with rank 1, which says why")
-    r = of_two(place, settings("run.stepz=1", "run.seed=-1"))
+    r = of_two(place, "run.stepz=1", "run.seed=-1")
     run.refused(r, "run.stepz: unknown key")
     run.refused(r, "run.seed: -1 is less than 0")
 
@@ -86,9 +82,9 @@ def test_ranks_with_other_data_are_refused(place):
 
 def test_what_is_a_ranks_own_may_differ(place):
     """Of four micro-batches a step, in waves of the first rank's workers."""
-    r = of_two(place, settings("run.workers=1", "run.memory_limit_bytes=10000000000"),
-               changes={"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1,
-                        "zero_optimization.stage": 3, "run.workers": 2})
+    r = of_two(place, "run.workers=1", "run.memory_limit_bytes=10000000000",
+               **{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1,
+                  "zero_optimization.stage": 3, "run.workers": 2})
     assert r.rc == 0 and r.saved == [2], str(r)
 
 
@@ -166,22 +162,16 @@ def test_states_of_another_kind_are_refused(model, base, changed, words, place):
         run.refused(r, "states of optimizer lion", "has those of adam")
 
 
-def resume(place, half, changes, ranks=1):
-    """In a copy."""
-    c, out = half
-    copy = place.folder / f"copy{place.count}"
-    shutil.copytree(out, copy)
-    r = place.good(ranks, {**c, "run.steps": 4, **changes}, ["--resume"], output=copy)
-    assert r.last("resumed")["from"] == 2
-    return r, r.last("resumed")["changed"]
-
-
 def test_what_may_change_is_told(half, place):
-    schedule = {"type": "WarmupCosineLR",
-                "params": {"warmup_num_steps": 2, "total_num_steps": "auto"}}
-    r, changed = resume(place, half, {
-        "data.path": str(shard(place.folder / "b.bin", TOKENS)), "scheduler": schedule,
-        "optimizer.params.lr": 0.1, "zero_optimization.stage": 2}, 2)
+    c, out = half
+    copy = shutil.copytree(out, place.folder / "copy")
+    c = {**c, "data.path": str(shard(place.folder / "b.bin", TOKENS)), "run.steps": 4,
+         "zero_optimization.stage": 2, "scheduler": {
+             "type": "WarmupCosineLR",
+             "params": {"warmup_num_steps": 2, "total_num_steps": "auto"}}}
+    r = place.good(2, {**c, "optimizer.params.lr": 0.1}, ["--resume"], output=copy)
+    changed = r.last("resumed")["changed"]
+    assert r.last("resumed")["from"] == 2
     assert "resume: optimizer.params.lr: 0.003 until step 2, from now on 0.1\n" in r.out
     assert "resume: ranks: 1 until step 2, from now on 2\n" in r.out
     assert "resume: without effect on results: data.path " in r.out
@@ -190,10 +180,8 @@ def test_what_may_change_is_told(half, place):
                                "zero_optimization.stage": ["0", "2"]}.items()
     assert changed["scheduler.params.total_num_steps"] == [None, "4"]
     # and the next one is compared with this
-    r = place.good(2, {**half[0], "scheduler": schedule, "data.path": str(
-        place.folder / "b.bin"), "run.steps": 5, "zero_optimization.stage": 2},
-        ["--resume"], output=r.output)
-    assert r.lines[-1] and [x["resumed"] for x in r.lines if "resumed" in x][-1] == {
+    r = place.good(2, {**c, "run.steps": 5}, ["--resume"], output=copy)
+    assert r.last("resumed") == {
         "from": 4, "changed": {"optimizer.params.lr": ["0.1", "0.003"],
                                "run.steps": ["4", "5"],
                                "scheduler.params.total_num_steps": ["4", "5"]}}

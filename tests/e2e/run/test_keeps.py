@@ -153,12 +153,6 @@ def test_a_start_that_was_killed_is_in_no_ones_way(place):
     assert not list(out.glob("shared-*"))
 
 
-def test_resume_makes_no_folder(place):
-    r = place.launch(1, {}, ["--resume"])
-    run.refused(r, "--resume: no checkpoint in", str(r.output), "no such folder")
-    assert not r.output.exists()
-
-
 @pytest.mark.sanitized
 def test_resume_of_what_was_exported_says_so(place):
     c = {**SAVE, "run.export": str(place.folder / "x")}

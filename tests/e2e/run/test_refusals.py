@@ -35,12 +35,6 @@ def test_bad_token_file_is_named(tokens, magic, word, place):
     assert not r.output.exists() or not list(r.output.glob("checkpoints"))
 
 
-def test_bad_data_ends_all_ranks(place):
-    path = place.folder / "gone"
-    r = place.launch(3, {"train_batch_size": 3, "data.path": str(path)})
-    run.refused(r, str(path), "No such file", everyone=True)
-
-
 # ---- config: the rest is in tests/runtime/config ----
 
 @pytest.mark.sanitized
