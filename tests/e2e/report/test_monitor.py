@@ -29,17 +29,6 @@ def line(step, loss, **more):
                        "resident_bytes": step << 20, **more}) + "\n"
 
 
-def test_the_rate_is_that_of_what_the_model_reads(tmp_path):
-    text = line(1, 2.0, tokens_per_s=23456.7).replace("tokens_per_s", "images_per_s")
-    folder = write_run(tmp_path / "vit", text)
-    out = subprocess.run([MONITOR, folder, "--csv", "-"], capture_output=True,
-                         text=True, check=True).stdout
-    assert dict(zip(*map(lambda x: x.split(","), out.splitlines()[:2])))[
-        "items_per_s"] == "23456.7"
-    out = shown(folder, "--once")
-    assert "23457 images/s" in out and "throughput, images/s  23457" in out
-
-
 END = (json.dumps({"summary": {"reason": "finished", "steps": 30}}) + "\n" +
        json.dumps({"limit": {"by": "disk", "text": "the disk: it is slow"}}) +
        "\n")
@@ -104,6 +93,14 @@ def test_a_resumed_run_goes_on_before_its_first_step(start, words, tmp_path):
     assert words in out and "finished" not in out and "limited" not in out
 
 
+def test_the_rate_is_that_of_what_the_model_reads(tmp_path):
+    text = line(1, 2.0, tokens_per_s=23456.7).replace("tokens_per_s", "images_per_s")
+    folder = write_run(tmp_path / "vit", text)
+    assert rows(folder)[0]["items_per_s"] == "23456.7"
+    out = shown(folder, "--once")
+    assert "23457 images/s" in out and "throughput, images/s  23457" in out
+
+
 def test_missing_fields_and_files(tmp_path):
     run = write_run(tmp_path / "b", '{"step": 1, "loss": 2}\n{"step": 2}\n[1]\n'
                     '{"step": 3, "loss": null, "lr": true}\n')
@@ -140,11 +137,11 @@ def test_a_missing_package_is_named(package, option, resumed, tmp_path):
 
 def test_tensorboard_reads_every_value(resumed, tmp_path):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing import event_file_loader
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
     monitor(resumed, "--tensorboard", tmp_path / "tb")
     (file,) = (tmp_path / "tb/a").iterdir()
-    first, *events = map(event_pb2_of,
-                         event_file_loader.RawEventFileLoader(str(file)).Load())
+    first, *events = map(Event.FromString, RawEventFileLoader(str(file)).Load())
     got = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
     times = {e.step: e.wall_time for e in events}
     assert first.file_version == "brain.Event:2"
@@ -163,11 +160,6 @@ def test_tensorboard_reads_every_value(resumed, tmp_path):
     assert "would mix" in monitor(resumed, "--tensorboard", tmp_path / "tb",
                                   rc=1).stderr
     monitor(resumed, "--tensorboard", tmp_path / "new")  # more than a float holds
-
-
-def event_pb2_of(record):
-    from tensorboard.compat.proto.event_pb2 import Event
-    return Event.FromString(record)
 
 
 @pytest.fixture

@@ -75,7 +75,6 @@ def test_the_tasks_of_a_step_are_those_of_the_graph(place, ring, fetches):
                              for step in (3, 4, 5, 6)]
     for key, kinds in found.items():
         assert kinds == of_a_step(fetches), key
-    assert "http" not in (out / "report.html").read_text()
     about = json.loads((out / "raw/rank-0.json").read_text())
     assert {k["name"] for k in about["kinds"]} == {
         kind for kind, where in path.ADVICE if not where}
@@ -134,11 +133,6 @@ def test_squares_of_host_and_gpu_have_names_of_their_own(place):
     assert sorted(sizes["block sums"]) == sorted(8 * -(-n // 1024) for n in units)
     data = json.loads((out / "raw/rank-0.json").read_text())["data"]
     assert data["block sums"] == data["squares"] == data["batch"]
-
-
-def test_the_window_is_what_was_asked_for(place):
-    _, out = trace(place, 1, ALONE, "--steps", "3:5")
-    assert sorted(counts(out)) == [(0, 4), (0, 5)]
 
 
 def test_a_trace_replaces_an_earlier_one(place):
@@ -220,6 +214,7 @@ def test_a_command_without_a_trace_is_told(tmp_path):
 
 def test_a_trace_that_was_cut_off_is_refused(place):
     _, out = trace(place, 1, ALONE, "--steps", "1:5", out=place.folder / "a\udcff")
+    assert sorted(counts(out)) == [(0, step) for step in (2, 3, 4, 5)]
     for file, part, words in (
             (next((out / "raw").glob("prof_file_*")), 2,
              "was cut off: 4 steps were traced|failed on rank 0"),
