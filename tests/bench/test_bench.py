@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools around the measurements: figures and their spread, what counts as a change,
 parsing, fitted exponents.  No timing."""
-import importlib.machinery
-import importlib.util
 import json
 import pathlib
+import runpy
 import subprocess
 import sys
 import types
@@ -18,17 +17,8 @@ import harness  # noqa: E402
 from cases import kernels, scaling, simulate  # noqa: E402
 
 
-def load(name):
-    loader = importlib.machinery.SourceFileLoader(f"bench_{name}",
-                                                  str(ROOT / "bench" / name))
-    module = importlib.util.module_from_spec(
-        importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
-
-compare = load("compare")
-learn = load("learn")
+compare, learn = (types.SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / name)))
+                  for name in ("compare", "learn"))
 
 
 def figure(values, better="more", name="f", **more):
@@ -176,24 +166,16 @@ def test_an_exponent_is_fitted():
     assert scaling.fit([1, 10, 100], [5, 5, 5]) == pytest.approx(0)
 
 
-class FakeCase:
-    """A case that fails, or needs what is not here."""
-
-    ABOUT = "x"
-
-    def __init__(self, fault):
-        self.fault = fault
-
-    def run(self, b):
-        b.figure("first", 1, "u")
-        raise self.fault
-
-
 @pytest.mark.parametrize("fault, key", [(RuntimeError("boom"), "error"),
                                         (KeyError("boom"), "error"),
                                         (harness.Absent("tool"), "absent")])
 def test_a_case_that_fails_keeps_its_figures(fault, key, tmp_path, capsys):
-    out = harness.run_case(harness.Bench(True, tmp_path), "fake", FakeCase(fault))
+    def run(b):
+        b.figure("first", 1, "u")
+        raise fault
+
+    case = types.SimpleNamespace(ABOUT="", run=run)
+    out = harness.run_case(harness.Bench(True, tmp_path), "fake", case)
     assert str(fault) in out[key] and [f["name"] for f in out["figures"]] == ["first"]
     assert str(fault) in capsys.readouterr().out
 

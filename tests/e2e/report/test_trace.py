@@ -25,7 +25,7 @@ CONFIG = {
 ALONE = {**CONFIG, "train_batch_size": 8}  # for one rank
 
 
-def trace(place, ranks, config, *options, env=None, rc=0, out=None, vz=False):
+def trace(place, ranks, config, *options, env=None, out=None, vz=False):
     """Runs tools/trace; returns the run and the trace's folder."""
     path = place.config(config)
     out = out or path.with_suffix(".trace")
@@ -33,7 +33,7 @@ def trace(place, ranks, config, *options, env=None, rc=0, out=None, vz=False):
     less = [] if vz else ["--no-starvz"]
     r = run.call(TRACE, out, *less, *options, "--",
                  *place.command(ranks, path), output=output, env=env)
-    assert r.rc == rc, str(r)
+    assert r.rc == 0, str(r)
     return r, out
 
 
