@@ -17,22 +17,10 @@ import folder as hf  # noqa: E402
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 SPECIAL = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
-TEMPLATE = """{{ bos_token }}{% for m in messages %}<start_of_turn>\
-{{ 'model' if m.role == 'assistant' else m.role }}
-{{ m.content | trim }}<end_of_turn>
-{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
-{% endif %}"""
 HARMONY = ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|channel|>",
            "<|message|>", "<|endoftext|>")
-CHANNELS = """{% for m in messages %}<|start|>{{ m.role }}\
-{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}\
-{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}\
-{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
 MARKS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
          "<|eot_id|>")
-HEADERS = """{% set start = '<|start_header_id|>' %}{% set end = '<|end_header_id|>\n\n' %}\
-<|begin_of_text|>{% for m in messages %}{{ start + m.role + end + m.content | trim }}<|eot_id|>\
-{% endfor %}{% if add_generation_prompt %}{{ start + 'assistant' + end }}{% endif %}"""
 ALL = json.loads(families.GOLDEN.read_text())
 GOLDEN = ALL["gemma3_text"]
 VOCAB = 256 + len(SPECIAL) - 1  # without the last one, as the 1B has it
@@ -43,7 +31,11 @@ def blocks(title):
     return re.findall(r"```(?:sh|python)\n(.*?)```", text.partition("\n## ")[0], re.S)
 
 
-def write_tokenizer(path, special=SPECIAL, template=TEMPLATE, inside=False):
+def template_of(name):
+    return (ROOT / f"tests/tools/tokenizer/templates/{name}.jinja").read_text()
+
+
+def write_tokenizer(path, special, template, inside=False):
     """Of bytes, and these tokens; the template is in a file of its own or in the config."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
@@ -81,7 +73,7 @@ def write_models(path):
               "text_config": {k: v for k, v in config.items() if k != "eos_token_id"},
               "eos_token_id": [257, 259], "vision_config": {"hidden_size": 2}})
     for name in "gemma-3", "gemma-3-4b":
-        write_tokenizer(path / name)
+        write_tokenizer(path / name, SPECIAL, template_of("gemma"))
     return tensors
 
 
@@ -149,8 +141,9 @@ def llama():
 
 
 @pytest.mark.parametrize("title, name, mine, model, special, template, targets", (
-    ("Fine-tune gpt-oss", "gpt-oss", "harmony", gpt_oss, HARMONY, CHANNELS, r"\.self_attn\."),
-    ("A 70B on a desktop", "llama-3-70b", "mine", llama, MARKS, HEADERS, "proj")))
+    ("Fine-tune gpt-oss", "gpt-oss", "harmony", gpt_oss, HARMONY,
+     template_of("gpt-oss"), r"\.self_attn\."),
+    ("A 70B on a desktop", "llama-3-70b", "mine", llama, MARKS, template_of("llama3"), "proj")))
 def test_the_commands_fine_tune_one_in_4_bits(title, name, mine, model, special, template,
                                               targets, tmp_path, bash):
     commands, = blocks(title)
