@@ -38,5 +38,5 @@ if __name__ == "__main__":
     import theirs
     with tempfile.TemporaryDirectory() as temporary:
         path, sample = write(pathlib.Path(temporary) / "in")
-        print(theirs.trained(path, sample.read_bytes(), ADAM, 1, math.inf, lambda t: ADAM["lr"],
-                             attn_implementation="sdpa")["losses"])
+        print(theirs.trained(path, sample.read_bytes(), ADAM, 1, math.inf,
+                             lambda t: ADAM["lr"], attn_implementation="sdpa")["losses"])

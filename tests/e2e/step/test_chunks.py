@@ -9,26 +9,24 @@ import pytest
 import long_sample
 import rows
 import run
-from rows import LLAMA, MOE
 
 KEY = "run.sequence_chunk"
-LONG = {**LLAMA, "seq": 100}
-MODELS = {  # program, shape, settings beside
-    "gpt2": ("gpt2", {**run.MODEL, "seq": 100}, {}),
-    "llama": ("llama", {**LONG, "qk_norm": True}, {}),
-    "gemma2": ("llama", {**LONG, "family": "gemma2", "window": 30, "tie_embeddings": True,
-                         "attn_logit_softcapping": 2, "final_logit_softcapping": 3}, {}),
-    "cohere2": ("llama", {**LONG, "family": "cohere2", "window": 9, "logit_scale": 0.5}, {}),
-    "bias": ("llama", {**LONG, "family": "starcoder2", "qkv_bias": True}, {}),
-    "moe": ("moe", {**MOE, "seq": 100, "router_aux_loss_coef": 0}, {}),
-    "sinks": ("moe", {**rows.MODELS["sinks"], "seq": 100, "router_aux_loss_coef": 0}, {}),
-    "groups": ("moe", {**rows.MODELS["groups"], "seq": 100}, {}),
-    "documents": ("llama", LONG, {"data.document_end": 101}),
-    "adapters": ("llama", LONG, {"lora": {"rank": 3, "alpha": 5, "targets": "*"},
-                                 "parameters": [{"match": "*norm*", "frozen": False}]}),
-    "experts": ("moe", {**MOE, "seq": 100, "router_aux_loss_coef": 0}, rows.ON_EXPERTS),
-    "nf4": ("llama", LONG, rows.TUNED["nf4"] | {"parameters": []})}
-STEPS = {"run.steps": 4, "train_batch_size": 4, "run.eval_batches": 1,
+ALONE = {"model.router_aux_loss_coef": 0}  # the balance depends on the rows at a time
+MODELS = {  # of rows.py, and settings beside
+    "gpt2": ("gpt2", {}),
+    "llama": ("all of llama", {}),
+    "gemma2": ("norms behind", {"model.window": 30}),
+    "cohere2": ("parallel", {"model.window": 9}),
+    "bias": ("llama", {"model.family": "starcoder2", "model.qkv_bias": True}),
+    "moe": ("moe", ALONE),
+    "sinks": ("sinks", ALONE),
+    "groups": ("groups", {}),
+    "documents": ("llama", {"data.document_end": 101}),
+    "adapters": ("llama", {"lora": {"rank": 3, "alpha": 5, "targets": "*"},
+                           "parameters": [{"match": "*norm*", "frozen": False}]}),
+    "experts": ("moe", {**ALONE, **rows.ON_EXPERTS}),
+    "nf4": ("llama", rows.TUNED["nf4"] | {"parameters": []})}
+STEPS = {"run.steps": 4, "train_batch_size": 4, "run.eval_batches": 1, "model.seq": 100,
          "optimizer.params.lr": 0.01, "run.workers": 2}
 
 LENGTHS = ("boundaries", "scratch", "batches")  # grow with a sample
@@ -40,8 +38,8 @@ def norms(r):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_losses_are_those_of_all_rows_at_once(name, place):
-    program, shape, more = MODELS[name]
-    place.use(run.built(f"models/{program}"), shape)
+    model, more = MODELS[name]
+    rows.use(place, model)
     whole = place.good(1, {**STEPS, **more})
     for n in (1000, 100, 37, 1):
         r = place.good(1, {**STEPS, **more, KEY: n,
@@ -59,8 +57,9 @@ def test_the_losses_are_those_of_all_rows_at_once(name, place):
                                            ("bf16", "nf4"), ("bf16", "adapters")))
 def test_sums_over_chunks_are_of_fp32(dtype, beside, place):
     """Of single rows, 100 to a sample: in 16 bits they would lose what is small."""
-    place.use(run.built("models/llama"), {**LONG, "qk_norm": True})
-    more = {**STEPS, **MODELS[beside][2], **run.typed(dtype), "run.cpu_products": "fp32", "run.steps": 1}
+    model, more = MODELS[beside]
+    rows.use(place, model)
+    more = {**STEPS, **more, **run.typed(dtype), "run.steps": 1}
     whole, r = place.good(1, more), place.good(1, {**more, KEY: 1})
     assert norms(r) == pytest.approx(norms(whole), rel=2e-4)
 
@@ -89,12 +88,12 @@ def test_a_long_sample_has_transformers_losses(place, known):
 def test_plans_of_very_long_samples_overflow_nowhere(name, place):
     """What grows with the rows has sixteen times as many bytes for 2^24 as for 2^20 of
     them, all together or some at a time."""
-    program, shape, more = MODELS[name]
-    place.use(run.built(f"models/{program}"))
+    model, more = MODELS[name]
+    rows.use(place, model)
     for key in ("off", 1 << 16):
         total = {}
         for seq in (1 << 20, 1 << 24):
-            c = {**more, "model": {**shape, "seq": seq}, "train_batch_size": 2, KEY: key,
+            c = {**more, "model.seq": seq, "train_batch_size": 2, KEY: key,
                  "run.memory_limit_bytes": 10**15}
             r = place.launch(1, c, ["--plan"])
             assert r.rc == 0, str(r)

@@ -68,7 +68,7 @@ def test_a_step_is_that_of_dense_adam_on_the_rows_it_reads(dtype, train, place):
 
 
 def touched(records, ranks):
-    """Elements of the rows that records read: in shards of the first rank, and in others."""
+    """Elements of rows that records read: in shards of the first rank, and in others."""
     size, table, elements = DLRM["unit_rows"], DLRM["rows"], [0, 0]
     for row in {k * table + v % table for r in records for k, v in enumerate(
             struct.unpack(f"<{len(r) // 4}I", r)[1 + DLRM["dense"]:])}:
@@ -98,8 +98,9 @@ def test_only_touched_rows_are_moved(order, stage, ranks, train, place):
             "gradient_accumulation_steps": micros, "run.steps": steps,
             "run.ring": 9, "run.schedule": "breadth_first", "run.sum_order": order,
             "zero_optimization.stage": stage}).summary)
-    fetched, sent = (summaries[0][x] - summaries[1][x] for x in ("fetched_bytes", "sent_bytes"))
-    own, rest = (a - b for a, b in zip(touched(records, ranks), touched(records[:6], ranks)))
+    fetched, sent = (summaries[0][x] - summaries[1][x]
+                     for x in ("fetched_bytes", "sent_bytes"))
+    own, rest = (a - b for a, b in zip(*(touched(x, ranks) for x in (records, records[:6]))))
     assert fetched == 4 * steps * (own + rest) > 0
     times = micros if order == "ranks_first" else 1
     assert sent == 4 * steps * (own * (ranks - 1) + times * rest)
