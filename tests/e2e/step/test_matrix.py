@@ -164,14 +164,6 @@ def test_what_changes_the_bits_does(start):
     assert len({r.hash for r in runs}) == len({str(r.bits) for r in runs}) == 6
 
 
-def test_the_order_of_sums_changes_the_bits(start):
-    """Where there are several ranks and micro-batches; otherwise it is one."""
-    for ranks, micro, orders in ((2, 2, 2), (1, 2, 1), (2, BATCH // 2, 1)):
-        row = {**ONE, "ranks": ranks, "micro": micro}
-        runs = [start(row, {"run.sum_order": x}) for x in SUMS["sums"]]
-        assert len({str(r.numbers) for r in runs}) == orders, (ranks, micro)
-
-
 @pytest.mark.parametrize("model", ("vit", "dlrm"))
 def test_records_count_to_their_last_byte_in_however_many_files(model, start, place):
     data, paths = rows.records(model, MODELS[model]), [place.folder / x for x in "ab"]

@@ -28,16 +28,12 @@ def by_step(r):
     return found
 
 
-def begin(tasks):
-    return min(first for first, _, _ in tasks)
-
-
 def end(tasks):
     return max(last for _, last, _ in tasks)
 
 
 def overlap(tasks, step):
-    return end(tasks["adam", step]) > begin(tasks["forward", step + 1])
+    return end(tasks["adam", step]) > min(tasks["forward", step + 1])[0]
 
 
 @pytest.mark.parametrize("home", ((1, "none", "none"), (3, "nvme", "nvme")))
@@ -53,7 +49,7 @@ def test_adam_runs_under_the_next_steps_forward(home, place, nvme):
         assert r.numbers == wait.numbers
         tasks = by_step(r)
         # Exact: an update never begins before the clip factor of its step is known.
-        assert all(begin(tasks["adam", s]) >= end(tasks["clip", s]) for s in range(STEPS))
+        assert all(min(tasks["adam", s])[0] >= end(tasks["clip", s]) for s in range(STEPS))
         if r.summary["optimizer_hidden_percent"] > 0 and any(
                 overlap(tasks, s) for s in range(STEPS - 1)):
             return
@@ -66,7 +62,7 @@ def test_updates_on_disk_go_before_the_rest_of_the_backward(place, nvme):
     tasks = by_step(place.good(1, {
         **run.offload(2, "nvme", "none", nvme), **CONFIG, "run.workers": 1, "run.slices": 1,
         "gradient_clipping": 0, "train_batch_size": 64}))
-    before = sum(begin(tasks["adam", s]) < max(tasks["backward", s])[0]
+    before = sum(min(tasks["adam", s])[0] < max(tasks["backward", s])[0]
                  for s in range(1, STEPS))
     assert before >= 6  # a slow disk may be late in some
 
@@ -78,7 +74,7 @@ def test_a_forward_follows_a_disk_that_is_behind(place, nvme):
                        "gradient_clipping": 0, "run.inject_delay_us": 3000})
     tasks, late = by_step(r), 0
     for s in range(3, STEPS - 1):
-        forward = begin(tasks["forward", s + 1])
+        forward = min(tasks["forward", s + 1])[0]
         assert all(last <= forward for _, last, unit in tasks["adam", s] if unit == 0)
         late += overlap(tasks, s)
     assert late >= (STEPS - 4) / 2, str(r)
