@@ -7,7 +7,6 @@ import hashlib
 import os
 import pathlib
 import pickle
-import shutil
 import tempfile
 
 import pytest

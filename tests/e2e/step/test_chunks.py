@@ -69,8 +69,8 @@ def test_a_long_sample_has_transformers_losses(place, known):
     What is resident is what is planned."""
     place.use(run.built("models/llama"))
     folder, sample = long_sample.write(place.folder / "in")
-    one = {"run.steps": 2, "train_batch_size": 1, "run.workers": 1, "data.path": str(sample),
-           "data.val_fraction": 0, "gradient_clipping": 0.0,
+    one = {"run.steps": 2, "train_batch_size": 1, "run.workers": 1,
+           "data.path": str(sample), "data.val_fraction": 0, "gradient_clipping": 0.0,
            "optimizer": {"type": "AdamW", "params": long_sample.ADAM},
            "model": {"import": str(folder), "seq": long_sample.SEQ}}
     whole = place.launch(1, one, ["--plan"]).out

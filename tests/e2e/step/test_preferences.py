@@ -3,7 +3,6 @@
 lives, and what is refused."""
 import json
 import os
-import pathlib
 import re
 
 import pytest
@@ -43,8 +42,10 @@ def theirs(place):
     folder = hf.write(place.folder / "in", preferences.tensors(),
                       hf.gpt2_config(preferences.GPT2))
     seq, place.model = preferences.SEQ, {}
-    path = pairs_shard(place.folder / "pairs.bin", *pair_texts(preferences.pairs(), seq), seq)
-    return {**on(place, path), "data.val_fraction": 0, "gradient_clipping": preferences.CLIP,
+    path = pairs_shard(place.folder / "pairs.bin",
+                       *pair_texts(preferences.pairs(), seq), seq)
+    return {**on(place, path), "data.val_fraction": 0,
+            "gradient_clipping": preferences.CLIP,
             "model": {"import": str(folder), "seq": seq}, "run.steps": preferences.STEPS,
             "train_batch_size": 2 * preferences.PAIRS,
             "optimizer": {"type": "AdamW", "params": preferences.ADAM}}
@@ -73,13 +74,13 @@ def test_steps_are_those_of_trl(name, micro, theirs, place):
 @pytest.fixture
 def by_trl(place):
     """What TRL itself computes."""
-    python = os.environ.get("IZ_TEST_PYTHON")
+    python, program = os.environ.get("IZ_TEST_PYTHON"), preferences.__file__
     if not python or run.call(python, "-c", "import trl").rc:
         pytest.skip("IZ_TEST_PYTHON: a Python with trl")
 
     def by_trl(*words):
         file = place.folder / "theirs.json"
-        r = run.call(python, pathlib.Path(preferences.__file__), file, *words, timeout_s=900)
+        r = run.call(python, program, file, *words, timeout_s=900)
         assert r.rc == 0, str(r)
         return json.loads(file.read_text())
     return by_trl
@@ -121,14 +122,13 @@ def test_copies_have_a_home_of_their_own(place, dpo, nvme):
     and not written."""
     each = place.good(2, {**dpo, "zero_optimization.stage": 3}).memory[
         "parameters", "device"][1] // 2
-    for homes, tiers in (
-            ("cpu", "cpu cpu"), ("cpu/none", "cpu device"), ("cpu/nvme", "cpu nvme"),
-            ("nvme/cpu", "nvme cpu"), ("none/nvme", "device nvme")):
+    for homes in ("cpu", "cpu/none", "cpu/nvme", "nvme/cpu", "none/nvme"):
+        tiers = 2 * homes.replace("none", "device").split("/")  # of both, if it is one
         r = place.good(2, {**dpo, **run.offload(3, "none", homes, nvme),
                            "run.eval_batches": 0, "run.eval_interval": 0})
         for tier in ("device", "cpu", "nvme"):
             have = r.memory.get(("parameters", tier), (0, 0))[1]
-            n = tiers.split().count(tier) * each
+            n = tiers[:2].count(tier) * each
             # In a file they are whole chunks.
             assert n <= have <= (n + 4 * 2048 * 7 if n and tier == "nvme" else n), homes
         tasks, links = r.last("tasks"), r.last("links")

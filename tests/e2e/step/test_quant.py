@@ -66,8 +66,9 @@ def test_the_bits_are_those_of_its_values(kind, form, ranks, zero, dtype, export
     Each matrix of an expert is quantised by itself: however a block is cut."""
     place.use(run.built("models/gpt2" if kind == "gpt2" else "models/moe"))
     before, model, names = weights(kind, dtype)
-    c = {**LORA, **run.typed(dtype), "run.eval_batches": 1, "lora.export": export, "model": {
-        "seq": 16, "import": str(hf.write(place.folder / "in", before, model))}, **more}
+    folder = hf.write(place.folder / "in", before, model)
+    c = {**LORA, **run.typed(dtype), "run.eval_batches": 1, "lora.export": export,
+         "model": {"seq": 16, "import": str(folder)}, **more}
     quantised, values = {**c, "model.base_dtype": form}, place.folder / "values"
     place.good(1, {**quantised, "run.export": str(values), "lora.export": "merged",
                    "run.steps": 1, "optimizer.params.lr": 0.0})

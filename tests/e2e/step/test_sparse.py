@@ -100,7 +100,8 @@ def test_only_touched_rows_are_moved(order, stage, ranks, train, place):
             "zero_optimization.stage": stage}).summary)
     fetched, sent = (summaries[0][x] - summaries[1][x]
                      for x in ("fetched_bytes", "sent_bytes"))
-    own, rest = (a - b for a, b in zip(*(touched(x, ranks) for x in (records, records[:6]))))
+    own, rest = (a - b for a, b in zip(
+        touched(records, ranks), touched(records[:6], ranks)))
     assert fetched == 4 * steps * (own + rest) > 0
     times = micros if order == "ranks_first" else 1
     assert sent == 4 * steps * (own * (ranks - 1) + times * rest)
