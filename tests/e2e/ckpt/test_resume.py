@@ -27,7 +27,6 @@ def config(ranks):
     return {"train_batch_size": 12, "run.save": True,
             "gradient_accumulation_steps": 2,
             "train_micro_batch_size_per_gpu": 6 // ranks, "run.steps": 6,
-            "run.sum_order": "ranks_first",
             "scheduler": {"type": "WarmupCosineLR",
                           "params": {"warmup_num_steps": 2,
                                      "total_num_steps": 8}}}
@@ -74,7 +73,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
                 # of which experts' balance is
                 "train_micro_batch_size_per_gpu": 1 if "experts" in model else
                 3 if ranks == 4 else 2,
-                "run.sum_order": "ranks_first", "run.steps": 6, "run.eval_batches": 2,
+                "run.steps": 6, "run.eval_batches": 2,
                 **run.offload(*home, nvme), **run.typed(dtype), **beside}
     whole = place.good(saved_by, {**settings(saved_by), "run.save_interval": 3,
                                   "run.keep_last": 2})
@@ -87,12 +86,9 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
     assert again == pytest.approx(first, rel=2e-7)
     shutil.rmtree(whole.output / "checkpoints/step-00000006")
     more = place.good(loaded_by, others, ["--resume"], output=whole.output)
-    loss, norm = (1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)
     was, now = ([x for x in r.steps if x["step"] > 3][-3:] for r in (whole, more))
-    for x, y in zip(was, now, strict=True):
-        assert x["step"] == y["step"]
-        assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)
-        assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
+    assert [x["step"] for x in was] == [x["step"] for x in now] == [4, 5, 6]
+    rows.near(was, now, *((1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)))
 
 
 @pytest.mark.parametrize("dtype, error", (("bf16", 5e-4), ("fp8", 1e-2)))
