@@ -7,7 +7,6 @@ import hashlib
 import os
 import pathlib
 import pickle
-import shutil
 import tempfile
 
 import pytest
@@ -40,16 +39,12 @@ def turn(path):
 
 def takes_direct_io(folder):
     """tmpfs may have no O_DIRECT, which the nvme tier needs."""
-    probe = folder / "probe"
     try:
-        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+        os.close(os.open(folder / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+        return True
     except OSError as e:
-        if e.errno != errno.EINVAL:
-            raise
+        assert e.errno == errno.EINVAL, e
         return False
-    finally:
-        probe.unlink(missing_ok=True)
-    return True
 
 
 @pytest.fixture(scope="session")
@@ -58,12 +53,12 @@ def workplace(tmp_path_factory):
     if not pathlib.Path(run.PROGRAM).is_file():
         pytest.fail(f"{run.PROGRAM} is not built")
     folder = tmp_path_factory.mktemp("e2e")
-    own = None
-    if not takes_direct_io(folder):
-        folder = own = pathlib.Path(tempfile.mkdtemp(prefix="e2e", dir=run.BUILD))
-    yield folder
-    if own:
-        shutil.rmtree(own, ignore_errors=True)
+    if takes_direct_io(folder):
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="e2e", dir=run.BUILD,
+                                         ignore_cleanup_errors=True) as own:
+            yield pathlib.Path(own)
 
 
 @pytest.fixture(scope="session")
@@ -154,6 +149,13 @@ class References:
         new.write_bytes(pickle.dumps(value))
         new.rename(self.path(key))
 
+    def made(self, key, make):
+        """By the process of pytest that is the first to ask."""
+        with turn(self.path(key).with_suffix(".turn")):
+            if key not in self:
+                self[key] = make()
+        return self[key]
+
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
@@ -164,17 +166,11 @@ def references(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def known(references, workplace, text):
-    """known(ranks, config, model): a good run that several tests read and none writes
-    to.  It is made once, by the process of pytest that is the first to ask."""
-    def known(ranks, config, model=None, **more):
-        key = ranks, config, model, more
-        with turn(references.path(key).with_suffix(".turn")):
-            if key not in references:
-                p = run.Place(pathlib.Path(tempfile.mkdtemp(dir=references.folder)), text)
-                if model:
-                    rows.use(p, model)
-                references[key] = p.good(ranks, config, **more)
-        return references[key]
+    """known(ranks, config): a good run that several tests read and none writes to, made
+    once."""
+    def known(ranks, config, **more):
+        return references.made((ranks, config, more), lambda: run.Place(pathlib.Path(
+            tempfile.mkdtemp(dir=references.folder)), text).good(ranks, config, **more))
     return known
 
 
@@ -200,12 +196,12 @@ def compare(start, references, place):
     is its first half, and each step is saved; else the last alone, for no step waits."""
     def compare(row, plain, changes=None, before=None):
         changes = {**rows.SAVED, **(changes or {})}
-        key = sorted(plain.items()), changes
-        with turn(references.path(key).with_suffix(".turn")):
-            if key not in references:
-                r = start(plain, {**changes, "run.save_mode": "sync"})
-                references[key] = rows.told(r), rows.figures(r)
-        (numbers, states, files), figures = references[key]
+
+        def make():
+            r = start(plain, {**changes, "run.save_mode": "sync"})
+            return rows.told(r), rows.figures(r)
+        (numbers, states, files), figures = references.made(
+            (sorted(plain.items()), changes), make)
         more = {**changes, "run.inject_seed": 3 + row.get("ring", 0),
                 "run.nvme_checksum": not before}  # with which training waits for a save
         if not before:

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import struct
+from xml.etree import ElementTree
 
 import run
 
@@ -63,38 +64,33 @@ def described(place):
 def topology(path, packages, cores, allowed=None):
     """hwloc's description of a host with a GPU of the stand-in near each
     package, of whose cores a rank may use those allowed, or all."""
-    def sets(cpus, nodes):
-        c, n = (hex(sum(1 << i for i in x)) for x in (cpus, nodes))
-        return (f'cpuset="{c}" complete_cpuset="{c}" nodeset="{n}" '
-                f'complete_nodeset="{n}"')
+    number, every = itertools.count(1), range(packages * cores)
 
-    number = itertools.count(2)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>',
-             '<!DOCTYPE topology SYSTEM "hwloc2.dtd">',
-             '<topology version="2.0">']
-    whole = sets(range(packages * cores), range(packages))
-    may = sets(allowed or range(packages * cores), range(packages)).replace(
-        "complete_", "allowed_").split(" ")
-    lines.append(f'<object type="Machine" os_index="0" {whole} {may[1]} '
-                 f'{may[3]} gp_index="1">')
+    def mask(indices):
+        return hex(sum(1 << i for i in indices))
+
+    def add(parent, kind, index=None, cpus=(), nodes=(), **more):
+        if index is not None:
+            more |= {"os_index": str(index)}
+            for head in ("", "complete_"):
+                more |= {f"{head}cpuset": mask(cpus), f"{head}nodeset": mask(nodes)}
+        return ElementTree.SubElement(parent, "object", {
+            "type": kind, "gp_index": str(next(number)), **more})
+
+    top = ElementTree.Element("topology", version="2.0")
+    machine = add(top, "Machine", 0, every, range(packages), allowed_cpuset=mask(
+        allowed or every), allowed_nodeset=mask(range(packages)))
     for p in range(packages):
-        mine = range(p * cores, (p + 1) * cores)
-        lines.append(f'<object type="Package" os_index="{p}" '
-                     f'{sets(mine, [p])} gp_index="{next(number)}">')
-        lines.append(f'<object type="NUMANode" os_index="{p}" '
-                     f'{sets(mine, [p])} gp_index="{next(number)}" '
-                     'local_memory="1073741824"/>')
+        mine, bus = range(p * cores, (p + 1) * cores), f"{p + 1:02x}"
+        package = add(machine, "Package", p, mine, [p])
+        add(package, "NUMANode", p, mine, [p], local_memory="1073741824")
         for i in mine:
-            for kind, end in (("Core", ">"), ("PU", "/></object>")):
-                lines.append(f'<object type="{kind}" os_index="{i}" '
-                             f'{sets([i], [p])} gp_index="{next(number)}"{end}')
-        bus = f"{p + 1:02x}"
-        lines.append(f'<object type="Bridge" gp_index="{next(number)}" '
-                     f'bridge_type="0-1" depth="0" '
-                     f'bridge_pci="0000:[{bus}-{bus}]">')
-        lines.append(f'<object type="PCIDev" gp_index="{next(number)}" '
-                     f'pci_busid="0000:{bus}:00.0" '
-                     'pci_type="0302 [10de:2330] [10de:0000] a1" '
-                     'pci_link_speed="0"/></object></object>')
-    path.write_text("\n".join([*lines, "</object></topology>", ""]))
+            add(add(package, "Core", i, [i], [p]), "PU", i, [i], [p])
+        bridge = add(package, "Bridge", bridge_type="0-1", depth="0",
+                     bridge_pci=f"0000:[{bus}-{bus}]")
+        add(bridge, "PCIDev", pci_busid=f"0000:{bus}:00.0", pci_link_speed="0",
+            pci_type="0302 [10de:2330] [10de:0000] a1")
+    path.write_text('<?xml version="1.0" encoding="UTF-8"?>\n'
+                    '<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n' +
+                    ElementTree.tostring(top, encoding="unicode"))
     return str(path)

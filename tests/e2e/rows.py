@@ -318,6 +318,12 @@ def told(r):
             {x["hash"]["step"]: x["hash"]["state"] for x in r.lines if "hash" in x}, r.files)
 
 
+def near(was, now, loss, norm):
+    """Steps have losses and norms that differ by no more, relatively."""
+    for key, rel in (("loss", loss), ("grad_norm", norm)):
+        assert [x[key] for x in now] == pytest.approx([x[key] for x in was], rel=rel), key
+
+
 def elsewhere(row, free, have, valid):
     """This row up to its middle, in the place of another one that may be there."""
     places = [{k: v for k, v in x.items() if k in free} for x in have]

@@ -142,40 +142,38 @@ def session():
 def environment(extra=None):
     """The caller's, without what would override a config."""
     drop = ("STARPU_SCHED", "STARPU_NCPU", "STARPU_NCPUS", "OPENBLAS_CORETYPE")
-    env = {k: v for k, v in os.environ.items() if k not in drop}
-    env["IZ_PLAIN"] = "1"
-    # Less than the usual 0.15 s on every core, in thousands of runs.
-    env["IZ_REFERENCE_GEMM"] = "64"
     # What StarPU measures once belongs to one build: another one, with a GPU or
     # without, would measure again and say so.  Tests that run side by side measure
     # for themselves, or one would read a file that another is writing.
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-    home = BUILD / "starpu-home" / worker
+    home = BUILD / "starpu-home" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
     home.mkdir(parents=True, exist_ok=True)
-    env["STARPU_HOME"] = str(home)
-    # Its word of MPI_Finalize may come later than the end of a rank on a busy machine;
-    # that of another status or a signal still counts (docs/dependencies.md).
-    env["OMPI_MCA_orte_allowed_exit_without_sync"] = "1"
-    # More ranks than cores, for Open MPI 4 and 5; other launchers do not ask.
-    env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-    env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-    # Thousands of runs start MPI: without a look for networks, of which they use none,
-    # without a daemon for a single rank, without a second's grace for ranks that end.
-    env["OMPI_MCA_pml"] = "ob1"
-    env["OMPI_MCA_ess_singleton_isolated"] = "1"
-    # Such ranks all have one name, and so one folder: that of others at their start or
-    # end would be in the way.
-    env["OMPI_MCA_orte_tmpdir_base"] = session()
-    env["OMPI_MCA_odls_base_sigkill_timeout"] = "0"
-    # A third of such a start is looking at devices on the bus, of which none matters.
-    if GPU != "real":
-        env["HWLOC_COMPONENTS"] = "-pci,-linuxio"
-    # Idle threads of OpenBLAS would spin for longer than a run computes.
-    env["OPENBLAS_THREAD_TIMEOUT"] = "4"
-    if os.geteuid() == 0:
-        env["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
-        env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    env.update(extra or {})
+    env = {
+        **{k: v for k, v in os.environ.items() if k not in drop},
+        "IZ_PLAIN": "1",
+        # Less than the usual 0.15 s on every core, in thousands of runs.
+        "IZ_REFERENCE_GEMM": "64",
+        "STARPU_HOME": str(home),
+        # Its word of MPI_Finalize may come later than the end of a rank on a busy machine;
+        # that of another status or a signal still counts (docs/dependencies.md).
+        "OMPI_MCA_orte_allowed_exit_without_sync": "1",
+        # More ranks than cores, for Open MPI 4 and 5; other launchers do not ask.
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        # Thousands of runs start MPI: without a look for networks, of which they use none,
+        # without a daemon for a single rank, without a second's grace for ranks that end.
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_ess_singleton_isolated": "1",
+        "OMPI_MCA_odls_base_sigkill_timeout": "0",
+        # Such ranks all have one name, and so one folder: that of others at their start or
+        # end would be in the way.
+        "OMPI_MCA_orte_tmpdir_base": session(),
+        # Idle threads of OpenBLAS would spin for longer than a run computes.
+        "OPENBLAS_THREAD_TIMEOUT": "4",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # A third of such a start is looking at devices on the bus, of which none matters.
+        **({} if GPU == "real" else {"HWLOC_COMPONENTS": "-pci,-linuxio"}),
+        **(extra or {})}
     return {k: v for k, v in env.items() if v is not None}
 
 
@@ -311,21 +309,19 @@ def read_lines(path):
 def saved(output):
     """The steps of which there are complete checkpoints."""
     return sorted(int(p.name[5:]) for p in (output / "checkpoints").glob("step-*")
-                  if re.fullmatch(r"step-\d+", p.name))
-
-
-def of_any_run(index):
-    """What an index says, but for whose it is."""
-    j = json.loads(index)
-    return json.dumps({k: v for k, v in j.items()
-                       if k not in ("run", "identity", "seal")}).encode()
+                  if p.name[5:].isdigit())
 
 
 def checkpoints(output):
-    """{name: bytes} of all files of all checkpoints, whichever run wrote them."""
+    """{name: bytes} of all files of all checkpoints, and of an index what it says, but
+    for whose it is."""
+    def content(path):
+        if path.name != "index.json":
+            return path.read_bytes()
+        return json.dumps({k: v for k, v in json.loads(path.read_text()).items()
+                           if k not in ("run", "identity", "seal")}).encode()
     folder = output / "checkpoints"
-    return {str(p.relative_to(folder)):
-            of_any_run(p.read_bytes()) if p.name == "index.json" else p.read_bytes()
+    return {str(p.relative_to(folder)): content(p)
             for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -367,10 +363,8 @@ def arrays(output, step):
     path = output / f"checkpoints/step-{step:08}/rank-00000-of-00001.safetensors"
     data = path.read_bytes()
     n, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
     return {k: data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]
-            for k, t in header.items()}
+            for k, t in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
 
 
 def alive(pid):
@@ -382,56 +376,39 @@ def alive(pid):
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def all_gone(pids, within_s=TIMEOUT_S):
+def all_gone(pids):
     """Whether all have ended, now or soon: a launcher may end before its ranks."""
-    end = time.monotonic() + within_s
+    end = time.monotonic() + TIMEOUT_S
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     return not any(map(alive, pids))
 
 
-def children(pid):
-    """Pids of the direct children of a process."""
+def children(pid, name=None):
+    """Pids of the direct children of a process, or of those that have this name."""
     found = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid:
+            named, _, fields = stat.read_text().rpartition(")")
+            if int(fields.split()[1]) == pid and name in (None, named.partition("(")[2]):
                 found.append(int(stat.parent.name))
     return found
 
 
 def ranks_of(mpirun):
     """MPICH's has a process between itself and them."""
-    below = children(mpirun)
-    proxies = [x for x in below if name_of(x) == "hydra_pmi_proxy"]
-    return [y for x in proxies for y in children(x)] if proxies else below
+    proxies = children(mpirun, "hydra_pmi_proxy")
+    return [y for x in proxies for y in children(x)] if proxies else children(mpirun)
 
 
-def name_of(pid):
-    with contextlib.suppress(OSError):
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    return None
-
-
-def threads(pid):
-    """What each thread of a process is at: its state, how long it has run and
-    how long it has waited for a processor, and where it stands, if gdb can say."""
-    lines = []
-    for task in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*")):
-        with contextlib.suppress(OSError):
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            ran, waited, _ = (task / "schedstat").read_text().split()
-            lines.append(f"{task.name} {(task / 'comm').read_text().strip()}: "
-                         f"{state}, ran {int(ran) / 1e9:.2f} s, waited "
-                         f"{int(waited) / 1e9:.2f} s for a processor")
+def stacks(pid):
+    """Where each thread of a process stands, if gdb can say."""
     with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
         r = subprocess.run(["gdb", "-p", str(pid), "-batch", "-ex",
                             "thread apply all bt 12"], capture_output=True,
                            text=True, timeout=60, stdin=subprocess.DEVNULL)
-        lines += [x for x in r.stdout.splitlines()
-                  if x.startswith(("Thread ", "#"))]
-    return "\n".join(lines)
+        return "\n".join(x for x in r.stdout.splitlines() if x.startswith(("Thread ", "#")))
+    return ""
 
 
 class Run:
@@ -465,13 +442,10 @@ class Run:
 
     def until(self, condition, what):
         """Waits for what must come while the run goes on."""
-        end = time.monotonic() + TIMEOUT_S
-        while True:
+        end, over = time.monotonic() + TIMEOUT_S, False
+        while not condition():
+            assert not over, f"ended before {what}\n{self.finish()}"
             over = self.process.poll() is not None or time.monotonic() > end
-            if condition():
-                return
-            if over:
-                raise AssertionError(f"ended before {what}\n{self.finish()}")
             time.sleep(0.01)
 
     def step(self):
@@ -497,7 +471,7 @@ class Run:
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            late = "\n\n".join(map(threads, self.pids()))
+            late = "\n\n".join(map(stacks, self.pids()))
             self.kill()
         r = Result(self.process.returncode, self.text(0), self.text(1),
                    self.output, time.monotonic() - self.begin, self.line)
@@ -539,8 +513,7 @@ class Place:
 
     def command(self, ranks, config, options=()):
         """One rank is started without mpirun."""
-        mpirun = [] if ranks in (None, 1) else \
-            [*MPIRUN, "-np", str(ranks)]
+        mpirun = [] if ranks == 1 else [*MPIRUN, "-np", str(ranks)]
         return [*mpirun, self.program, str(config), *map(str, options)]
 
     def start(self, ranks, overrides, options=(), output=None, env=None):
@@ -549,10 +522,8 @@ class Place:
         config = self.config({k: v for k, v in overrides.items() if k not in env}, output)
         return Run(self.command(ranks, config, options), config, env)
 
-    def launch(self, ranks, overrides, options=(), output=None, env=None,
-               timeout_s=TIMEOUT_S):
-        run = self.start(ranks, overrides, options, output, env)
-        return run.finish(timeout_s)
+    def launch(self, *args, timeout_s=TIMEOUT_S, **kwargs):
+        return self.start(*args, **kwargs).finish(timeout_s)
 
     def apart(self, settings, overrides, options=(), **more):
         """Ranks of one run, each behind words of its own: env A=1, taskset."""
@@ -600,8 +571,7 @@ def offload(stage, optimizer, param, nvme):
     """The zero section; homes as in DeepSpeed's config, nvme a folder.  Of parameters
     it may be "trained/frozen"."""
     zero = {"stage": stage}
-    for name, homes in (("offload_optimizer", optimizer),
-                        ("offload_param", param)):
+    for name, homes in (("offload_optimizer", optimizer), ("offload_param", param)):
         home, *frozen = homes.split("/")
         if homes != "none":
             zero[name] = {"device": home}

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoint tool, and saves that are killed at any time."""
-import json
 import random
 import re
-import struct
 import time
 
 import pytest
@@ -32,21 +30,27 @@ def test_list_tells_the_checkpoints(two):
                for x in lines)
 
 
+def flip(file, at):
+    """One bit; returns what the file was."""
+    data = file.read_bytes()
+    bad = bytearray(data)
+    bad[at] ^= 1
+    file.write_bytes(bad)
+    return data
+
+
 def test_verify_reads_every_byte(two):
     _, out = two
     whole = "step 3 intact step 2 intact".split()
     assert ckpt("verify", out).out.split() == whole
     for file in sorted((out / "checkpoints/step-00000002").iterdir()):
-        data = file.read_bytes()
-        for at in (9, len(data) // 2, len(data) - 40):
-            bad = bytearray(data)
-            bad[at] ^= 4
-            file.write_bytes(bad)
+        for at in (9, file.stat().st_size // 2, -40):
+            data = flip(file, at)
             r = ckpt("verify", out, rc=1)
-            assert file.name in r.err, str(r)
-            assert r.out.split() == [*whole[:-1], "damaged"], str(r)
-        ckpt("verify", out, "--step", 3)
+            assert file.name in r.err and r.out.split() == [*whole[:-1], "damaged"], str(r)
+            file.write_bytes(data)
         file.write_bytes(data[:-1])
+        ckpt("verify", out, "--step", 3)
         assert file.name in ckpt("list", out, rc=1).err
         file.write_bytes(data)
     ckpt("verify", out, "--step", 2)
@@ -103,65 +107,47 @@ def test_a_list_that_is_lost_is_no_success(two):
 def test_a_damaged_checkpoint_is_not_exported(two, tmp_path):
     _, out = two
     file = next((out / "checkpoints/step-00000003").glob("rank-00001*"))
-    data = file.read_bytes()
-    n, = struct.unpack("<Q", data[:8])
-    at = json.loads(data[8:8 + n])["h.2/master"]["data_offsets"][1] + 8 + n
-    file.write_bytes(data[:at - 2] + bytes([data[at - 2] ^ 1]) + data[at - 1:])
-    r = ckpt("export", out, "--out", tmp_path / "hf", "--dtype", "fp32", rc=1)
+    data = flip(file, file.stat().st_size // 2)
+    r = ckpt("export", out, "--out", tmp_path / "hf", rc=1)
     file.write_bytes(data)
-    assert file.name in r.err, str(r)
-    assert not list(tmp_path.iterdir()), "nothing stays"
+    assert file.name in r.err and not list(tmp_path.iterdir()), str(r)
 
 
 # ---- kill -9 ----
 
 def half_written(out):
-    folder = out / "checkpoints"
-    return folder.exists() and \
-        any(p.name.endswith((".tmp", ".old")) for p in folder.iterdir())
-
-
-def kill_in_a_save(place, ranks, c, out, delay_s):
-    """Starts or resumes, lets it save once, and kills it so long after the
-    next save has begun.  Whether something half-written was left."""
-    before = run.saved(out)
-    run_ = place.start(ranks, c, ["--resume"] if before else [], output=out)
-    run_.until(lambda: run.saved(out) > before, "a save")
-    run_.until(lambda: half_written(out), "the next save")
-    time.sleep(delay_s)
-    run_.kill()
-    r = run_.finish()
-    assert r.rc != 0 and "izar: checkpoint" not in r.err, str(r)
-    return half_written(out), before
+    return any(p.name.endswith((".tmp", ".old")) for p in (out / "checkpoints").glob("*"))
 
 
 @pytest.mark.parametrize("ranks, kills", [(1, 12), (2, 6)])
 def test_killed_saves_lose_nothing_but_the_steps_since(ranks, kills, place):
-    """After each kill the newest checkpoint is no older than before, and the run
-    resumes from it; all that is complete is intact; the end has the bits of a
-    run that nobody killed."""
-    rng = random.Random(20)
+    """A run is killed soon after its second save has begun, and goes on.  After each kill
+    the newest checkpoint is no older than before, and the run resumes from it; all that is
+    complete is intact; the end has the bits of a run that nobody killed."""
+    rng, half = random.Random(20), 0
     out, c = place.folder / "killed", {
         "run.save": True, "run.save_interval": 1, "run.steps": 10**6,
         "run.keep_last": 3, "run.eval_batches": 0,
-        **run.offload(3 if ranks > 1 else 0, "none", "none", None)}
-    half = 0
+        "zero_optimization.stage": 3 if ranks > 1 else 0}
     for i in range(5 * kills):
         if i >= kills and half > kills // 10:
             break
-        left, before = kill_in_a_save(place, ranks, c, out,
-                                      rng.random() * 0.004)
-        half += left
+        before = run.saved(out)
+        run_ = place.start(ranks, c, ["--resume"] if before else [], output=out)
+        run_.until(lambda: run.saved(out) > before, "a save")
+        run_.until(lambda: half_written(out), "the next save")
+        time.sleep(rng.random() * 0.004)
+        run_.kill()
+        r = run_.finish()
+        assert r.rc != 0 and "izar: checkpoint" not in r.err, str(r)
+        half += half_written(out)
         assert not before or run.saved(out)[-1] >= before[-1]
         if i % 6 == 5:  # the newest is checked by each resuming
             assert "damaged" not in ckpt("verify", out).out
     assert half > kills // 10, "the kills did hit saves"
-    last = run.saved(out)[-1]
-    more = {**c, "run.steps": last + 2, "run.save_interval": 0}
+    more = {**c, "run.steps": run.saved(out)[-1] + 2, "run.save_interval": 0}
     want = place.good(ranks, more)
     got = place.good(ranks, more, ["--resume"], output=out)
     assert got.hash == want.hash
     losses = {x["step"]: x["loss"] for x in got.steps}
     assert [losses[s] for s in sorted(losses)] == want.losses[:len(losses)]
-    assert json.loads(next((out / "checkpoints").glob("*/index.json"))
-                      .read_text())["ranks"] == ranks

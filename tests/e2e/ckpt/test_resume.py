@@ -23,15 +23,13 @@ from inputs import TOKENS, shard
 NONE, NEAR, NVME = (0, "none", "none"), (3, "none", "none"), (3, "nvme", "nvme")
 
 
-def config(ranks, dtype="fp32", home=NONE, nvme=None):
+def config(ranks):
     return {"train_batch_size": 12, "run.save": True,
             "gradient_accumulation_steps": 2,
             "train_micro_batch_size_per_gpu": 6 // ranks, "run.steps": 6,
-            "run.sum_order": "ranks_first",
             "scheduler": {"type": "WarmupCosineLR",
                           "params": {"warmup_num_steps": 2,
-                                     "total_num_steps": 8}},
-            **run.offload(*home, nvme), **run.typed(dtype)}
+                                     "total_num_steps": 8}}}
 
 
 # ---- other ranks ----
@@ -75,7 +73,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
                 # of which experts' balance is
                 "train_micro_batch_size_per_gpu": 1 if "experts" in model else
                 3 if ranks == 4 else 2,
-                "run.sum_order": "ranks_first", "run.steps": 6, "run.eval_batches": 2,
+                "run.steps": 6, "run.eval_batches": 2,
                 **run.offload(*home, nvme), **run.typed(dtype), **beside}
     whole = place.good(saved_by, {**settings(saved_by), "run.save_interval": 3,
                                   "run.keep_last": 2})
@@ -88,13 +86,9 @@ def test_saved_by_some_ranks_and_loaded_by_others(model, pair, beside, then, lis
     assert again == pytest.approx(first, rel=2e-7)
     shutil.rmtree(whole.output / "checkpoints/step-00000006")
     more = place.good(loaded_by, others, ["--resume"], output=whole.output)
-    loss, norm = (1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)
-    was, now = ({x["step"]: x for x in r.steps if x["step"] > 3} for r in (whole, more))
-    assert len(was) == 3
-    for step, x in was.items():
-        y = now[step]
-        assert math.isclose(x["loss"], y["loss"], rel_tol=loss), str(more)
-        assert math.isclose(x["grad_norm"], y["grad_norm"], rel_tol=norm), str(more)
+    was, now = ([x for x in r.steps if x["step"] > 3][-3:] for r in (whole, more))
+    assert [x["step"] for x in was] == [x["step"] for x in now] == [4, 5, 6]
+    rows.near(was, now, *((1e-5, 1e-5) if dtype == "fp32" else (5e-3, 5e-2)))
 
 
 @pytest.mark.parametrize("dtype, error", (("bf16", 5e-4), ("fp8", 1e-2)))
@@ -161,17 +155,25 @@ def test_other_ranks_choose_their_order_of_sums(place):
 SLOW = {"run.inject_delay_us": 3000, "run.steps": 10**6}
 
 
-@pytest.mark.parametrize("ranks, only, number", [
-    (1, None, signal.SIGINT), (2, None, signal.SIGTERM), (2, 1, signal.SIGUSR1),
-    (1, None, signal.SIGHUP), (1, None, signal.SIGUSR2), (1, None, signal.SIGXCPU)])
-def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
-    """`only`: to one rank; the others learn it from the step's scalars."""
-    c = config(ranks, "bf16", NEAR, nvme)
+# Of ranks, or of mpirun, which hands it on: what batch systems can send, as Slurm by
+# --signal=B:USR1@300 to the shell of a job, in whose place mpirun is.
+@pytest.mark.parametrize("ranks, to, number", [
+    (1, "all", signal.SIGINT), (2, "all", signal.SIGTERM), (2, "one", signal.SIGUSR1),
+    (1, "all", signal.SIGHUP), (1, "all", signal.SIGUSR2), (1, "all", signal.SIGXCPU),
+    (2, "mpirun", signal.SIGUSR1),
+    (1, "twice", signal.SIGTERM)])  # as Slurm at a job's time limit: they count once
+def test_signal_saves_and_resume_goes_on(ranks, to, number, place):
+    """One rank tells the others by the step's scalars."""
+    c = {**config(ranks), **run.offload(*NEAR, None), **run.typed("bf16")}
     if number == signal.SIGHUP:  # which those who start tests may have ignored
         place.wrap('#!/bin/sh\nexec env --default-signal=HUP {} "$@"\n')
     run_ = place.start(ranks, {**c, **SLOW}, output=place.folder / "stopped")
     run_.until_step(2)
-    run_.signal(number, only)
+    for _ in range(2 if to == "twice" else 1):
+        if to == "mpirun":
+            run_.process.send_signal(number)
+        else:
+            run_.signal(number, 1 if to == "one" else None)
     r = run_.finish()
     assert r.rc == 0, str(r)
     assert "izar: finishing the step;" in r.err
@@ -182,8 +184,7 @@ def test_signal_saves_and_resume_goes_on(ranks, only, number, place, nvme):
     assert r.saved == [stop] and 2 <= stop == len(r.steps)
     more = {**c, "run.steps": stop + 2}
     want = place.good(ranks, more)
-    b = place.good(ranks, more, ["--resume"], output=r.output)
-    assert b.numbers == want.numbers
+    assert place.good(ranks, more, ["--resume"], output=r.output).numbers == want.numbers
 
 
 def catches(pid, number):
@@ -192,18 +193,22 @@ def catches(pid, number):
     return int(caught, 16) >> number - 1 & 1
 
 
-def signalled_again(place, number):
-    """A run in steps of seconds, longer than two signals are one, that gets a signal
-    until it has ended."""
-    c = {**config(1), "run.inject_delay_us": 150000, "run.workers": 1, "model.layers": 3}
-    run_ = place.start(1, {**c, "run.steps": 10**6})
+@pytest.mark.parametrize("number, rc, saves", (
+    (signal.SIGTERM, 128 + signal.SIGTERM, False),  # at once: a whole step would be saved
+    (signal.SIGUSR1, 0, True)))  # the end is near, however often this is said
+def test_a_second_signal(number, rc, saves, place):
+    """In steps of seconds, longer than two signals are one."""
+    run_ = place.start(1, {**config(1), "run.inject_delay_us": 150000, "run.workers": 1,
+                           "model.layers": 3, "run.steps": 10**6})
     run_.until(lambda: catches(run_.process.pid, signal.SIGTERM), "the handlers")
     run_.signal(number)
     run_.until(lambda: "stops at once" in run_.text(1), "the message")
     while run_.process.poll() is None:  # those of two seconds count as one
         run_.signal(number)
         time.sleep(0.2)
-    return run_.finish()
+    r = run_.finish()
+    assert r.rc == rc and bool(r.saved) == saves, str(r)
+    assert not saves or r.summary["reason"] == "interrupted"
 
 
 def test_a_warning_before_step_0(tmp_path):
@@ -228,43 +233,6 @@ def test_a_hangup_that_nohup_ignores(taken, place):
     run_.signal(signal.SIGHUP)
     run_.until_step(run_.step() + 10)
     run_.kill()
-
-
-def test_second_signal_stops_at_once(place):
-    r = signalled_again(place, signal.SIGTERM)
-    assert r.rc == 128 + signal.SIGTERM, str(r)
-    # One that finishes its step saves it too.
-    assert not (r.output / "checkpoints").exists()
-
-
-def test_a_warning_may_come_again(place):
-    """SIGUSR1 says that the end is near, however often."""
-    r = signalled_again(place, signal.SIGUSR1)
-    assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
-    assert r.saved
-
-
-def test_a_signal_twice_at_once_counts_once(place):
-    """As Slurm sends SIGTERM at a job's time limit."""
-    run_ = place.start(1, {**config(1), **SLOW})
-    run_.until_step(1)
-    run_.signal(signal.SIGTERM)
-    run_.signal(signal.SIGTERM)
-    r = run_.finish()
-    assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
-    assert r.saved
-
-
-def test_mpirun_hands_a_signal_on(place, nvme):
-    """SIGUSR1 to mpirun reaches all ranks: what batch systems can send, as Slurm by
-    --signal=B:USR1@300 to the shell of a job, in whose place mpirun is."""
-    c = config(2, "fp32", NEAR, nvme)
-    run_ = place.start(2, {**c, **SLOW})
-    run_.until_step(1)
-    run_.process.send_signal(signal.SIGUSR1)
-    r = run_.finish()
-    assert r.rc == 0, str(r)
-    assert r.summary["reason"] == "interrupted" and r.saved
 
 
 def test_a_signal_cuts_a_validation(place):
@@ -305,24 +273,13 @@ def test_damaged_checkpoint_is_named(ranks, damage, place):
     c = {**config(ranks), "run.steps": 2}
     place.good(ranks, c, output=out)
     file = sorted((out / "checkpoints").rglob("*.safetensors"))[-1]
-    data = bytearray(file.read_bytes())
-    if damage == "truncate":
-        file.write_bytes(data[:-4])
-    elif damage == "flip":
-        data[-40] ^= 16
-        file.write_bytes(data)
-    else:
-        file.unlink()
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "remove":
+        file.write_bytes(data[:-4] if damage == "truncate" else
+                         data[:-40] + bytes([data[-40] ^ 16]) + data[-39:])
     before = (out / "config.json").read_text(), (out / "metrics.jsonl").read_text()
     r = place.launch(ranks, {**c, "run.steps": 4}, ["--resume"], output=out)
     run.refused(r, "checkpoint", file.name, everyone=True)
     # nothing was trained on it, and nothing written
     assert before == tuple((out / x).read_text() for x in ("config.json", "metrics.jsonl"))
-
-
-def test_effective_config_runs_as_it_is(place):
-    r = place.good(1, config(1))
-    c = r.config
-    c["run"]["output"] = str(place.folder / "again")
-    again = place.as_it_is(c)
-    assert again.numbers == r.numbers

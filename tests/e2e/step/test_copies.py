@@ -17,26 +17,14 @@ def config(group=GROUP, home="none", **more):
             **run.offload(3, home, home, None), KEY: group, **more}
 
 
-def units():
-    """Bytes of embedding, blocks and head in fp32, as padded for the ranks."""
-    embed, *blocks, head = (4 * n for n in run.units(run.MODEL, RANKS))
-    return embed, sum(blocks), head
-
-
 @pytest.fixture
-def two_hosts(known):
-    """A run with or without groups on two hosts."""
-    return lambda group, home="none", **more: known(RANKS, config(group, home, **more),
-                                                    env=on("aabb"))
-
-
-@pytest.fixture
-def a_step(two_hosts):
-    """What one more step sends, of rank 0, and what it fetches."""
-    def a_step(group=GROUP, home="none", **more):
-        runs = [two_hosts(group, home, **{**more, "run.steps": n}) for n in (2, 3)]
-        return {k: runs[1].summary[k] - runs[0].summary[k]
-                for k in ("sent_bytes", "far_bytes", "fetched_bytes")}
+def a_step(known):
+    """A run of two hosts, and what its last step sends, of rank 0, and fetches."""
+    def a_step(group, home="none", **more):
+        two, three = (known(RANKS, config(group, home, **{**more, "run.steps": n}),
+                            env=on("aabb")) for n in (2, 3))
+        return three, {k: three.summary[k] - two.summary[k]
+                       for k in ("sent_bytes", "far_bytes", "fetched_bytes")}
     return a_step
 
 
@@ -44,52 +32,28 @@ def a_step(two_hosts):
 def test_a_fetch_does_not_leave_the_host(home, ring, a_step):
     """Whatever the ring fetches: between hosts go the sums, and one shard of four
     to the other host's copy.  Without copies it leaves the host."""
-    embed, blocks, head = units()
-    sums = 2 * embed + blocks + head
-    whole = embed + blocks + head
-    fetched = 3 * embed + 2 * blocks + head if ring == 1 else whole
-    got, plain = (a_step(g, home, **{"run.ring": ring}) for g in (GROUP, 1))
+    embed, *blocks, head = (4 * n for n in run.units(run.MODEL, RANKS))
+    whole = embed + sum(blocks) + head
+    fetched = 3 * embed + 2 * sum(blocks) + head if ring == 1 else whole
+    (r, got), (without, plain) = (a_step(g, home, **{"run.ring": ring}) for g in (GROUP, 1))
     assert got["fetched_bytes"] == fetched
-    assert got["far_bytes"] == sums * 2 // 4 + whole // 4
+    assert got["far_bytes"] == (whole + embed) * 2 // 4 + whole // 4
     # rank 0 has one of the two shards that it is dealt, and sends its own once
     assert plain["sent_bytes"] - got["sent_bytes"] == \
         fetched * 3 // 4 - fetched // 2 - whole // 4
     assert plain["far_bytes"] - got["far_bytes"] == (fetched - whole) // 4
-
-
-def test_any_placement_sends_the_same(place, known):
-    """Through memory or by messages, in one order.  The same bits: test_matrix.py."""
-    want = known(RANKS, config())
-    for r in (place.good(RANKS, config(), env=on("abab")),
-              place.good(RANKS, config(**{"run.host_comm": "messages"}))):
-        assert r.numbers == want.numbers, str(r)
-        assert r.summary["order_hash"] == want.summary["order_hash"]
-        assert r.summary["sent_bytes"] == want.summary["sent_bytes"] > 0
-
-
-@pytest.mark.parametrize("home, ring", (("none", 1), ("cpu", LAYERS + 1)))
-def test_a_copy_takes_its_part_of_all_parameters(home, ring, two_hosts):
-    plain, r = (two_hosts(g, home, **{"run.ring": ring, "run.steps": 3})
-                for g in (1, GROUP))
-    tier = "cpu" if home == "cpu" else "device"
-    assert r.memory[("parameter copies", tier)][1] == sum(units()) // GROUP
-    have = {k: v for k, v in r.memory.items() if k[0] != "parameter copies"}
-    assert have == plain.memory
+    # and a copy takes its part of all parameters
+    copies = r.memory["parameter copies", "cpu" if home == "cpu" else "device"]
+    assert copies[1] == whole // GROUP
+    assert {k: v for k, v in r.memory.items() if "copies" not in k[0]} == without.memory
     assert f"every {GROUP} ranks have a copy of the parameters" in r.out
-
-
-def test_a_group_of_all_ranks_is_no_group(two_hosts):
-    plain, r = (two_hosts(g, **{"run.ring": 1, "run.steps": 3}) for g in (1, RANKS))
-    assert r.memory == plain.memory and r.numbers == plain.numbers
-    for k in ("sent_bytes", "order_hash", "fetched_bytes"):
-        assert r.summary[k] == plain.summary[k]
 
 
 def test_frozen_parameters_are_copied_once(a_step):
     """Of a step's bytes to the other host, the trained ones alone."""
     frozen = {"parameters": [{"match": "h.[123].*", "frozen": True},
                              {"match": "h.0.attn.*", "frozen": True}]}
-    got, plain = (a_step(g, **frozen) for g in (GROUP, RANKS))
+    (_, got), (_, plain) = (a_step(g, **frozen) for g in (GROUP, RANKS))
     c = run.MODEL["width"]
     # as many bytes as a shard of four has in fp32
     embed, *_, block, head = run.units(run.MODEL, RANKS)

@@ -41,9 +41,3 @@ def test_skipped_steps_change_nothing(place, known):
 def test_overflow_at_the_smallest_scale_ends_the_run(place):
     r = place.launch(1, config(power=24, min_loss_scale=2.0 ** 23))
     run.refused(r, "fp16.min_loss_scale", "8.38861e+06")
-
-
-def test_static_scale_stays(place):
-    r = place.good(1, config(loss_scale=1024))
-    assert {x["loss_scale"] for x in r.steps} == {1024}
-    assert not any(x["skipped"] for x in r.steps)
