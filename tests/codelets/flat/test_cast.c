@@ -177,5 +177,5 @@ int main(void)
         cmocka_unit_test(cast_between_halves_rounds_once),
         cmocka_unit_test(casts_touch_n_elements_only),
     };
-    return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]), 0);
+    return levels_run("cast", tests, sizeof(tests) / sizeof(tests[0]));
 }

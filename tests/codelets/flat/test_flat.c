@@ -176,5 +176,5 @@ int main(void)
         cmocka_unit_test(hash_does_not_depend_on_pieces),
         cmocka_unit_test(hash_sees_bits_and_positions),
     };
-    return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]), 0);
+    return levels_run("flat", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* States in fewer bytes: what is representable stays, the rest is rounded
  * without bias to a neighbour, and the bits depend on key and position alone;
- * at every SIMD level of the processor, but for statistics. */
+ * at every SIMD level of the processor.  That roundings of m and v, of two
+ * steps and of neighbours are independent was measured when the generator was
+ * chosen; who changes the known bits measures again. */
 #include <math.h>
 #include <string.h>
 
@@ -42,17 +44,14 @@ static int gone(void **state)
     return 0;
 }
 
-static void a_fresh_array_is_zero(void **state)
-{
-    iz_moment_load(x, &a, 0, N);
-    for (int i = 0; i < N; i++)
-        assert_true(x[i] == 0 && !signbit(x[i]));
-}
-
-/* Stored again with any key, what was read gives the same bytes. */
+/* So are the zeros of a new array.  Stored again with any key, what was read
+ * gives the same bytes. */
 static void what_is_representable_stays(void **state)
 {
     float y[N];
+    iz_moment_load(y, &b, 0, N);
+    for (int i = 0; i < N; i++)
+        assert_true(y[i] == 0 && !signbit(y[i]));
     iz_moment_store(&a, 0, x, N, 1, 0);
     iz_moment_load(x, &a, 0, N);
     iz_moment_store(&a, 0, x, N, 99, 6400);
@@ -105,23 +104,21 @@ static void rounding_has_no_bias(void **state)
     }
 }
 
+/* Of whole blocks; then, as a checkpoint does it, of any length and in any
+ * order. */
 static void bits_do_not_depend_on_pieces(void **state)
 {
+    const size_t bytes = (size_t)iz_moment_bytes(a.type, N);
+    const int64_t half = N / 2 + 17;
+    float y[N];
     iz_moment_store(&a, 0, x, N, 7, 128);
     for (int64_t at = 0, n; at < N; at += n) {
         n = BLOCK * random_piece(9, (N - at) / BLOCK);
         (at / BLOCK % 2 ? iz_moment_put : iz_moment_store)(&b, at, x + at, n, 7,
                                                            128 + at);
     }
-    assert_memory_equal(a.p, b.p, (size_t)iz_moment_bytes(a.type, N));
-}
-
-/* As a checkpoint does it: pieces of any length, in any order. */
-static void pieces_of_any_length_read_the_same(void **state)
-{
-    const int64_t half = N / 2 + 17;
-    float y[N];
-    iz_moment_store(&a, 0, x, N, 7, 128);
+    assert_memory_equal(a.p, b.p, bytes);
+    memset(b.p, 0, bytes);
     for (int64_t at = 0, n; at < N; at += n) {
         int64_t to = (at + half) % N;
         n = random_piece(100, N - at);
@@ -132,37 +129,6 @@ static void pieces_of_any_length_read_the_same(void **state)
     iz_moment_load(x, &a, 0, N);
     iz_moment_load(y, &b, 0, N);
     assert_memory_equal(x, y, sizeof(y));
-}
-
-/* About half of two lists of numbers, each of which was rounded up or down. */
-static void agree_by_chance(const float *y, const float *z)
-{
-    int same = 0;
-    for (int i = 0; i < N - BLOCK; i++)
-        same += y[i] == z[i];
-    assert_in_range(same, (N - BLOCK) / 2 - 5 * 32, (N - BLOCK) / 2 + 5 * 32);
-}
-
-/* Of m and v, of two steps, and of the elements of a block. */
-static void roundings_are_independent(void **state)
-{
-    float y[N], z[N];
-    if (a.type == IZ_MOMENT_F32)
-        return;
-    for (int i = 0; i < N; i++)
-        x[i] = 1 + (a.type == IZ_MOMENT_BF16 ? 0x1p-8f : 0x1p-4f);
-    iz_moment_store(&a, 0, x, N, 7, 0);
-    iz_moment_load(y, &a, 0, N);
-    for (int i = 1; i < BLOCK; i++)
-        agree_by_chance(y, y + i);
-    iz_moment_store(&b, 0, x, N, 8, 0);
-    iz_moment_load(z, &b, 0, N);
-    agree_by_chance(y, z);
-    b.which = IZ_MOMENT_M + IZ_MOMENT_V - a.which;
-    iz_moment_store(&b, 0, x, N, 7, 0);
-    iz_moment_load(z, &b, 0, N);
-    for (int i = 0; i < BLOCK; i++)
-        agree_by_chance(y, z + i);
 }
 
 static void what_is_not_finite_shows(void **state)
@@ -200,14 +166,9 @@ static void bits_are_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_fresh_array_is_zero),
-        TEST(what_is_representable_stays),
-        TEST(bits_do_not_depend_on_pieces),
-        TEST(pieces_of_any_length_read_the_same),
-        TEST(what_is_not_finite_shows),
-        TEST(bits_are_known),
+        TEST(what_is_representable_stays), TEST(bits_do_not_depend_on_pieces),
+        TEST(what_is_not_finite_shows),    TEST(bits_are_known),
         TEST(rounding_has_no_bias),
-        TEST(roundings_are_independent),
     };
     int failed = 0;
     for (int i = 0; i < 6; i++) {
@@ -215,8 +176,7 @@ int main(void)
                                              "bf16-v", "fp8-m", "fp8-v"};
         a.type = (enum iz_moment_type)(i / 2);
         a.which = (enum iz_moment)(i % 2);
-        failed +=
-            levels_run(groups[i], tests, sizeof(tests) / sizeof(tests[0]), 2);
+        failed += levels_run(groups[i], tests, sizeof(tests) / sizeof(*tests));
     }
     return failed;
 }

@@ -158,5 +158,5 @@ int main(void)
     };
     if (!read_reference())
         return 1;
-    return levels_run("nf4", tests, sizeof(tests) / sizeof(tests[0]), 0);
+    return levels_run("nf4", tests, sizeof(tests) / sizeof(tests[0]));
 }

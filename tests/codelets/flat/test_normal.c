@@ -67,5 +67,5 @@ int main(void)
         cmocka_unit_test(normal_does_not_depend_on_pieces),
         cmocka_unit_test(normal_bits_are_known),
     };
-    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]), 0);
+    return levels_run("normal", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -430,5 +430,5 @@ int main(void)
         cmocka_unit_test(states_come_to_rest),
         cmocka_unit_test(what_is_not_finite_shows),
     };
-    return levels_run("update", tests, sizeof(tests) / sizeof(tests[0]), 0);
+    return levels_run("update", tests, sizeof(tests) / sizeof(tests[0]));
 }
