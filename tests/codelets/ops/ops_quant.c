@@ -64,14 +64,8 @@ static void check_quant(struct quant k)
 
 static void quantised_weights_have_the_bits_of_the_cpu(void **state)
 {
-    static const int64_t n[] = {1,
-                                7,
-                                64,
-                                200,
-                                4099,
-                                IZ_QUANT_GROUP,
-                                IZ_QUANT_GROUP + 8,
-                                3 * IZ_QUANT_GROUP - 5};
+    enum { G = IZ_QUANT_GROUP };
+    static const int64_t n[] = {1, 7, 64, 200, 4099, G, G + 8, 3 * G - 5};
     for (int k = 0; k < 2 * 3 * 2; k++)
         for (int i = 0; i < COUNT(n); i++)
             check_quant((struct quant){k % 2 ? IZ_QUANT_NF4 : IZ_QUANT_INT8,
