@@ -51,29 +51,24 @@ static struct iz_classifier classifier_of(const struct classifier *k,
     return c;
 }
 
-/* The rows from `at` on, n of them, of all. */
-static void classify_part(struct iz_exec *x, const struct classifier *k,
-                          struct iz_classifier c, int64_t at, int64_t n)
-{
-    c.targets = k->count;
-    c.adds = at > 0;
-    c.dw.room = iz_classifier_room(x, c.w);
-    c.a = iz_view_rows(c.a, at, n);
-    if (c.da.rows)
-        c.da = iz_view_rows(c.da, at, n);
-    c.target += at;
-    iz_classifier(x, &c);
-}
-
 static void classify(struct iz_exec *x, const struct classifier *k,
                      struct iz_classifier c)
 {
+    struct iz_classifier part = c;
     if (!k->cut) {
         iz_classifier(x, &c);
         return;
     }
-    classify_part(x, k, c, 0, k->cut);
-    classify_part(x, k, c, k->cut, c.a.rows - k->cut);
+    part.targets = k->count;
+    part.dw.room = iz_classifier_room(x, c.w);
+    for (int64_t at = 0, n = k->cut; at < c.a.rows; at += n) {
+        n = at ? c.a.rows - at : n;
+        part.adds = at > 0;
+        part.a = iz_view_rows(c.a, at, n);
+        part.da = c.da.rows ? iz_view_rows(c.da, at, n) : IZ_NONE;
+        part.target = c.target + at;
+        iz_classifier(x, &part);
+    }
 }
 
 static void classify_forward(struct iz_exec *x, const struct iz_view *v,
