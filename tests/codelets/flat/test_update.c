@@ -401,25 +401,6 @@ static void states_come_to_rest(void **state)
     }
 }
 
-static void what_is_not_finite_shows(void **state)
-{
-    for (const struct kind *k = kinds; k < kinds + WHOLE; k++) {
-        struct arrays a = arrays_new(k, 64, IZ_MOMENT_F32, IZ_F32, IZ_F32);
-        struct iz_hyper_at s = step_of(k, 0);
-        float *p = a.of[P], *m = a.of[M], *g = a.of[G];
-        new_gradients(&a, 1);
-        g[5] = NAN;
-        g[6] = INFINITY;
-        update(&a, &s, 0, 64);
-        for (int i = 0; i < 64; i++) {
-            /* Lion takes the sign of infinity, Adam divides it by itself */
-            assert_true(isnan(p[i]) == (i == 5 || (i == 6 && k->states > 1)));
-            assert_true(isfinite(m[i]) == (i != 5 && i != 6));
-        }
-        arrays_free(&a);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -428,7 +409,6 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_pieces),
         cmocka_unit_test(a_large_update_has_the_same_bits),
         cmocka_unit_test(states_come_to_rest),
-        cmocka_unit_test(what_is_not_finite_shows),
     };
     return levels_run("update", tests, sizeof(tests) / sizeof(tests[0]));
 }
