@@ -40,18 +40,16 @@ static struct mixture experts_new(enum iz_dtype type, const struct size *n)
     a.s.act = ROWS;
     t[ROWS] = tensor_new(act, n->m, n->in, 1);
     t[BY] = tensor_new(act, rows, n->in, 1);
-    t[E_W] = tensor_new(type, n->here * n->out, n->in, 1);
-    t[E_DW] = tensor_new(type, n->here * n->out, n->in, 1);
     t[G] = tensor_new(act, rows, n->out, 1);
     t[DU] = tensor_new(act, rows, 2 * n->out, 1);
     t[DG] = tensor_new(act, rows, n->out, 1);
     t[DS] = tensor_new(IZ_F32, n->m, n->k, 1);
-    for (int i = 0; i < 3; i += 2) {
-        t[E_LA + i] = tensor_new(type, n->here * RANK, n->in, 1);
-        t[E_LB + i] = tensor_new(type, n->here * adapted(n->out), RANK, 1);
+    for (int i = 0; i < 2; i++) { /* numbers, gradients */
+        t[E_W + i] = tensor_new(type, n->here * n->out, n->in, 1);
+        t[E_B + i] = tensor_new(type, 1, n->here * n->out, 1);
+        t[E_LA + 2 * i] = tensor_new(type, n->here * RANK, n->in, 1);
+        t[E_LB + 2 * i] = tensor_new(type, n->here * adapted(n->out), RANK, 1);
     }
-    t[E_B] = tensor_new(type, 1, n->here * n->out, 1);
-    t[E_DB] = tensor_new(type, 1, n->here * n->out, 1);
     return a;
 }
 
