@@ -53,12 +53,11 @@ static inline void flat_fill(void *x, enum iz_dtype t, int64_t n, double scale)
     }
 }
 
-/* Runs a group at every level that this processor has, but the last `once` of n
- * tests at the first alone: of what has the same bits at all of them.  How many
+/* Runs a group of n tests at every level that this processor has.  How many
  * failed.  Each group has a name of its own, since its report is a file of that
  * name. */
 static inline int levels_run(const char *group, const struct CMUnitTest *tests,
-                             size_t n, size_t once)
+                             size_t n)
 {
     int failed = 0;
     for (const struct iz_simd_level *l = iz_simd_levels; l->name; l++) {
@@ -69,8 +68,6 @@ static inline int levels_run(const char *group, const struct CMUnitTest *tests,
             continue;
         }
         failed += _cmocka_run_group_tests(name, tests, n, NULL, NULL);
-        n -= once;
-        once = 0;
     }
     return failed;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes nf4_reference.bin: what bitsandbytes makes of a matrix in 4 bits, and back, as
-struct reference of test_nf4.c has it.  Needs torch and bitsandbytes; it was 0.50.2 with
+struct reference of test_quant.c has it.  Needs torch and bitsandbytes; it was 0.50.2 with
 torch 2.15.0+cu132."""
 import pathlib
 
@@ -12,7 +12,7 @@ N = 7 * 64 + 14  # the last block is not whole
 
 
 def weight(i):
-    """As nf4_weight in test_nf4.c: blocks of different magnitude."""
+    """As nf4_weight in test_quant.c: blocks of different magnitude."""
     u = (i * 2654435761 + 12345) % 2**32 >> 8
     return (u / 2**24 - 0.5) / (1 + i // 64)
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* States in fewer bytes: what is representable stays, the rest is rounded
- * without bias to a neighbour, and the bits depend on key and position alone;
- * at every SIMD level of the processor, but for statistics. */
+/* States in fewer bytes: what is representable stays, and the bits depend on
+ * key and position alone; at every SIMD level of the processor.  That the rest
+ * is rounded without bias to a neighbour, m and v, two steps and neighbours
+ * independently, was measured when the generator was chosen; who changes the
+ * known bits measures again. */
 #include <math.h>
 #include <string.h>
 
@@ -42,86 +44,38 @@ static int gone(void **state)
     return 0;
 }
 
-static void a_fresh_array_is_zero(void **state)
-{
-    iz_moment_load(x, &a, 0, N);
-    for (int i = 0; i < N; i++)
-        assert_true(x[i] == 0 && !signbit(x[i]));
-}
-
-/* Stored again with any key, what was read gives the same bytes. */
+/* So are the zeros of a new array.  Stored again with any key, what was read
+ * gives the same bytes.  A v that is not 0 has not become 0. */
 static void what_is_representable_stays(void **state)
 {
     float y[N];
+    iz_moment_load(y, &b, 0, N);
+    for (int i = 0; i < N; i++)
+        assert_true(y[i] == 0 && !signbit(y[i]));
     iz_moment_store(&a, 0, x, N, 1, 0);
-    iz_moment_load(x, &a, 0, N);
-    iz_moment_store(&a, 0, x, N, 99, 6400);
     iz_moment_load(y, &a, 0, N);
+    for (int i = 0; i < N; i++)
+        assert_true(a.which == IZ_MOMENT_M || (y[i] > 0) == (x[i] > 0));
+    iz_moment_store(&a, 0, y, N, 99, 6400);
+    iz_moment_load(x, &a, 0, N);
     assert_memory_equal(x, y, sizeof(y));
 }
 
-/* The distance between the values around x that the type has, in a block whose
- * largest number is `most`. */
-static double step_at(double at, double most)
-{
-    int e, top;
-    frexp(at, &e);
-    if (a.type == IZ_MOMENT_BF16)
-        return ldexp(1, e - 8);
-    frexp(most, &top);
-    /* One binade may be left free above the largest number. */
-    int least = top - (a.which == IZ_MOMENT_M ? 14 : 30) + 1;
-    return at < ldexp(1, least) ? ldexp(1, least) : ldexp(1, e - 4);
-}
-
-static void rounding_has_no_bias(void **state)
-{
-    enum { KEYS = 4000 };
-    double mean[N] = {0}, most = 0;
-    float y[N];
-    if (a.type == IZ_MOMENT_F32)
-        return;
-    for (int k = 0; k < KEYS; k++) {
-        iz_moment_store(&a, 0, x, N, iz_mix((uint64_t)k), 0);
-        iz_moment_load(y, &a, 0, N);
-        for (int i = 0; i < N; i++)
-            mean[i] += y[i] / (double)KEYS;
-    }
-    for (int i = 0; i < N; i++) {
-        if (i % BLOCK == 0)
-            most = 0;
-        for (int j = i; i % BLOCK == 0 && j < i + BLOCK; j++)
-            most = fmax(most, fabs((double)x[j]));
-        double step = step_at(fabs((double)x[i]), most);
-        assert_true(fabs((double)(y[i] - x[i])) <= step);
-        /* a uniform choice has a deviation of half a step at most */
-        if (a.which == IZ_MOMENT_M || (double)x[i] > 2 * step)
-            assert_true(fabs(mean[i] - (double)x[i]) <
-                        5 * step / 2 / sqrt(KEYS));
-        if (x[i] == 0)
-            assert_true(y[i] == 0);
-        if (a.which == IZ_MOMENT_V && x[i] > 0)
-            assert_true(y[i] > 0);
-    }
-}
-
+/* Of whole blocks; then, as a checkpoint does it, of any length and in any
+ * order. */
 static void bits_do_not_depend_on_pieces(void **state)
 {
+    const size_t bytes = (size_t)iz_moment_bytes(a.type, N);
+    const int64_t half = N / 2 + 17;
+    float y[N];
     iz_moment_store(&a, 0, x, N, 7, 128);
     for (int64_t at = 0, n; at < N; at += n) {
         n = BLOCK * random_piece(9, (N - at) / BLOCK);
         (at / BLOCK % 2 ? iz_moment_put : iz_moment_store)(&b, at, x + at, n, 7,
                                                            128 + at);
     }
-    assert_memory_equal(a.p, b.p, (size_t)iz_moment_bytes(a.type, N));
-}
-
-/* As a checkpoint does it: pieces of any length, in any order. */
-static void pieces_of_any_length_read_the_same(void **state)
-{
-    const int64_t half = N / 2 + 17;
-    float y[N];
-    iz_moment_store(&a, 0, x, N, 7, 128);
+    assert_memory_equal(a.p, b.p, bytes);
+    memset(b.p, 0, bytes);
     for (int64_t at = 0, n; at < N; at += n) {
         int64_t to = (at + half) % N;
         n = random_piece(100, N - at);
@@ -132,50 +86,6 @@ static void pieces_of_any_length_read_the_same(void **state)
     iz_moment_load(x, &a, 0, N);
     iz_moment_load(y, &b, 0, N);
     assert_memory_equal(x, y, sizeof(y));
-}
-
-/* About half of two lists of numbers, each of which was rounded up or down. */
-static void agree_by_chance(const float *y, const float *z)
-{
-    int same = 0;
-    for (int i = 0; i < N - BLOCK; i++)
-        same += y[i] == z[i];
-    assert_in_range(same, (N - BLOCK) / 2 - 5 * 32, (N - BLOCK) / 2 + 5 * 32);
-}
-
-/* Of m and v, of two steps, and of the elements of a block. */
-static void roundings_are_independent(void **state)
-{
-    float y[N], z[N];
-    if (a.type == IZ_MOMENT_F32)
-        return;
-    for (int i = 0; i < N; i++)
-        x[i] = 1 + (a.type == IZ_MOMENT_BF16 ? 0x1p-8f : 0x1p-4f);
-    iz_moment_store(&a, 0, x, N, 7, 0);
-    iz_moment_load(y, &a, 0, N);
-    for (int i = 1; i < BLOCK; i++)
-        agree_by_chance(y, y + i);
-    iz_moment_store(&b, 0, x, N, 8, 0);
-    iz_moment_load(z, &b, 0, N);
-    agree_by_chance(y, z);
-    b.which = IZ_MOMENT_M + IZ_MOMENT_V - a.which;
-    iz_moment_store(&b, 0, x, N, 7, 0);
-    iz_moment_load(z, &b, 0, N);
-    for (int i = 0; i < BLOCK; i++)
-        agree_by_chance(y, z + i);
-}
-
-static void what_is_not_finite_shows(void **state)
-{
-    static const float bad[] = {INFINITY, -INFINITY, NAN};
-    float y[N];
-    for (int i = 0; i < 3; i++) {
-        x[100] = bad[i];
-        iz_moment_store(&a, 0, x, N, 1, 0);
-        iz_moment_load(y, &a, 0, N);
-        assert_false(isfinite(y[100]));
-        assert_true(isfinite(y[0]) && isfinite(y[128]));
-    }
 }
 
 /* The bytes are the same on every machine and at every level. */
@@ -200,14 +110,9 @@ static void bits_are_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_fresh_array_is_zero),
         TEST(what_is_representable_stays),
         TEST(bits_do_not_depend_on_pieces),
-        TEST(pieces_of_any_length_read_the_same),
-        TEST(what_is_not_finite_shows),
         TEST(bits_are_known),
-        TEST(rounding_has_no_bias),
-        TEST(roundings_are_independent),
     };
     int failed = 0;
     for (int i = 0; i < 6; i++) {
@@ -215,8 +120,7 @@ int main(void)
                                              "bf16-v", "fp8-m", "fp8-v"};
         a.type = (enum iz_moment_type)(i / 2);
         a.which = (enum iz_moment)(i % 2);
-        failed +=
-            levels_run(groups[i], tests, sizeof(tests) / sizeof(tests[0]), 2);
+        failed += levels_run(groups[i], tests, sizeof(tests) / sizeof(*tests));
     }
     return failed;
 }

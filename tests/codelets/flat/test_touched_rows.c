@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Touched rows of a table against one flag for each of its rows. */
+/* Touched rows of a table against one flag for each of its rows: ranges that
+ * begin anywhere, and keys of any size.  tests/e2e/step/test_sparse.py sees the
+ * rest. */
 #include <string.h>
 
 #include "codelets/flat/touched_rows.h"
@@ -24,69 +26,36 @@ static void touch(struct table *t, int64_t cols, unsigned of_16)
     }
 }
 
-static int64_t count_before(const struct table *t, int64_t flat)
+/* Of each half of a table, cut within a row or behind the table, as shards are.
+ * What is not touched, or not in the half, keeps what it had. */
+static void packing_moves_the_touched_elements(void **state)
 {
-    int64_t n = 0;
-    for (int64_t i = 0; i < flat; i++)
-        n += i / t->r.cols < ROWS && t->touched[i / t->r.cols];
-    return n;
-}
-
-/* Each touched element of [from, to) is in one piece and no other is. */
-static void check_pieces(const struct table *t, int64_t from, int64_t to)
-{
-    struct iz_touched_range p = {0};
-    int64_t at = from, touched = 0;
-    while (iz_touched_next(&t->r, from, to, &p)) {
-        assert_true(p.n > 0 && p.flat >= at && p.flat + p.n <= to);
-        assert_int_equal(p.packed, count_before(t, p.flat));
-        for (int64_t i = p.flat; i < p.flat + p.n; i++)
-            assert_true(t->touched[i / t->r.cols]);
-        at = p.flat + p.n;
-        touched += p.n;
-    }
-    assert_int_equal(touched, count_before(t, to) - count_before(t, from));
-}
-
-/* Ranges begin and end within rows, and behind the table, as shards do. */
-static void pieces_are_the_touched_elements(void **state)
-{
+    enum { MOST = ROWS * 9 + 20 };
     struct table t;
-    for (int k = 0; k < 300; k++) {
-        int64_t cols = 1 + (int64_t)(random_bits() % 9), n = ROWS * cols;
-        int64_t a = (int64_t)(random_bits() % (uint64_t)(n + 20));
-        int64_t b = (int64_t)(random_bits() % (uint64_t)(n + 20));
-        touch(&t, cols, k % 17);
-        check_pieces(&t, a < b ? a : b, a < b ? b : a);
-        check_pieces(&t, 0, n + 64);
-        assert_int_equal(iz_touched_packed(&t.r, a), count_before(&t, a));
-        assert_int_equal(iz_touched_elems(&t.r), count_before(&t, n));
-    }
-}
-
-/* What is not touched keeps what it had. */
-static void unpack_is_the_inverse_of_pack(void **state)
-{
-    enum { COLS = 3, N = ROWS * COLS };
-    struct table t;
-    uint16_t flat[N], packed[N], back[N];
-    for (int k = 0; k < 100; k++) {
-        int64_t cut = (int64_t)(random_bits() % N);
-        touch(&t, COLS, 1 + k % 15);
-        for (int i = 0; i < N; i++) {
+    uint16_t flat[MOST], packed[MOST], back[MOST];
+    for (int k = 0; k < 2 * 300; k++) {
+        int64_t cols = 1 + (int64_t)(random_bits() % 9), n = ROWS * cols + 20;
+        int64_t cut = (int64_t)(random_bits() % (uint64_t)n);
+        int64_t from = k % 2 ? cut : 0, to = k % 2 ? n : cut;
+        int64_t before = 0, all = 0;
+        touch(&t, cols, k / 2 % 17);
+        for (int64_t i = 0; i < n; i++) {
             flat[i] = (uint16_t)random_bits();
+            packed[i] = 5;
             back[i] = 7;
         }
-        memset(packed, 0, sizeof(packed));
-        iz_touched_pack(&t.r, 0, cut, 2, packed, flat);
-        iz_touched_pack(&t.r, cut, N, 2, packed, flat + cut);
-        for (int i = 0, j = 0; i < N; i++)
-            if (t.touched[i / COLS])
-                assert_int_equal(packed[j++], flat[i]);
-        iz_touched_unpack(&t.r, 0, cut, 2, back, packed);
-        iz_touched_unpack(&t.r, cut, N, 2, back + cut, packed);
-        for (int i = 0; i < N; i++)
-            assert_int_equal(back[i], t.touched[i / COLS] ? flat[i] : 7);
+        iz_touched_pack(&t.r, from, to, 2, packed, flat + from);
+        iz_touched_unpack(&t.r, from, to, 2, back + from, packed);
+        for (int64_t i = 0; i < n; i++) {
+            bool here = i / cols < ROWS && t.touched[i / cols];
+            bool moved = here && i >= from && i < to;
+            before += here && i < cut;
+            assert_int_equal(back[i], moved ? flat[i] : 7);
+            if (here)
+                assert_int_equal(packed[all++], moved ? flat[i] : 5);
+        }
+        assert_int_equal(iz_touched_packed(&t.r, cut), before);
+        assert_int_equal(iz_touched_elems(&t.r), all);
     }
 }
 
@@ -113,30 +82,11 @@ static void sort_leaves_each_key_once(void **state)
     }
 }
 
-static void rows_of_a_unit_are_its_part_of_the_list(void **state)
-{
-    struct {
-        int64_t first[4];
-        int32_t row[5];
-    } list = {{0, 2, 2, 5}, {3, 8, 0, 1, 9}};
-    struct iz_touched r = iz_touched_of(&list, 3, 2, 4);
-    assert_int_equal(iz_touched_list_bytes(3, 5), 4 * 8 + 5 * 4);
-    assert_int_equal(r.n, 3);
-    assert_int_equal(r.row[0], 0);
-    assert_int_equal(r.row[2], 9);
-    assert_int_equal(iz_touched_of(&list, 3, 1, 4).n, 0);
-    assert_int_equal(iz_touched_find(r.row, r.n, 1), 1);
-    assert_int_equal(iz_touched_find(r.row, r.n, 2), 2);
-    assert_int_equal(iz_touched_find(r.row, r.n, 10), 3);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_are_the_touched_elements),
-        cmocka_unit_test(unpack_is_the_inverse_of_pack),
+        cmocka_unit_test(packing_moves_the_touched_elements),
         cmocka_unit_test(sort_leaves_each_key_once),
-        cmocka_unit_test(rows_of_a_unit_are_its_part_of_the_list),
     };
     return cmocka_run_group_tests_name("rows", tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real cuBLASLt is found, and answers through each function that needs no
  * GPU; the others fail for the lack of one, and not of a function. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <cublasLt.h>
+
+#include "tests/codelets/base/dies.h"
 
 static void test_the_library_answers(void **state)
 {
-    (void)state;
     cublasLtMatmulDesc_t d = &(cublasLtMatmulDescOpaque_t){{0}};
     cublasLtMatrixLayout_t l = &(cublasLtMatrixLayoutOpaque_t){{0}};
     cublasLtMatmulPreference_t p = &(cublasLtMatmulPreferenceOpaque_t){{0}};

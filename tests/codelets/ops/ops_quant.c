@@ -22,27 +22,24 @@ static void quant_load(struct iz_exec *x, const struct iz_view *v,
         iz_buffer_quant(x, k->format, v[0].p, k->type, v[1].p, k->n);
 }
 
-/* Any bytes are codes; a block of the first group has each code of a scale. */
-static void nf4_fill(struct iz_nf4_group *g, int64_t groups)
+/* Any bytes are codes; a block of the first group of 4 bits has each code of a
+ * scale. */
+static void quant_fill(enum iz_quant format, void *p, int64_t groups)
 {
-    for (int64_t i = 0; i < groups; i++) {
-        for (int c = 0; c < IZ_QUANT_GROUP / 2; c++)
-            g[i].code[c] = (uint8_t)fixture_below(256);
-        for (int b = 0; b < IZ_QUANT_SCALES; b++)
-            g[i].scale[b] = (uint8_t)(i ? fixture_below(256) : b);
-        g[i].most = (float)(i + 1) * 0.013f;
-        g[i].mean = 0.07f / (float)(i + 1);
-    }
-}
-
-static void int8_fill(struct iz_int8_group *g, int64_t groups)
-{
-    for (int64_t i = 0; i < groups; i++) {
-        for (int c = 0; c < IZ_QUANT_GROUP; c++)
-            g[i].code[c] = (int8_t)(fixture_below(256) - 128);
-        for (int b = 0; b < IZ_QUANT_SCALES; b++)
-            g[i].scale[b] = (float)fixture_below(1000) * 0.0007f;
-    }
+    struct iz_nf4_group *in_4 = p;
+    struct iz_int8_group *in_8 = p;
+    for (int64_t i = 0; i < groups * iz_quant_bytes(format); i++)
+        ((uint8_t *)p)[i] = (uint8_t)fixture_below(256);
+    for (int b = 0; format == IZ_QUANT_NF4 && b < IZ_QUANT_SCALES; b++)
+        in_4[0].scale[b] = (uint8_t)b;
+    for (int64_t i = 0; i < groups; i++)
+        if (format == IZ_QUANT_NF4) {
+            in_4[i].most = (float)(i + 1) * 0.013f;
+            in_4[i].mean = 0.07f / (float)(i + 1);
+        } else {
+            for (int b = 0; b < IZ_QUANT_SCALES; b++)
+                in_8[i].scale[b] = (float)fixture_below(1000) * 0.0007f;
+        }
 }
 
 static void check_quant(struct quant k)
@@ -54,24 +51,15 @@ static void check_quant(struct quant k)
                       .t = {tensor_new(k.type, 1, k.n, 4),
                             bytes_new(groups * iz_quant_bytes(k.format))},
                       .exact = true};
-    if (k.format == IZ_QUANT_NF4)
-        nf4_fill(s.t[1].v.p, groups);
-    else
-        int8_fill(s.t[1].v.p, groups);
+    quant_fill(k.format, s.t[1].v.p, groups);
     scene_run(&s, &(struct pass){quant_load, 2, 1}, &k);
     scene_free(&s);
 }
 
 static void quantised_weights_have_the_bits_of_the_cpu(void **state)
 {
-    static const int64_t n[] = {1,
-                                7,
-                                64,
-                                200,
-                                4099,
-                                IZ_QUANT_GROUP,
-                                IZ_QUANT_GROUP + 8,
-                                3 * IZ_QUANT_GROUP - 5};
+    enum { G = IZ_QUANT_GROUP };
+    static const int64_t n[] = {1, 7, 64, 200, 4099, G, G + 8, 3 * G - 5};
     for (int k = 0; k < 2 * 3 * 2; k++)
         for (int i = 0; i < COUNT(n); i++)
             check_quant((struct quant){k % 2 ? IZ_QUANT_NF4 : IZ_QUANT_INT8,
