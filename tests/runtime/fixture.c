@@ -277,3 +277,13 @@ int64_t random_below(int64_t n)
 {
     return (int64_t)(random_next() % (uint64_t)n);
 }
+
+void damage(char *p, int64_t n)
+{
+    int64_t length = 1 + random_below(n < 20 ? n : 20);
+    int64_t at = random_below(n - length + 1);
+    if (random_below(2))
+        p[at] = (char)random_next();
+    else
+        memmove(p + at, p + random_below(n - length + 1), (size_t)length);
+}

@@ -33,7 +33,6 @@ void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
 
 /* Elements put, and calls or elements that were wrong. */
 int64_t number_put(const struct run *r);
-void get(void *arg, int64_t from, float *out, int64_t n);
 
 /* "step-00000005/name" among the checkpoints of the folder. */
 const char *in_step(int step, const char *name);
@@ -51,7 +50,6 @@ int64_t latest(void);
 struct job {
     const int64_t *total;
     int64_t step;
-    bool replicated; /* every rank loads the arrays whole */
 };
 
 int save_one(struct iz_coll *c, void *job);
