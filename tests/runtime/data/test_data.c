@@ -123,28 +123,12 @@ static void samples_are_the_tokens_of_each_format(void **state)
     iz_data_close(&d);
 }
 
-static void documents_begin_behind_a_token(void **state)
+/* What documents are is in tests/e2e/data/test_documents.py. */
+static void a_wrong_end_of_documents_is_named(void **state)
 {
     uint16_t tokens[] = {3, 9, 9, 4, 5, 9, 6, 7, 8}, ends[] = {9, 9, 9};
-    int32_t input[8], target[8], begins[8];
-    const int32_t where[2][8] = {{0, 0, 2, 3, 3, 3, 6, 6},
-                                 {0, 0, 2, 3, 0, 0, 2, 2}};
-    const int32_t want[8] = {9, -1, -1, 5, 9, -1, 7, 8};
     use(shard("d", 20240520, 1, 9, tokens, sizeof(tokens)), "", 0);
     used.document_end = 9;
-    for (int seq = 8; seq >= 4; seq -= 4) {
-        struct iz_data *d = opened(seq, 0, false);
-        assert_true(iz_data_masked(d, IZ_TRAIN));
-        assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 8 / seq), 5);
-        for (int i = 0; i < 8 / seq; i++) {
-            iz_data_sample(d, IZ_TRAIN, i, input, target);
-            int at = input[0] == 3 ? 0 : 4;
-            assert_memory_equal(target, want + at, (size_t)seq * 4);
-            iz_data_documents(d, IZ_TRAIN, i, 1, input, begins);
-            assert_memory_equal(begins, where[seq == 4] + at, (size_t)seq * 4);
-        }
-        iz_data_close(&d);
-    }
     refused(8, 9, false, "outside the vocabulary");
     used.document_end = 10;
     refused(8, 11, false, "no token 10");
@@ -163,35 +147,12 @@ static void use_packed(int sample, const uint16_t *tokens, const uint8_t *mask,
     assert_int_equal(iz_data_look(&used, stderr), 0);
 }
 
-/* Two samples of four: of documents of 3 and 1 tokens, and of one and a fill of
- * 2.  The last token has no target, though the mask has one for it. */
-static void packed_samples_hold_whole_documents(void **state)
+static void wrong_packed_samples_are_named(void **state)
 {
     const uint16_t tokens[] = {1, 2, 3, 4, 5, 6, 0, 0};
     uint8_t mask[] = {2, 1, 1, 2, 2, 1, 2, 2};
-    int32_t input[4], target[4], begins[4];
-    const int32_t want[2][4] = {{2, 3, -1, -1}, {6, -1, -1, -1}};
-    const int32_t where[2][4] = {{0, 0, 0, 3}, {0, 0, 2, 3}};
-    use_packed(4, tokens, mask, 8, "");
-    assert_true(used.packed && used.apart);
-    struct iz_data *d = opened(4, 3, true);
-    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
-    assert_int_equal(iz_data_windows(d, IZ_VAL), 1);
-    assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 1), 2);
-    assert_int_equal(iz_data_targets(d, 2), 6);
-    for (int s = IZ_TRAIN; s <= IZ_VAL; s++) {
-        iz_data_sample(d, (enum iz_split)s, 0, input, target);
-        assert_int_equal(input[0], 1 + 4 * s);
-        assert_memory_equal(target, want[s], sizeof(target));
-        iz_data_documents(d, (enum iz_split)s, 0, 1, input, begins);
-        assert_memory_equal(begins, where[s], sizeof(begins));
-    }
-    iz_data_close(&d);
-    refused(8, 9, false, "packed samples of 4 tokens, and a sample here has 8");
-    used.document_end = 4;
-    assert_true(HEARD(iz_data_look(&used, stderr)) < 0);
-    assert_said("data.document_end: 4");
     use_packed(4, tokens, mask, 8, positions("v", 9));
+    assert_true(used.packed && used.apart);
     refused(4, 9, true, "is not packed, and the first file of data.path is");
     use_packed(4, tokens, mask, 7, "");
     refused(4, 9, false, "its last packed sample is not whole");
@@ -477,8 +438,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(samples_are_the_tokens_of_each_format),
-        CASE(documents_begin_behind_a_token),
-        CASE(packed_samples_hold_whole_documents),
+        CASE(a_wrong_end_of_documents_is_named),
+        CASE(wrong_packed_samples_are_named),
         CASE(every_window_comes_once_an_epoch),
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
