@@ -194,18 +194,6 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
     iz_coll_barrier(c, what);
 }
 
-void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
-                       const char *what)
-{
-    if (!c->state)
-        return;
-    if (c->rank == root)
-        memcpy(c->state->data, p, (size_t)bytes);
-    iz_coll_barrier(c, what);
-    memcpy(p, c->state->data, (size_t)bytes);
-    iz_coll_barrier(c, what);
-}
-
 bool iz_coll_all_ok(struct iz_coll *c, bool ok)
 {
     bool all[64] = {0}, result = true;
