@@ -37,18 +37,14 @@ static void every_flipped_bit_and_other_length_is_named(void **state)
     for (int i = 0; i < N_OF(files); i++) {
         int64_t bytes;
         char *p = contents(file_of(i), &bytes);
-        for (int n = 0; n < 60; n++) {
+        for (int n = 0; n < 90; n++) {
             int64_t at = random_below(bytes);
-            char bit = (char)(1 << random_below(8));
+            int64_t left = n < 10 ? n : n == 10 ? bytes + 1 : at;
+            char bit = (char)(n < 30 ? 0 : 1 << random_below(8));
             p[at] = (char)(p[at] ^ bit);
-            replace(file_of(i), p, bytes);
+            replace(file_of(i), p, bit ? bytes : left);
             damage_is_named(i);
             p[at] = (char)(p[at] ^ bit);
-        }
-        for (int n = 0; n < 30; n++) {
-            int64_t left = random_below(bytes);
-            replace(file_of(i), p, n < 10 ? n : n == 10 ? bytes + 1 : left);
-            damage_is_named(i);
         }
         replace(file_of(i), p, bytes);
         free(p);
