@@ -17,7 +17,7 @@ enum call { SYNCED, RENAMED, MADE };
 static struct {
     enum call call;
     char path[256], to[256];
-} aux[1024];
+} told[1024];
 static int n_told, fail_at = -1;
 static bool on;
 
@@ -26,10 +26,10 @@ static bool tell(enum call call, const char *path, const char *to)
 {
     if (!on)
         return false;
-    assert_true(n_told < N_OF(aux));
-    aux[n_told].call = call;
-    snprintf(aux[n_told].path, sizeof(aux[0].path), "%s", path);
-    snprintf(aux[n_told].to, sizeof(aux[0].to), "%s", to);
+    assert_true(n_told < N_OF(told));
+    told[n_told].call = call;
+    snprintf(told[n_told].path, sizeof(told[0].path), "%s", path);
+    snprintf(told[n_told].to, sizeof(told[0].to), "%s", to);
     errno = EIO;
     return n_told++ == fail_at;
 }
@@ -56,7 +56,7 @@ int mkdir(const char *path, mode_t mode)
                      ? -1
                      : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
     if (on && result != 0)
-        aux[n_told - 1].path[0] = '\0';
+        told[n_told - 1].path[0] = '\0';
     return result;
 }
 
@@ -77,9 +77,19 @@ int disk_end(void)
 static int find(enum call call, const char *path, int from, int to)
 {
     for (int i = to - 1; i >= from; i--)
-        if (aux[i].call == call && strcmp(aux[i].path, path) == 0)
+        if (told[i].call == call && strcmp(told[i].path, path) == 0)
             return i;
     return -1;
+}
+
+/* The last call but `but` that gave this name; -1: none. */
+static int find_name(const char *path, int but)
+{
+    int i = n_told - 1;
+    while (i >= 0 && (i == but || told[i].call != RENAMED ||
+                      strcmp(told[i].to, path) != 0))
+        i--;
+    return i;
 }
 
 static void assert_above_synced(const char *path, int from)
@@ -110,25 +120,24 @@ static int assert_files_synced(const char *now, const char *then, int before)
     return last;
 }
 
-void assert_durable(const char *path)
+/* All in what has this name was synced before the rename that gave it, and the
+ * directory above after. */
+static void assert_durable(const char *path)
 {
-    int renamed = n_told - 1, files = -1;
+    int renamed = find_name(path, -1), files = -1;
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
-    while (renamed >= 0 &&
-           (aux[renamed].call != RENAMED || strcmp(aux[renamed].to, path) != 0))
-        renamed--;
     if (renamed < 0)
         fail_msg("nothing was renamed to %s", path);
     if (S_ISDIR(st.st_mode))
-        files = assert_files_synced(path, aux[renamed].path, renamed);
-    if (find(SYNCED, aux[renamed].path, files + 1, renamed) < 0)
-        fail_msg("%s was not synced before its rename", aux[renamed].path);
+        files = assert_files_synced(path, told[renamed].path, renamed);
+    if (find(SYNCED, told[renamed].path, files + 1, renamed) < 0)
+        fail_msg("%s was not synced before its rename", told[renamed].path);
     assert_above_synced(path, renamed);
     for (int i = 0; i < n_told; i++)
-        if (aux[i].call == MADE && *aux[i].path &&
-            find(RENAMED, aux[i].path, i, n_told) < 0)
-            assert_above_synced(aux[i].path, i);
+        if (told[i].call == MADE && *told[i].path &&
+            find(RENAMED, told[i].path, i, n_told) < 0)
+            assert_above_synced(told[i].path, i);
 }
 
 void assert_renamed_durably(const char *path)
@@ -147,16 +156,12 @@ void assert_durable_or_refused(int (*make)(int i), const char *name)
     assert_durable(in_folder(name, 0));
     /* The first one may make directories that the others find. */
     for (int i = 0; calls > 0; i++) {
-        bool named = false;
         disk_begin(i);
         int err = (int)HEARD(make(1 + i));
         calls = disk_end() - i;
         if ((err != 0) != (calls > 0))
             fail_msg("call %d failed: %d; result %d", i, calls > 0, err);
         const char *made = in_folder(name, 1 + i);
-        for (int k = 0; k < n_told; k++)
-            named |= k != i && aux[k].call == RENAMED &&
-                     strcmp(aux[k].to, made) == 0;
-        assert_int_equal(access(made, F_OK), named ? 0 : -1);
+        assert_int_equal(access(made, F_OK), find_name(made, i) < 0 ? -1 : 0);
     }
 }

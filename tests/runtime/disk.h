@@ -9,11 +9,7 @@ void disk_begin(int fail);
 /* The calls since then. */
 int disk_end(void);
 
-/* What was written down of a name, a file's or a directory's: all in it was
- * synced before the rename that gave it, and the directory above after. */
-void assert_durable(const char *path);
-
-/* That a name is given up: its directory was synced after the rename. */
+/* A name was given up: its directory was synced after the rename. */
 void assert_renamed_durably(const char *path);
 
 /* make(i) makes what `name`, a format of i, names in the folder, for each i

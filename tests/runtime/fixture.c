@@ -194,18 +194,6 @@ void iz_coll_all_gather(struct iz_coll *c, void *full, int64_t shard_bytes,
     iz_coll_barrier(c, what);
 }
 
-void iz_coll_broadcast(struct iz_coll *c, void *p, int64_t bytes, int root,
-                       const char *what)
-{
-    if (!c->state)
-        return;
-    if (c->rank == root)
-        memcpy(c->state->data, p, (size_t)bytes);
-    iz_coll_barrier(c, what);
-    memcpy(p, c->state->data, (size_t)bytes);
-    iz_coll_barrier(c, what);
-}
-
 bool iz_coll_all_ok(struct iz_coll *c, bool ok)
 {
     bool all[64] = {0}, result = true;
@@ -276,4 +264,14 @@ uint64_t random_next(void)
 int64_t random_below(int64_t n)
 {
     return (int64_t)(random_next() % (uint64_t)n);
+}
+
+void damage(char *p, int64_t n)
+{
+    int64_t length = 1 + random_below(n < 20 ? n : 20);
+    int64_t at = random_below(n - length + 1);
+    if (random_below(2))
+        p[at] = (char)random_next();
+    else
+        memmove(p + at, p + random_below(n - length + 1), (size_t)length);
 }

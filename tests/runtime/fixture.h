@@ -64,6 +64,8 @@ extern struct iz_coll alone;
 /* A repeatable sequence, and a number of it below n. */
 uint64_t random_next(void);
 int64_t random_below(int64_t n);
+/* Changes one of n bytes, or puts a piece of them over another. */
+void damage(char *p, int64_t n);
 
 /* Mounts a tmpfs of this size on folder/name; skips the test where that is not
  * allowed.  Unmounted with the folder. */

@@ -20,7 +20,7 @@ CONFIG = {"run.save": False, "run.save_interval": 2, "run.keep_last": 9, "run.st
     (NVME, "auto", {"run.nvme_checksum": True}),
     (NONE, "auto", {"bf16.enabled": True, "run.master": "remainder"})])
 def test_what_is_saved_beside_training_or_waits(home, mode, more, place, nvme):
-    """What async refuses is in tests/runtime/config/test_refusals.c."""
+    """What async refuses is in tests/runtime/config/refusals.txt."""
     assert place.good(1, {**CONFIG, **run.offload(*home, nvme), **more,
                           "run.save_mode": mode}).saved == [2, 4, 6]
 

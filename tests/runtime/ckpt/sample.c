@@ -14,26 +14,13 @@ static uint32_t bits(const struct state *s, int64_t i)
                             (uint64_t)s->step << 40);
 }
 
-void get(void *arg, int64_t from, float *out, int64_t n)
-{
-    struct state *s = arg;
-    s->wrong +=
-        n < 1 || n > IZ_CKPT_BLOCK || from < 0 || from + n > s->part->count;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t b = bits(s, from + i);
-        memcpy(out + i, &b, 4);
-    }
-}
-
 static void put(void *arg, int64_t from, const float *in, int64_t n)
 {
     struct state *s = arg;
-    s->wrong += n < 1 || n > IZ_CKPT_BLOCK || from != s->put;
+    s->wrong |= n < 1 || n > IZ_CKPT_BLOCK || from != s->put;
     s->put += n;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t b = bits(s, from + i);
-        s->wrong += memcmp(&b, in + i, 4) != 0;
-    }
+    for (int64_t i = 0; i < n; i++)
+        s->wrong |= memcmp(&(uint32_t){bits(s, from + i)}, in + i, 4) != 0;
 }
 
 void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
@@ -90,8 +77,8 @@ static bool run_is(const struct run *r, int64_t step)
                  r->scalar[1].value == 0x1p-1070 && isinf(r->scalar[2].value) &&
                  signbit(r->scalar[3].value);
     for (int i = 0; i < ARRAYS; i++)
-        right = right && r->state[i].put == r->array[i].count &&
-                r->state[i].wrong == 0;
+        right =
+            right && r->state[i].put == r->array[i].count && !r->state[i].wrong;
     return right;
 }
 
@@ -104,14 +91,14 @@ const char *in_step(int step, const char *name)
 
 static int write_blocks(struct iz_ckpt_writer *w, const struct iz_ckpt *k)
 {
-    static float block[IZ_CKPT_BLOCK];
+    static uint32_t block[IZ_CKPT_BLOCK];
     int err = iz_ckpt_writer_open(w);
     for (int i = 0; i < k->n_arrays; i++) {
         const struct iz_rank_range *p = &k->array[i];
         for (int64_t b = 0; b < iz_rank_range_blocks(p) && !err; b++) {
-            get(k->sink[i].arg, b * IZ_CKPT_BLOCK, block,
-                iz_rank_range_block_elems(p, b));
-            err = iz_ckpt_writer_block(w, i, b, block);
+            for (int64_t e = 0; e < iz_rank_range_block_elems(p, b); e++)
+                block[e] = bits(k->sink[i].arg, b * IZ_CKPT_BLOCK + e);
+            err = iz_ckpt_writer_block(w, i, b, (const float *)block);
         }
     }
     return err;
@@ -167,13 +154,9 @@ int64_t latest(void)
 int save_one(struct iz_coll *c, void *arg)
 {
     const struct job *j = arg;
-    int64_t wrong = 0;
     struct run r;
     run_set(&r, j->total, c, j->step);
-    int err = save(&r.k, j->step, c);
-    for (int i = 0; i < ARRAYS; i++)
-        wrong += r.state[i].wrong;
-    return err || wrong;
+    return save(&r.k, j->step, c) != 0;
 }
 
 int load_one(struct iz_coll *c, void *arg)
@@ -181,9 +164,5 @@ int load_one(struct iz_coll *c, void *arg)
     const struct job *j = arg;
     struct run r;
     run_set(&r, j->total, c, j->step);
-    for (int i = 0; i < ARRAYS && j->replicated; i++) {
-        r.array[i].first = 0;
-        r.array[i].count = r.array[i].total;
-    }
     return load(&r, j->step, c) || !run_is(&r, j->step);
 }

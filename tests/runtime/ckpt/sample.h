@@ -13,7 +13,7 @@
 /* Elements of the arrays: of less and of more than a block. */
 extern const int64_t small[ARRAYS], large[ARRAYS];
 
-/* A run's state on one rank: get computes it, put compares. */
+/* A run's state on one rank; put compares it. */
 struct run {
     struct iz_ckpt k;
     struct iz_rank_range array[ARRAYS];
@@ -23,7 +23,8 @@ struct run {
     struct state {
         const struct iz_rank_range *part;
         int array;
-        int64_t step, put, wrong;
+        int64_t step, put;
+        bool wrong;
     } state[ARRAYS];
 };
 
@@ -31,9 +32,8 @@ struct run {
 void run_set(struct run *r, const int64_t *total, const struct iz_coll *c,
              int64_t step);
 
-/* Elements put, and calls or elements that were wrong. */
+/* Elements put. */
 int64_t number_put(const struct run *r);
-void get(void *arg, int64_t from, float *out, int64_t n);
 
 /* "step-00000005/name" among the checkpoints of the folder. */
 const char *in_step(int step, const char *name);
@@ -51,7 +51,6 @@ int64_t latest(void);
 struct job {
     const int64_t *total;
     int64_t step;
-    bool replicated; /* every rank loads the arrays whole */
 };
 
 int save_one(struct iz_coll *c, void *job);

@@ -9,41 +9,38 @@
 
 #include "tests/runtime/disk.h"
 
-static void any_number_of_ranks_loads_what_any_other_saved(void **state)
+/* Of arrays of several blocks; others are in tests/e2e/ckpt/test_resume.py. */
+static void other_ranks_load_what_was_saved(void **state)
 {
-    for (int s = 1; s <= 4; s++)
-        for (int l = 1; l <= 4; l++) {
-            /* Large arrays once per number of writers. */
-            struct job j = {l == s % 4 + 1 ? large : small, 10 * s + l, false};
-            all_return(s, save_one, &j, 0);
-            all_return(l, load_one, &j, 0);
-            j.replicated = true;
-            all_return(l, load_one, &j, 0);
-        }
+    for (int saved = 1; saved <= 3; saved++) {
+        struct job j = {large, saved};
+        all_return(saved, save_one, &j, 0);
+        all_return(4 - saved, load_one, &j, 0);
+        all_return(saved + 1, load_one, &j, 0);
+    }
 }
 
-/* How one of the ranks differs. */
-enum { SHORTER, LATER, OVERLAPPING, LAST_ONE_SHORTER };
+/* A rank whose part of the first array begins later, and is longer. */
+struct misfit {
+    int rank, later, longer;
+};
 
 static int save_differently(struct iz_coll *c, void *arg)
 {
-    int how = *(int *)arg;
+    const struct misfit *m = arg;
     struct run r;
     run_set(&r, small, c, 1);
-    r.array[0].count -= c->rank == 1 && how == SHORTER;
-    r.array[0].first += c->rank == 1 && how == LATER;
-    r.array[0].count -= c->rank == 2 && how == LAST_ONE_SHORTER;
-    if (how == OVERLAPPING && c->rank == 2) {
-        r.array[0].first -= 10;
-        r.array[0].count += 10;
-    }
+    r.array[0].first += c->rank == m->rank ? m->later : 0;
+    r.array[0].count += c->rank == m->rank ? m->longer : 0;
     return -save(&r.k, 1, c);
 }
 
 static void ranks_that_do_not_fit_together_are_refused(void **state)
 {
-    for (int how = SHORTER; how <= LAST_ONE_SHORTER; how++) {
-        all_return(3, save_differently, &how, EINVAL);
+    static struct misfit misfits[] = {
+        {1, 0, -1}, {1, 1, 0}, {2, 0, -1}, {2, -10, 10}};
+    for (int i = 0; i < N_OF(misfits); i++) {
+        all_return(3, save_differently, &misfits[i], EINVAL);
         assert_said("ranges of wte/master do not lie end to end over 1000");
     }
     assert_int_equal(latest(), -ENOENT);
@@ -53,24 +50,16 @@ static void ranks_that_do_not_fit_together_are_refused(void **state)
 
 static void a_rank_file_is_safetensors(void **state)
 {
-    struct run r;
     uint64_t length;
     int64_t bytes;
-    float v;
-    run_set(&r, small, &alone, 3);
     assert_int_equal(save_alone(3, 0), 0);
     char *p = contents(in_step(3, "/rank-00000-of-00001.safetensors"), &bytes);
     memcpy(&length, p, 8);
     assert_int_equal(8 + length + 4 * 1006, bytes);
     assert_int_equal((8 + length) % 8, 0);
     assert_int_equal(strncmp(p + 8, "{\"__metadata__\":{\"", 18), 0);
-    assert_non_null(strstr(p + 8,
-                           "\"wte/master\":{\"dtype\":\"F32\",\"shape\":[1000],"
-                           "\"data_offsets\":[0,4000]}"));
     assert_non_null(strstr(p + 8, "\"h.0/v\":{\"dtype\":\"F32\",\"shape\":[1],"
                                   "\"data_offsets\":[4020,4024]}"));
-    get(&r.state[1], 4, &v, 1);
-    assert_memory_equal(p + 8 + length + 4016, &v, 4);
     free(p);
 }
 
@@ -98,6 +87,7 @@ static void only_the_last_ones_are_kept(void **state)
     assert_int_equal(size_of(in_step(5, "")), -1);
     assert_int_equal(latest(), 123456789);
     assert_int_equal(load_alone(123456789, 123456789), 0);
+    assert_fails(load_alone(6, 6), -ENOENT, "no complete one of step 6");
 }
 
 static void what_a_crash_left_is_cleared(void **state)
@@ -188,60 +178,37 @@ static void a_foreign_run_is_told_what_differs(void **state)
     assert_int_equal(load_alone(5, 5), 0);
 }
 
-static void a_missing_step_is_told(void **state)
-{
-    assert_int_equal(save_alone(4, 0), 0);
-    assert_fails(load_alone(6, 6), -ENOENT, "no complete one of step 6");
-    assert_said("step-00000004, looks complete");
-}
-
 /* ---- failing saves ---- */
 
-/* Rank 1 may not write files of more than a few hundred KiB. */
-static int save_limited(struct iz_coll *c, void *arg)
+/* Rank 1 may not write files of more than a few hundred KiB, or it is on a host
+ * that does not share the folder. */
+static int save_badly(struct iz_coll *c, void *arg)
 {
+    bool apart = *(bool *)arg;
     struct rlimit limit = {300 << 10, 300 << 10};
+    const char *other = in_folder("host%d", c->rank);
     struct run r;
+    run_set(&r, apart ? small : large, c, 6);
+    r.k.keep_last = 1;
     signal(SIGXFSZ, SIG_IGN);
-    if (c->rank == 1)
+    if (c->rank == 1 && apart)
+        r.k.dir = other;
+    else if (c->rank == 1)
         setrlimit(RLIMIT_FSIZE, &limit);
-    run_set(&r, large, c, 6);
     return -save(&r.k, 6, c);
 }
 
 static void a_save_that_fails_on_one_rank_leaves_the_last_one(void **state)
 {
     assert_int_equal(save_alone(5, 1), 0);
-    all_return(3, save_limited, NULL, EFBIG);
-    assert_said(
-        "step-00000006.tmp/rank-00001-of-00003.safetensors: cannot write");
-    assert_said("File too large");
-    assert_int_equal(size_of(in_step(6, ".tmp")), -1);
-    assert_int_equal(latest(), 5);
-    assert_int_equal(load_alone(5, 5), 0);
-}
-
-/* As on hosts that do not share the folder. */
-static int save_apart(struct iz_coll *c, void *arg)
-{
-    char other[512];
-    struct run r;
-    snprintf(other, sizeof(other), "%s", in_folder("host%d", c->rank));
-    run_set(&r, small, c, 6);
-    if (c->rank == 1)
-        r.k.dir = other;
-    r.k.keep_last = 1;
-    return -save(&r.k, 6, c);
-}
-
-static void
-files_that_the_first_rank_does_not_see_are_no_checkpoint(void **state)
-{
-    assert_int_equal(save_alone(5, 1), 0);
-    all_return(2, save_apart, NULL, ENOENT);
-    assert_said("rank-00001-of-00002.safetensors: No such file");
-    assert_int_equal(latest(), 5);
-    assert_int_equal(load_alone(5, 5), 0);
+    for (int apart = 0; apart < 2; apart++) {
+        all_return(3, save_badly, &(bool){apart}, apart ? ENOENT : EFBIG);
+        assert_said(apart ? "rank-00001-of-00003.safetensors: No such file"
+                          : "rank-00001-of-00003.safetensors: cannot write");
+        assert_int_equal(size_of(in_step(6, ".tmp")), -1);
+        assert_int_equal(latest(), 5);
+        assert_int_equal(load_alone(5, 5), 0);
+    }
 }
 
 static int save_of(const char *id, int64_t step)
@@ -303,16 +270,14 @@ static void a_checkpoint_loses_its_name_before_its_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(any_number_of_ranks_loads_what_any_other_saved),
+        CASE(other_ranks_load_what_was_saved),
         CASE(ranks_that_do_not_fit_together_are_refused),
         CASE(a_rank_file_is_safetensors),
         CASE(a_step_saved_again_has_the_new_contents),
         CASE(only_the_last_ones_are_kept),
         CASE(what_a_crash_left_is_cleared),
         CASE(a_foreign_run_is_told_what_differs),
-        CASE(a_missing_step_is_told),
         CASE(a_save_that_fails_on_one_rank_leaves_the_last_one),
-        CASE(files_that_the_first_rank_does_not_see_are_no_checkpoint),
         CASE(a_checkpoint_of_another_run_stays),
         CASE(a_place_that_is_none_is_named),
         CASE(a_checkpoint_has_its_name_when_all_of_it_is_on_the_disk),

@@ -17,7 +17,7 @@ static const char *file_of(int i)
 
 static void save_two(void)
 {
-    struct job j = {small, 5, false};
+    struct job j = {small, 5};
     assert_int_equal(save_alone(4, 0), 0);
     all_return(2, save_one, &j, 0);
 }
@@ -37,18 +37,14 @@ static void every_flipped_bit_and_other_length_is_named(void **state)
     for (int i = 0; i < N_OF(files); i++) {
         int64_t bytes;
         char *p = contents(file_of(i), &bytes);
-        for (int n = 0; n < 60; n++) {
+        for (int n = 0; n < 90; n++) {
             int64_t at = random_below(bytes);
-            char bit = (char)(1 << random_below(8));
+            int64_t left = n < 10 ? n : n == 10 ? bytes + 1 : at;
+            char bit = (char)(n < 30 ? 0 : 1 << random_below(8));
             p[at] = (char)(p[at] ^ bit);
-            replace(file_of(i), p, bytes);
+            replace(file_of(i), p, bit ? bytes : left);
             damage_is_named(i);
             p[at] = (char)(p[at] ^ bit);
-        }
-        for (int n = 0; n < 30; n++) {
-            int64_t left = random_below(bytes);
-            replace(file_of(i), p, n < 10 ? n : n == 10 ? bytes + 1 : left);
-            damage_is_named(i);
         }
         replace(file_of(i), p, bytes);
         free(p);
@@ -56,9 +52,10 @@ static void every_flipped_bit_and_other_length_is_named(void **state)
     assert_int_equal(load_alone(5, 5), 0);
 }
 
-static void a_missing_or_foreign_file_is_named(void **state)
+static void a_missing_foreign_or_changed_file_is_named(void **state)
 {
-    struct job j = {small, 3, false};
+    struct job j = {small, 3};
+    uint64_t length;
     int64_t bytes;
     save_two();
     all_return(2, save_one, &j, 0); /* an older step, as if copied together */
@@ -70,6 +67,14 @@ static void a_missing_or_foreign_file_is_named(void **state)
     damage_is_named(0);
     assert_said("not a regular file");
     rmdir(file_of(0));
+    /* Still the same JSON: only the hash in the index tells. */
+    memcpy(&length, p, 8);
+    assert_int_equal(p[7 + length], ' ');
+    p[7 + length] = '\n';
+    replace(file_of(0), p, bytes);
+    damage_is_named(0);
+    assert_said("the header has not the hash");
+    p[7 + length] = ' ';
     replace(file_of(0), p, bytes);
     free(p);
     p = contents(in_step(3, files[1]), &bytes);
@@ -88,7 +93,7 @@ static int load_damaged(struct iz_coll *c, void *arg)
 
 static void damage_that_one_rank_sees_fails_on_all(void **state)
 {
-    struct job j = {large, 5, false};
+    struct job j = {large, 5};
     int64_t bytes;
     all_return(2, save_one, &j, 0);
     char *p = contents(file_of(1), &bytes);
@@ -97,22 +102,6 @@ static void damage_that_one_rank_sees_fails_on_all(void **state)
     free(p);
     all_return(3, load_damaged, NULL, EINVAL);
     assert_said("rank-00001-of-00002.safetensors: damaged: tensor ln/v");
-}
-
-/* Still the same JSON: only the hash in the index tells. */
-static void a_header_that_only_looks_the_same_is_named(void **state)
-{
-    uint64_t length;
-    int64_t bytes;
-    save_two();
-    char *p = contents(file_of(0), &bytes);
-    memcpy(&length, p, 8);
-    assert_int_equal(p[7 + length], ' ');
-    p[7 + length] = '\n';
-    replace(file_of(0), p, bytes);
-    damage_is_named(0);
-    assert_said("the header has not the hash");
-    free(p);
 }
 
 #define META "'step':'1','rank':'0','ranks':'1',"
@@ -199,9 +188,6 @@ static void no_length_of_a_header_is_believed(void **state)
 /* The reader by itself, on headers that no index vouches for. */
 static void no_header_breaks_the_reader(void **state)
 {
-    static const char *const words[] = {
-        "99999999999999999",    "-1", "[",    "}",      "\"", "0",
-        "18446744073709551615", ",",  "null", "\\u0000"};
     static float block[IZ_CKPT_BLOCK];
     int64_t bytes;
     int opened = 0;
@@ -212,23 +198,17 @@ static void no_header_breaks_the_reader(void **state)
         struct iz_rank_file *s;
         int64_t header = bytes - 4 * 1006;
         memcpy(q, p, (size_t)bytes);
-        for (uint64_t k = random_next() % 3 + 1; k-- > 0;) {
-            const char *w = words[random_below(N_OF(words))];
-            int64_t at = random_below(header - 20);
-            if (random_next() % 3)
-                memcpy(q + at, w, strlen(w));
-            else
-                q[at] = (char)random_next();
-        }
+        for (int64_t k = random_below(3); k >= 0; k--)
+            damage(q, header);
         replace(in_folder("x"), q, random_next() % 4 ? bytes : header);
-        listen_begin();
-        if (iz_rank_file_open(&s, in_folder("x")) == 0) {
+        if (HEARD(iz_rank_file_open(&s, in_folder("x"))) == 0) {
             opened++;
+            listen_begin();
             for (int i = 0; i < s->n_ranges; i++)
                 for (int64_t b = 0; b < iz_rank_range_blocks(&s->range[i]); b++)
                     iz_rank_file_read(s, &s->range[i], b, block);
+            listen_end();
         }
-        listen_end();
         if (!s)
             assert_said("/x: ");
         iz_rank_file_close(&s);
@@ -242,9 +222,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(every_flipped_bit_and_other_length_is_named),
-        CASE(a_missing_or_foreign_file_is_named),
+        CASE(a_missing_foreign_or_changed_file_is_named),
         CASE(damage_that_one_rank_sees_fails_on_all),
-        CASE(a_header_that_only_looks_the_same_is_named),
         CASE(each_lie_of_a_header_is_named),
         CASE(no_length_of_a_header_is_believed),
         CASE(no_header_breaks_the_reader),

@@ -1,11 +1,98 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Samples of one file of tokens: what is read, in which order, and what is
- * refused. */
-#include "tests/runtime/data/shards.h"
+/* Samples of files of tokens: what is read of one or several and of their loss
+ * masks, in which order, and what is refused. */
+#include "tests/runtime/fixture.h"
 
 #include <sys/stat.h>
 
+#include "runtime/data/data.h"
 #include "runtime/data/shard.h"
+
+#define MANY (1 << 30) /* a vocabulary that holds positions as tokens */
+
+/* What a run would read; `use` sets it: tokens, or bytes where val is NULL. */
+static struct iz_data_config used;
+/* Of the shards that are written: tokens of a text of a pair, of a packed
+ * sample. */
+static int32_t text_tokens, sample_tokens;
+
+/* A shard or a mask with `count` in its header and `bytes` of data; returns its
+ * path. */
+static const char *shard(const char *name, int32_t magic, int32_t version,
+                         int32_t count, const void *data, size_t bytes)
+{
+    int32_t header[256] = {magic, version, count, text_tokens, sample_tokens};
+    const char *path = in_folder("%s", name);
+    char *all = malloc(sizeof(header) + bytes);
+    memcpy(all, header, sizeof(header));
+    memcpy(all + sizeof(header), data, bytes);
+    replace(path, all, (int64_t)(sizeof(header) + bytes));
+    free(all);
+    return path;
+}
+
+/* Token i is first + i: a sample shows where it was taken from. */
+static const char *positions_from(const char *name, int first, int n)
+{
+    uint32_t *t = malloc((size_t)n * sizeof(*t));
+    for (int i = 0; i < n; i++)
+        t[i] = (uint32_t)(first + i);
+    const char *path = shard(name, 20240801, 7, n, t, (size_t)n * sizeof(*t));
+    free(t);
+    return path;
+}
+
+static const char *positions(const char *name, int n)
+{
+    return positions_from(name, 0, n);
+}
+
+static void use(const char *path, const char *val, double fraction)
+{
+    used = (struct iz_data_config){.val_fraction = fraction,
+                                   .bytes = !val,
+                                   .document_end = -1,
+                                   .group = 1};
+    snprintf(used.path, sizeof(used.path), "%s", path);
+    snprintf(used.val_path, sizeof(used.val_path), "%s", val ? val : "");
+}
+
+static struct iz_data *opened(int seq, uint64_t seed, bool need_val)
+{
+    struct iz_data *d = NULL;
+    assert_int_equal(iz_data_open(&d, &used, seq, MANY, seed, need_val), 0);
+    return d;
+}
+
+/* It is not opened, and `words` are said. */
+static void refused(int seq, int vocab, bool need_val, const char *words)
+{
+    struct iz_data *d = NULL;
+    assert_true(HEARD(iz_data_open(&d, &used, seq, vocab, 1, need_val)) < 0);
+    assert_null(d);
+    assert_said(words);
+}
+
+/* First token of a sample of `positions`, after a look at all of it. */
+static int start(const struct iz_data *d, enum iz_split s, int seq, int64_t i)
+{
+    static int32_t input[4096], target[4096];
+    iz_data_sample(d, s, i, input, target);
+    for (int j = 0; j < seq; j++) {
+        assert_int_equal(input[j], input[0] + j);
+        assert_int_equal(target[j], input[j] + 1);
+    }
+    return input[0];
+}
+
+/* The two have the same samples, n of them. */
+static void assert_same(const struct iz_data *a, const struct iz_data *b,
+                        enum iz_split s, int seq, int64_t n)
+{
+    assert_int_equal(iz_data_windows(a, s), iz_data_windows(b, s));
+    for (int64_t i = n; i-- > 0;) /* backwards: no state */
+        assert_int_equal(start(a, s, seq, i), start(b, s, seq, i));
+}
 
 static void samples_are_the_tokens_of_each_format(void **state)
 {
@@ -36,28 +123,12 @@ static void samples_are_the_tokens_of_each_format(void **state)
     iz_data_close(&d);
 }
 
-static void documents_begin_behind_a_token(void **state)
+/* What documents are is in tests/e2e/data/test_documents.py. */
+static void a_wrong_end_of_documents_is_named(void **state)
 {
     uint16_t tokens[] = {3, 9, 9, 4, 5, 9, 6, 7, 8}, ends[] = {9, 9, 9};
-    int32_t input[8], target[8], begins[8];
-    const int32_t where[2][8] = {{0, 0, 2, 3, 3, 3, 6, 6},
-                                 {0, 0, 2, 3, 0, 0, 2, 2}};
-    const int32_t want[8] = {9, -1, -1, 5, 9, -1, 7, 8};
     use(shard("d", 20240520, 1, 9, tokens, sizeof(tokens)), "", 0);
     used.document_end = 9;
-    for (int seq = 8; seq >= 4; seq -= 4) {
-        struct iz_data *d = opened(seq, 0, false);
-        assert_true(iz_data_masked(d, IZ_TRAIN));
-        assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 8 / seq), 5);
-        for (int i = 0; i < 8 / seq; i++) {
-            iz_data_sample(d, IZ_TRAIN, i, input, target);
-            int at = input[0] == 3 ? 0 : 4;
-            assert_memory_equal(target, want + at, (size_t)seq * 4);
-            iz_data_documents(d, IZ_TRAIN, i, 1, input, begins);
-            assert_memory_equal(begins, where[seq == 4] + at, (size_t)seq * 4);
-        }
-        iz_data_close(&d);
-    }
     refused(8, 9, false, "outside the vocabulary");
     used.document_end = 10;
     refused(8, 11, false, "no token 10");
@@ -76,35 +147,12 @@ static void use_packed(int sample, const uint16_t *tokens, const uint8_t *mask,
     assert_int_equal(iz_data_look(&used, stderr), 0);
 }
 
-/* Two samples of four: of documents of 3 and 1 tokens, and of one and a fill of
- * 2.  The last token has no target, though the mask has one for it. */
-static void packed_samples_hold_whole_documents(void **state)
+static void wrong_packed_samples_are_named(void **state)
 {
     const uint16_t tokens[] = {1, 2, 3, 4, 5, 6, 0, 0};
     uint8_t mask[] = {2, 1, 1, 2, 2, 1, 2, 2};
-    int32_t input[4], target[4], begins[4];
-    const int32_t want[2][4] = {{2, 3, -1, -1}, {6, -1, -1, -1}};
-    const int32_t where[2][4] = {{0, 0, 0, 3}, {0, 0, 2, 3}};
-    use_packed(4, tokens, mask, 8, "");
-    assert_true(used.packed && used.apart);
-    struct iz_data *d = opened(4, 3, true);
-    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
-    assert_int_equal(iz_data_windows(d, IZ_VAL), 1);
-    assert_int_equal(iz_data_loss_tokens(d, IZ_TRAIN, 0, 1), 2);
-    assert_int_equal(iz_data_targets(d, 2), 6);
-    for (int s = IZ_TRAIN; s <= IZ_VAL; s++) {
-        iz_data_sample(d, (enum iz_split)s, 0, input, target);
-        assert_int_equal(input[0], 1 + 4 * s);
-        assert_memory_equal(target, want[s], sizeof(target));
-        iz_data_documents(d, (enum iz_split)s, 0, 1, input, begins);
-        assert_memory_equal(begins, where[s], sizeof(begins));
-    }
-    iz_data_close(&d);
-    refused(8, 9, false, "packed samples of 4 tokens, and a sample here has 8");
-    used.document_end = 4;
-    assert_true(HEARD(iz_data_look(&used, stderr)) < 0);
-    assert_said("data.document_end: 4");
     use_packed(4, tokens, mask, 8, positions("v", 9));
+    assert_true(used.packed && used.apart);
     refused(4, 9, true, "is not packed, and the first file of data.path is");
     use_packed(4, tokens, mask, 7, "");
     refused(4, 9, false, "its last packed sample is not whole");
@@ -119,33 +167,25 @@ static void packed_samples_hold_whole_documents(void **state)
 }
 
 /* All windows of an epoch lie on one grid, which is shifted by what is left. */
-static void check_epoch(const struct iz_data *d, int seq, int windows, int rest,
-                        int64_t first)
-{
-    char *seen = calloc((size_t)windows, 1);
-    int shift = start(d, IZ_TRAIN, seq, first) % seq, in_place = 0;
-    assert_true(shift <= rest);
-    for (int i = 0; i < windows; i++) {
-        int at = start(d, IZ_TRAIN, seq, first + i);
-        assert_int_equal(at % seq, shift);
-        assert_false(seen[at / seq]++);
-        in_place += at / seq == i;
-    }
-    assert_true(windows < 1000 || in_place < 20); /* expected: 1 */
-    free(seen);
-}
-
 static void every_window_comes_once_an_epoch(void **state)
 {
-    static const int many[] = {4096, 4097, 65535, 65537, 1000003};
-    for (int k = 0; k < 200 + N_OF(many); k++) {
-        int windows = k < 200 ? k + 1 : many[k - 200], seq = k < 200 ? 3 : 1;
-        int rest = windows % seq;
-        use(positions("p", windows * seq + 1 + rest), "", 0);
-        struct iz_data *d = opened(seq, random_next(), false);
+    static const int many[] = {4096, 4097, 65535, 65537};
+    for (int k = 1; k <= 200 + N_OF(many); k++) {
+        int windows = k <= 200 ? k : many[k - 201], in_place = 0;
+        int rest = windows % 3;
+        use(positions("p", windows * 3 + 1 + rest), "", 0);
+        struct iz_data *d = opened(3, random_next(), false);
+        char *seen = calloc((size_t)windows, 1);
         assert_int_equal(iz_data_windows(d, IZ_TRAIN), windows);
-        for (int64_t epoch = 0; epoch < (k < 200 ? 4 : 1); epoch++)
-            check_epoch(d, seq, windows, rest, epoch * windows);
+        for (int i = 0; i < 2 * windows; i++) {
+            int at = start(d, IZ_TRAIN, 3, i);
+            int shift = start(d, IZ_TRAIN, 3, i / windows * windows) % 3;
+            assert_true(at % 3 == shift && shift <= rest);
+            assert_int_equal(seen[at / 3]++, i / windows);
+            in_place += at / 3 == i;
+        }
+        assert_true(windows < 1000 || in_place < 20); /* expected: 1 */
+        free(seen);
         iz_data_close(&d);
     }
 }
@@ -209,33 +249,40 @@ static void what_is_no_token_file_is_named(void **state)
     }
 }
 
-/* Of a file with 20 tokens of 16 bits. */
-static void a_wrong_header_is_named_with_its_numbers(void **state)
+/* Of a file with 20 tokens of 16 bits, or with 20 bytes of a mask beside one.
+ */
+static void a_wrong_header_or_mask_is_named(void **state)
 {
     static const struct {
         int32_t magic, version, count;
-        int less; /* bytes */
+        int less, byte; /* bytes that are missing; one of the mask */
         const char *words;
     } cases[] = {
-        {20240521, 1, 20, 0, "magic 20240521 version 1"},
-        {20240520, 2, 20, 0, "magic 20240520 version 2"},
-        {20240801, 1, 20, 0, "magic 20240801 version 1"},
-        {20240520, 1, -3, 0, "-3 tokens"},
-        {20240520, 1, 21, 0,
+        {20240521, 1, 20, 0, 0, "magic 20240521 version 1"},
+        {20240520, 2, 20, 0, 0, "magic 20240520 version 2"},
+        {20240801, 1, 20, 0, 0, "magic 20240801 version 1"},
+        {20240520, 1, -3, 0, 0, "-3 tokens"},
+        {20240520, 1, 21, 0, 0,
          "1066 bytes, but the file has 1064 bytes (truncated)"},
-        {20240520, 1, 20, 1,
+        {20240520, 1, 20, 1, 0,
          "1064 bytes, but the file has 1063 bytes (truncated)"},
-        {20240520, 1, 19, 0,
+        {20240520, 1, 19, 0, 0,
          "1062 bytes, but the file has 1064 bytes (oversized)"},
-        {20240520, 1, INT32_MAX, 0, "(truncated)"},
+        {20240520, 1, INT32_MAX, 0, 0, "(truncated)"},
+        {1, 1, 20, 0, 1, "w.mask begins with magic 1"},
+        {IZ_MASK_MAGIC, 2, 20, 0, 1, "version 2"},
+        {IZ_MASK_MAGIC, 1, 19, 1, 1, "and 19 tokens"},
+        {IZ_MASK_MAGIC, 1, 20, 1, 1, "w.mask: the header says 20 tokens"},
+        {IZ_MASK_MAGIC, 1, 20, 0, 2, "w.mask: a byte is neither 0 nor 1"},
     };
     for (int i = 0; i < N_OF(cases); i++) {
-        uint16_t t[20] = {0};
-        use(shard("a", cases[i].magic, cases[i].version, cases[i].count, t,
-                  sizeof(t) - (size_t)cases[i].less),
-            "", 0);
+        uint8_t data[40] = {1, 1, [7] = (uint8_t)cases[i].byte};
+        bool mask = cases[i].byte != 0;
+        use(mask ? positions("w.bin", 20) : in_folder("a"), "", 0);
+        shard(mask ? "w.mask" : "a", cases[i].magic, cases[i].version,
+              cases[i].count, data, (size_t)((mask ? 20 : 40) - cases[i].less));
         refused(4, MANY, false, cases[i].words);
-        assert_said(used.path);
+        assert_said(mask ? "/w." : used.path);
     }
 }
 
@@ -282,19 +329,129 @@ static void too_few_tokens_are_named(void **state)
     refused(4, MANY, true, "0 tokens for validation, but one window needs 8");
 }
 
+static void several_shards_are_one_stream(void **state)
+{
+    const int length[] = {1, 7, 2, 40, 1, 1, 30};
+    int total = 0;
+    for (int i = 0; i < N_OF(length); total += length[i++]) {
+        char name[16];
+        snprintf(name, sizeof(name), "s%d.bin", i);
+        positions_from(name, total, length[i]);
+    }
+    for (int seq = 1; seq <= 40; seq++) {
+        use(in_folder("s?.bin"), "", 0.2);
+        struct iz_data *a = opened(seq, 3, seq < 20);
+        use(positions("whole", total), "", 0.2);
+        struct iz_data *b = opened(seq, 3, seq < 20);
+        assert_same(a, b, IZ_TRAIN, seq, 3 * iz_data_windows(a, IZ_TRAIN));
+        assert_same(a, b, IZ_VAL, seq, 3 * iz_data_windows(a, IZ_VAL));
+        iz_data_close(&a);
+        iz_data_close(&b);
+    }
+}
+
+/* As a list of two names. */
+static void use_two(const char *one, const char *two)
+{
+    char list[1024];
+    snprintf(list, sizeof(list), "%s,%s", one, two);
+    use(list, "", 0);
+}
+
+static void a_list_names_files_and_patterns_in_order(void **state)
+{
+    positions_from("s0.bin", 0, 10);
+    positions_from("s1.bin", 10, 10);
+    positions_from("s2.bin", 20, 10);
+    use(positions_from("a,b[1]", 30, 5), "", 0);
+    struct iz_data *d = opened(4, 1, false);
+    assert_int_equal(iz_data_windows(d, IZ_TRAIN), 1);
+    iz_data_close(&d);
+    use_two(in_folder("s0.bin"), in_folder("s[12].bin"));
+    d = opened(29, 1, false);
+    assert_int_equal(start(d, IZ_TRAIN, 29, 0), 0);
+    iz_data_close(&d);
+    use(in_folder("none*.bin"), "", 0);
+    refused(4, MANY, false, "none*.bin: no file matches");
+    use_two(in_folder("s0.bin"), in_folder("s*.bin"));
+    refused(4, MANY, false, "s0.bin is named twice");
+    use_two(in_folder("s0.bin"), in_folder("gone.bin"));
+    refused(4, MANY, false, "gone.bin: No such file");
+}
+
+static void masked_tokens_are_no_targets(void **state)
+{
+    enum { N = 60, SEQ = 7 };
+    uint8_t learn[N];
+    int32_t input[SEQ], target[SEQ];
+    int masked = 0;
+    for (int i = 0; i < N; i++)
+        learn[i] = random_next() % 3 > 0;
+    positions_from("m0.bin", 0, 20);
+    positions_from("m1.bin", 20, 40);
+    shard("m0.mask", IZ_MASK_MAGIC, 1, 20, learn, 20);
+    shard("m1.mask", IZ_MASK_MAGIC, 1, 40, learn + 20, 40);
+    use(in_folder("m?.bin"), in_folder("m1.bin"), 0);
+    struct iz_data *d = opened(SEQ, 5, true);
+    for (int i = 0; i < 40; i++) {
+        iz_data_sample(d, i % 4 ? IZ_TRAIN : IZ_VAL, i, input, target);
+        for (int j = 0; j < SEQ; j++) {
+            int at = input[0] + j;
+            assert_int_equal(input[j], at); /* inputs are never masked */
+            assert_int_equal(target[j], learn[at + 1] ? at + 1 : -1);
+            masked += target[j] < 0;
+        }
+    }
+    assert_true(masked > 20 && masked < 200);
+    iz_data_close(&d);
+}
+
+static void a_mask_that_leaves_nothing_is_named(void **state)
+{
+    uint8_t learn[40] = {0};
+    use(positions("n.bin", 40), "", 0.5);
+    shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    refused(4, MANY, false, "nothing to be learnt for training");
+    assert_said(used.path);
+    learn[2] = 1; /* among the first windows, which are for training */
+    shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    refused(4, MANY, true, "nothing to be learnt for validation");
+    assert_said(used.path);
+    learn[39] = 1;
+    shard("n.mask", IZ_MASK_MAGIC, 1, 40, learn, 40);
+    struct iz_data *d = opened(4, 1, true);
+    iz_data_close(&d);
+}
+
+static void a_mask_beside_some_shards_only_is_named(void **state)
+{
+    uint8_t learn[20] = {0};
+    positions("x0.bin", 20);
+    positions("x1.bin", 20);
+    shard("x1.mask", IZ_MASK_MAGIC, 1, 20, learn, 20);
+    use(in_folder("x?.bin"), "", 0);
+    refused(4, MANY, false, "x1.bin has a loss mask beside it");
+    assert_said("x0.bin has none");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(samples_are_the_tokens_of_each_format),
-        CASE(documents_begin_behind_a_token),
-        CASE(packed_samples_hold_whole_documents),
+        CASE(a_wrong_end_of_documents_is_named),
+        CASE(wrong_packed_samples_are_named),
         CASE(every_window_comes_once_an_epoch),
         CASE(training_and_validation_share_no_target),
         CASE(validation_is_in_file_order_and_comes_again),
         CASE(what_is_no_token_file_is_named),
-        CASE(a_wrong_header_is_named_with_its_numbers),
+        CASE(a_wrong_header_or_mask_is_named),
         CASE(a_token_outside_the_vocabulary_is_named),
         CASE(too_few_tokens_are_named),
+        CASE(several_shards_are_one_stream),
+        CASE(a_list_names_files_and_patterns_in_order),
+        CASE(masked_tokens_are_no_targets),
+        CASE(a_mask_that_leaves_nothing_is_named),
+        CASE(a_mask_beside_some_shards_only_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

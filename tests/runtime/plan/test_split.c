@@ -11,28 +11,6 @@
 #include "runtime/plan/fit.h"
 #include "runtime/plan/split.h"
 
-/* Of all units: elements owned and those of the host; the longest share of the
- * host and the longest chunk of those that it shares; blocks of the norm. */
-struct counts {
-    int64_t owned, host, longest, chunk, blocks;
-};
-
-static struct counts count(const struct iz_plan *plan)
-{
-    struct counts n = {0};
-    for (int u = 0; u < plan->n_units; u++) {
-        const struct iz_plan_unit *g = &plan->unit[u];
-        int64_t host = iz_plan_host_elems(g);
-        n.owned += g->owned;
-        n.host += host;
-        n.longest = max64(n.longest, host);
-        n.blocks += (g->owned + 1023) / 1024;
-        if (g->host_chunks < g->chunks)
-            n.chunk = max64(n.chunk, g->chunk);
-    }
-    return n;
-}
-
 /* As near to the ratio as the chunk that is cut allows, although a unit's own
  * share is not a number of chunks. */
 static void the_ratio_is_met_to_half_a_chunk(void **state)
@@ -40,66 +18,41 @@ static void the_ratio_is_met_to_half_a_chunk(void **state)
     for (int ranks = 1; ranks <= 8; ranks++)
         for (int i = 0; i <= 20; i++) {
             struct iz_config c = offloaded(i / 20.0, IZ_HOME_CPU);
-            int64_t chunk = 0;
+            int64_t chunk = 0, host = 0, owned = 0;
             make(&p, &c, ranks, &gpu_bf16);
-            struct counts n = count(&p);
             for (int u = 0; u < p.n_units; u++) {
                 const struct iz_plan_unit *g = &p.unit[u];
                 chunk = max64(chunk, g->chunk);
-                assert_true(g->host_chunks >= 0 && g->host_chunks <= g->chunks);
+                host += iz_plan_host_elems(g);
+                owned += g->owned;
             }
-            assert_true(fabs((double)n.host -
-                             c.zero.optimizer.ratio * (double)n.owned) <=
+            assert_true(fabs((double)host - i / 20.0 * (double)owned) <=
                         (double)chunk / 2);
             assert_true(p.zero.split == (i < 20));
-            assert_true(i > 0 || n.host == 0);
-            assert_true(i < 20 || n.host == n.owned);
+            assert_true(i > 0 || host == 0);
+            assert_true(i < 20 || host == owned);
         }
 }
 
-/* 12 bytes of every element, here or there, and with NCCL 2 of its gradient:
- * two buffers in fp32 on the host are shorter, and it has 8 bytes for each
- * block of 1024, whoever squares it.  Where the host's collectives sum, the
- * gradient stays and needs room in the eight buffers of a chunk, as parameters
- * do that live on the host. */
-static void check_ratio(enum iz_home home, bool nccl)
+/* With NCCL: two buffers in fp32 on the host are shorter. */
+static void gradients_of_the_gpus_part_stay_there(void **state)
 {
-    struct iz_target target = gpu_bf16;
-    struct iz_config all = offloaded(1, home), some = offloaded(0.6, home);
-    int64_t device[IZ_MEM_CLASSES] = {0}, cpu[IZ_MEM_CLASSES] = {0};
-    target.nccl = nccl;
-    make(&p, &all, 2, &target);
-    make(&q, &some, 2, &target);
-    struct counts whole = count(&p), part = count(&q);
-    int64_t moved = part.owned - part.host;
-    assert_true(moved > 0 && q.zero.grads_apart == nccl && !p.zero.grads_apart);
-    device[IZ_MEM_STATE] = cpu[IZ_MEM_STATE] = 12 * moved;
-    device[IZ_MEM_STAGING] =
-        8 * part.chunk * ((home == IZ_HOME_CPU ? 2 : 0) + (nccl ? 0 : 2));
-    if (nccl) {
-        device[IZ_MEM_GRAD] = cpu[IZ_MEM_GRAD] = 2 * moved;
-        cpu[IZ_MEM_STAGING] = 2 * 4 * (whole.longest - part.longest);
-        assert_true(cpu[IZ_MEM_STAGING] >= 0);
-    }
-    for (int c = 0; c < IZ_MEM_CLASSES; c++) {
-        assert_int_equal(q.bytes.b[IZ_TIER_DEVICE][c] -
-                             p.bytes.b[IZ_TIER_DEVICE][c],
-                         device[c]);
-        assert_int_equal(p.bytes.b[IZ_TIER_CPU][c] - q.bytes.b[IZ_TIER_CPU][c],
-                         cpu[c]);
-    }
-    int64_t batch = q.bytes.b[IZ_TIER_CPU][IZ_MEM_BATCH];
-    target.nccl = false;
-    make(&q, &some, 2, &target);
-    assert_int_equal(batch - q.bytes.b[IZ_TIER_CPU][IZ_MEM_BATCH],
-                     nccl ? 8 * part.blocks : 0);
-}
-
-static void the_ratio_moves_states_and_gradients(void **state)
-{
-    for (int home = IZ_HOME_NONE; home <= IZ_HOME_CPU; home++) {
-        check_ratio((enum iz_home)home, false);
-        check_ratio((enum iz_home)home, true);
+    struct iz_config all = offloaded(1, IZ_HOME_CPU),
+                     some = offloaded(0.6, IZ_HOME_CPU);
+    for (int nccl = 0; nccl < 2; nccl++) {
+        struct iz_target t = gpu_bf16;
+        int64_t whole = 0, part = 0;
+        t.nccl = nccl;
+        make(&p, &all, 2, &t);
+        make(&q, &some, 2, &t);
+        for (int u = 0; u < p.n_units; u++) {
+            whole = max64(whole, p.unit[u].owned);
+            part = max64(part, iz_plan_host_elems(&q.unit[u]));
+        }
+        assert_true(q.zero.grads_apart == nccl && part < whole);
+        assert_int_equal(p.bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING] -
+                             q.bytes.b[IZ_TIER_CPU][IZ_MEM_STAGING],
+                         nccl ? 8 * (whole - part) : 0);
     }
 }
 
@@ -112,40 +65,18 @@ static void assert_way(const struct iz_config *c, struct iz_limits l,
     assert_said(words);
 }
 
-/* With the sums on the GPU, which take less of the host. */
-static struct iz_limits needs_on_gpu(struct iz_config c, double ratio)
-{
-    needs(c, ratio);
-    c.zero.optimizer.ratio = ratio;
-    iz_plan_sum_on_gpu(&p, &c, model, true);
-    return (struct iz_limits){.host = iz_plan_host_bytes(&p),
-                              .device = iz_plan_device_bytes(&p)};
-}
-
-/* Of memory that is left, whole ones, and at most one for each chunk. */
+/* Fewer of them are in tests/e2e/gpu/test_gpu_bytes.py. */
 static void what_is_left_of_the_gpu_becomes_buffers(void **state)
 {
-    enum { LEAST = 8 };
     struct iz_config c = offloaded(0.5, IZ_HOME_CPU);
-    struct iz_limits l = needs_on_gpu(c, 0.5);
-    const struct iz_plan_staging *s = &p.staging[IZ_STAGING_SPLIT];
-    int64_t bytes = l.device, most = 0;
-    c.run.recompute = IZ_RECOMPUTE_FULL;
+    struct iz_limits l = {.host = INT64_MAX, .device = INT64_MAX};
+    int chunks = 0;
+    make(&p, &c, 1, &gpu_bf16);
+    assert_int_equal(p.staging[IZ_STAGING_SPLIT].n, 8);
+    assert_int_equal(fit(&p, &c, l), 0);
     for (int u = 0; u < p.n_units; u++)
-        most += p.unit[u].chunks - p.unit[u].host_chunks;
-    for (int64_t more = 0; more <= most + 1; more += 100) {
-        int64_t n = min64(LEAST + more, most);
-        l.device = bytes + (more + 1) * s->bytes - 1;
-        make(&p, &c, 1, &gpu_bf16);
-        assert_int_equal(s->n, LEAST);
-        assert_int_equal(fit(&p, &c, l), 0);
-        assert_int_equal(s->n, n);
-        assert_int_equal(iz_plan_device_bytes(&p),
-                         bytes + (n - LEAST) * s->bytes);
-        iz_plan_list(&p, &c, model);
-        assert_int_equal(iz_plan_device_bytes(&p),
-                         bytes + (n - LEAST) * s->bytes);
-    }
+        chunks += p.unit[u].chunks - p.unit[u].host_chunks;
+    assert_int_equal(p.staging[IZ_STAGING_SPLIT].n, chunks);
 }
 
 #define SLOW 1e10 /* bytes that the host moves a second */
@@ -282,10 +213,11 @@ static void a_disk_of_unknown_rate_has_no_prediction(void **state)
     assert_true(iz_forecast(&p, rate).step_s == 0);
 }
 
-static void freeze(struct iz_unit *u, bool yes)
+static void freeze_blocks(bool yes)
 {
-    for (int i = 0; i < u->n_params; i++)
-        u->param[i].frozen = yes;
+    for (int u = 1; u + 1 < model->n_units; u++)
+        for (int i = 0; i < model->unit[u].n_params; i++)
+            model->unit[u].param[i].frozen = yes;
 }
 
 /* It is read twice a step, before each pass. */
@@ -298,13 +230,11 @@ static void a_frozen_base_on_a_disk_takes_its_time(void **state)
     for (int i = 0; i < IZ_RATES; i++)
         rate[i] = (struct iz_rate){.bytes_per_s = 1e12};
     rate[IZ_ON_IO].bytes_per_s = 1e8;
-    for (int u = 1; u + 1 < model->n_units; u++)
-        freeze(&model->unit[u], true);
+    freeze_blocks(true);
     make(&p, &c, 1, &gpu_bf16);
-    for (int u = 1; u + 1 < model->n_units; u++) {
-        freeze(&model->unit[u], false);
+    freeze_blocks(false);
+    for (int u = 1; u + 1 < model->n_units; u++)
         bytes += 2 * (double)p.unit[u].frozen.shard;
-    }
     double s = iz_forecast(&p, rate).step_s, least = bytes / 1e8 / 2;
     assert_true(bytes > 0 && s > least && s < 2.2 * least);
 }
@@ -342,14 +272,12 @@ static void a_way_out_is_none_that_a_gpu_refuses(void **state)
     struct iz_limits l = {.host = INT64_C(1) << 50};
     c.run.recompute = IZ_RECOMPUTE_FULL;
     c.run.sequence_chunk = IZ_CHUNK_OFF;
-    for (int u = 1; u + 1 < model->n_units; u++)
-        freeze(&model->unit[u], true);
+    freeze_blocks(true);
     make(&p, &c, 1, &gpu_bf16);
     l.device = iz_plan_device_bytes(&p) - (INT64_C(3) << 30);
     assert_way(&c, l,
                WAY "device=cpu and zero_optimization.offload_param.device=cpu");
-    for (int u = 1; u + 1 < model->n_units; u++)
-        freeze(&model->unit[u], false);
+    freeze_blocks(false);
     c.cpu_checkpointing = true;
     make(&p, &c, 1, &gpu_bf16);
     l.device = iz_plan_device_bytes(&p) - 4096;
@@ -361,80 +289,43 @@ static void a_way_out_is_none_that_a_gpu_refuses(void **state)
 
 /* ---- sums that a single GPU forms before they come down ---- */
 
-static struct iz_config summing(enum iz_order schedule, double ratio)
-{
-    struct iz_config c = offloaded(ratio, IZ_HOME_NONE);
-    c.zero.stage = 2;
-    c.grad_accum = 4;
-    c.grad_accum_fp32 = true;
-    c.run.schedule = schedule;
-    c.run.recompute = IZ_RECOMPUTE_FULL;
-    return c;
-}
-
-static const struct iz_limits unlimited = {.host = INT64_MAX,
-                                           .device = INT64_MAX};
-
 /* p as it is made; q as it fits.  Whether the sums of q are on the GPU. */
-static bool on_gpu(const struct iz_config *c, int ranks, struct iz_limits l)
+static bool on_gpu(const struct iz_config *c, int ranks, int64_t device)
 {
     make(&p, c, ranks, &gpu_bf16);
     make(&q, c, ranks, &gpu_bf16);
-    assert_int_equal(fit(&q, c, l), 0);
+    assert_int_equal(
+        fit(&q, c, (struct iz_limits){.host = INT64_MAX, .device = device}), 0);
     assert_false(p.zero.sums_on_gpu);
     return q.zero.sums_on_gpu;
-}
-
-/* The embedding has two uses, so two sums, which the GPU adds. */
-static void check_on_gpu(enum iz_order schedule, double ratio)
-{
-    struct iz_config c = summing(schedule, ratio);
-    int64_t want[IZ_TIERS][IZ_MEM_CLASSES] = {0}, longest = 0;
-    int64_t *device = want[IZ_TIER_DEVICE], *cpu = want[IZ_TIER_CPU];
-    assert_true(on_gpu(&c, 1, unlimited));
-    for (int u = 0; u < q.n_units; u++) {
-        int64_t host = iz_plan_host_elems(&q.unit[u]);
-        longest = max64(longest, host);
-        if (u == 0)
-            cpu[IZ_MEM_GRAD] = -4 * host;
-        if (u == 0 || schedule == IZ_DEPTH_FIRST)
-            device[IZ_MEM_GRAD] += 4 * host * (u == 0 ? 2 : 1);
-        else if (u == 1 || u + 1 == q.n_units) /* ring of the blocks, head */
-            device[IZ_MEM_GRAD_RING] += 4 * host * (u == 1 ? 2 : 1);
-    }
-    cpu[IZ_MEM_STAGING] = -2 * 2 * longest;
-    for (int t = 0; t < IZ_TIERS; t++)
-        for (int k = 0; k < IZ_MEM_CLASSES; k++)
-            assert_int_equal(q.bytes.b[t][k] - p.bytes.b[t][k], want[t][k]);
 }
 
 /* One byte decides, on either side. */
 static void sums_on_the_gpu_take_its_memory_where_they_fit(void **state)
 {
-    struct iz_config c = summing(IZ_DEPTH_FIRST, 1);
-    struct iz_limits l = unlimited;
-    check_on_gpu(IZ_BREADTH_FIRST, 1);
-    check_on_gpu(IZ_DEPTH_FIRST, 0.5);
-    check_on_gpu(IZ_BREADTH_FIRST, 0);
-    check_on_gpu(IZ_DEPTH_FIRST, 1);
-    l.device = iz_plan_device_bytes(&q);
-    assert_true(on_gpu(&c, 1, l));
-    l.device--;
-    assert_false(on_gpu(&c, 1, l));
+    struct iz_config c = offloaded(1, IZ_HOME_NONE);
+    c.zero.stage = 2;
+    c.grad_accum = 4;
+    c.grad_accum_fp32 = true;
+    c.run.recompute = IZ_RECOMPUTE_FULL;
+    assert_true(on_gpu(&c, 1, INT64_MAX));
+    int64_t need = iz_plan_device_bytes(&q);
+    assert_true(on_gpu(&c, 1, need));
+    assert_false(on_gpu(&c, 1, need - 1));
     assert_memory_equal(&p.bytes, &q.bytes, sizeof(p.bytes));
     assert_memory_equal(p.ring, q.ring, sizeof(*p.ring) * (size_t)p.n_rings);
     for (int u = 0; u < p.n_units; u++)
         assert_int_equal(p.unit[u].sums_squares, q.unit[u].sums_squares);
-    assert_false(on_gpu(&c, 2, unlimited)); /* several ranks have none, */
+    assert_false(on_gpu(&c, 2, INT64_MAX)); /* several ranks have none, */
     c.zero.optimizer.home = IZ_HOME_NONE;   /* nor have states on the GPU */
-    assert_false(on_gpu(&c, 1, unlimited));
+    assert_false(on_gpu(&c, 1, INT64_MAX));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_ratio_is_met_to_half_a_chunk),
-        cmocka_unit_test(the_ratio_moves_states_and_gradients),
+        cmocka_unit_test(gradients_of_the_gpus_part_stay_there),
         cmocka_unit_test(what_is_left_of_the_gpu_becomes_buffers),
         cmocka_unit_test(an_automatic_ratio_is_what_the_forward_hides),
         cmocka_unit_test(activations_and_states_are_weighed),

@@ -72,6 +72,15 @@ static void all_comes_back(const char *folders, int64_t size)
     char *model = aligned(size), *buf = aligned(size);
     for (int checksum = 0; checksum < 2; checksum++) {
         struct iz_nvme *f = opened(folders, size, checksum != 0);
+        const struct iz_disks *s = iz_nvme_disks(f);
+        int64_t all = 0;
+        for (int i = 0; i < s->n; i++) {
+            struct stat is;
+            assert_int_equal(fstat(s->disk[i].fd, &is), 0);
+            assert_int_equal(is.st_size, s->disk[i].bytes);
+            all += is.st_size;
+        }
+        assert_int_equal(all, size);
         iz_nvme_write(f, memset(model, 0, (size_t)size), 0, size);
         for (int i = 0; i < 60; i++) {
             int64_t pages = random_below(800) + 1;
@@ -113,28 +122,6 @@ static void what_is_written_comes_back(void **state)
     all_comes_back(folders(3), 70 * MIB + 3 * PAGE); /* more than all turns */
 }
 
-static void disks_share_the_bytes_by_their_turns(void **state)
-{
-    const int64_t size = 70 * MIB + 5 * PAGE;
-    struct iz_nvme *f = opened(folders(3), size, false);
-    const struct iz_disks *s = iz_nvme_disks(f);
-    int64_t all = 0, turns = 0;
-    struct stat is;
-    assert_int_equal(s->n, 3);
-    for (int i = 0; i < s->n; i++) {
-        const struct iz_disk *d = &s->disk[i];
-        assert_true(d->rate > 0);
-        assert_int_equal(fstat(d->fd, &is), 0);
-        assert_int_equal(is.st_size, d->bytes);
-        assert_in_range(is.st_size, d->turns * MIB, 2 * d->turns * MIB);
-        all += is.st_size;
-        turns += d->turns;
-    }
-    assert_int_equal(all, size);
-    assert_int_equal(turns, IZ_DISKS_TURNS);
-    iz_nvme_close(&f);
-}
-
 /* No byte has the place of another, none is left out, and any few turns are
  * shared as all are. */
 static void turns_are_dealt_by_rates(void **state)
@@ -170,32 +157,14 @@ static void turns_are_dealt_by_rates(void **state)
     }
 }
 
-static int open_one_missing(struct iz_coll *c, void *arg)
-{
-    char list[8192];
-    struct iz_nvme *f;
-    snprintf(list, sizeof(list), "%s,%s", folders(1), in_folder("none"));
-    return -iz_nvme_open(&f, list, "state-0", MIB, false);
-}
-
-static int read_beyond_a_disk(struct iz_coll *c, void *arg)
-{
-    struct iz_nvme *f = opened(folders(2), 8 * MIB, false);
-    if (ftruncate(iz_nvme_disks(f)->disk[1].fd, MIB) != 0)
-        return 1;
-    iz_nvme_read(f, aligned(8 * MIB), 0, 8 * MIB);
-    return 0;
-}
-
 static void the_faulty_one_of_several_disks_is_named(void **state)
 {
-    char many[4096], *p = many;
+    char many[8192], *p = many;
     struct iz_nvme *f;
-    all_return(1, open_one_missing, NULL, ENOENT);
-    assert_said("none/state-0: cannot create");
+    snprintf(many, sizeof(many), "%s,%s", folders(1), in_folder("none"));
+    assert_fails(iz_nvme_open(&f, many, "state-0", MIB, false), -ENOENT,
+                 "none/state-0: cannot create");
     assert_int_equal(rmdir(in_folder("disk0")), 0); /* nothing was left */
-    all_return(1, read_beyond_a_disk, NULL, DIED);
-    assert_said("disk1/state-0: the file ends before it");
     for (int i = 0; i <= IZ_DISKS_MAX; i++)
         p += sprintf(p, "%s%s", i ? "," : "", folder);
     assert_fails(iz_nvme_open(&f, many, "x", MIB, false), -E2BIG,
@@ -256,22 +225,6 @@ static void many_threads_call_at_once(void **state)
     signal(SIGALRM, SIG_DFL);
     assert_true(alarms > 0);
     iz_nvme_close(&f);
-}
-
-static void bytes_are_counted(void **state)
-{
-    struct iz_nvme *f = opened(folder, MIB, false);
-    char *buf = aligned(8 * PAGE);
-    int64_t r = -1, w = -1;
-    iz_nvme_counts(f, &r, &w);
-    assert_true(r == 0 && w == 0);
-    iz_nvme_write(f, buf, 0, 8 * PAGE);
-    iz_nvme_write(f, buf, 0, 0);
-    iz_nvme_read(f, buf, PAGE, 3 * PAGE);
-    iz_nvme_counts(f, &r, &w);
-    assert_true(r == 3 * PAGE && w == 8 * PAGE);
-    iz_nvme_close(&f);
-    free(buf);
 }
 
 /* ---- the file ---- */
@@ -341,16 +294,15 @@ static void limit_files(int64_t bytes)
 
 static int open_limited(struct iz_coll *c, void *arg)
 {
-    struct iz_nvme *f;
     limit_files(MIB);
-    return -iz_nvme_open(&f, folder, "state-0", 2 * MIB, false);
+    open_fails(folder, 2 * MIB, -EFBIG, "cannot allocate 2097152 bytes");
+    assert_said("File too large");
+    return 0;
 }
 
 static void a_file_size_limit_is_told(void **state)
 {
-    all_return(1, open_limited, NULL, EFBIG);
-    assert_said("cannot allocate 2097152 bytes");
-    assert_said("File too large");
+    all_return(1, open_limited, NULL, 0);
 }
 
 /* As containers do with io_uring_setup; where io_uring_register fails, what a
@@ -370,44 +322,32 @@ static bool forbid(unsigned call, unsigned err)
 
 enum { NOT_ALLOWED = 77 };
 
-static int without_io_uring(struct iz_coll *c, void *arg)
+static int without_call(struct iz_coll *c, void *arg)
 {
     const unsigned *call = arg;
-    if (!forbid(*call, EPERM))
+    bool uring = *call != SYS_fallocate;
+    if (!forbid(*call, uring ? EPERM : EOPNOTSUPP))
         return NOT_ALLOWED;
     struct iz_nvme *f = opened(folder, MIB, false);
-    assert_true(iz_nvme_without_uring(f));
+    assert_true(iz_nvme_without_uring(f) == uring);
     iz_nvme_close(&f);
-    what_is_written_comes_back(NULL);
-    return 0;
-}
-
-static void all_comes_back_without_io_uring(void **state)
-{
-    static unsigned calls[] = {SYS_io_uring_setup, SYS_io_uring_register};
-    for (int i = 0; i < 2; i++) {
-        int status = on_ranks(1, without_io_uring, &calls[i]);
-        if (status == NOT_ALLOWED)
-            skip();
-        assert_int_equal(status, 0);
-    }
-}
-
-static int without_fallocate(struct iz_coll *c, void *arg)
-{
-    if (!forbid(SYS_fallocate, EOPNOTSUPP))
-        return NOT_ALLOWED;
     space_is_taken_and_the_name_is_gone(NULL);
     what_is_written_comes_back(NULL);
     return 0;
 }
 
-static void space_is_taken_without_fallocate(void **state)
+static void all_comes_back_without_io_uring_or_fallocate(void **state)
 {
-    int status = on_ranks(1, without_fallocate, NULL);
-    if (status == NOT_ALLOWED)
-        skip();
-    assert_int_equal(status, 0);
+    static unsigned calls[] = {SYS_io_uring_setup, SYS_io_uring_register,
+                               SYS_fallocate};
+    for (int i = 0; i < N_OF(calls); i++) {
+        int status = on_ranks(1, without_call, &calls[i]);
+        if (status == NOT_ALLOWED)
+            skip();
+        assert_int_equal(status, 0);
+        remove_folder(NULL); /* the next one has a fresh one */
+        make_folder(NULL);
+    }
 }
 
 /* ---- faults in a run ---- */
@@ -418,17 +358,19 @@ static const struct fault {
     int64_t end;
     const char *words;
     bool direct; /* without io_uring */
+    int disk;    /* the last one of several */
 } run_faults[] = {
-    {2 * MIB, "izar: nvme: read of ", false},
-    {2 * MIB, "state-0: the file ends before it", false},
-    {MIB + 5 * PAGE, "state-0: the file ends before it", false},
-    {3 * MIB + 17, "state-0: gets no further (was the file cut?)", false},
+    {2 * MIB, "izar: nvme: read of ", false, 0},
+    {2 * MIB, "state-0: the file ends before it", false, 0},
+    {MIB + 5 * PAGE, "state-0: the file ends before it", false, 0},
+    {MIB, "disk1/state-0: the file ends before it", false, 1},
+    {3 * MIB + 17, "state-0: gets no further (was the file cut?)", false, 0},
     /* A piece is cut in two: a short write, then an error where it ended. */
-    {0, "izar: nvme: write of 1036288 bytes at offset 1060864 of ", false},
-    {0, "state-0: File too large", false},
-    {2 * MIB, "state-0: the file ends before it", true},
-    {3 * MIB + 17, "state-0: gets no further (was the file cut?)", true},
-    {0, "state-0: File too large", true},
+    {0, "izar: nvme: write of 1036288 bytes at offset 1060864 of ", false, 0},
+    {0, "state-0: File too large", false, 0},
+    {2 * MIB, "state-0: the file ends before it", true, 0},
+    {3 * MIB + 17, "state-0: gets no further (was the file cut?)", true, 0},
+    {0, "state-0: File too large", true, 0},
 };
 
 static int move_beyond(struct iz_coll *c, void *arg)
@@ -436,11 +378,11 @@ static int move_beyond(struct iz_coll *c, void *arg)
     const struct fault *how = arg;
     if (how->direct && !forbid(SYS_io_uring_setup, EPERM))
         iz_die("%s", how->words);
-    struct iz_nvme *f = opened(folder, 4 * MIB, false);
+    struct iz_nvme *f = opened(folders(how->disk + 1), 4 * MIB, false);
     if (how->end == 0) {
         limit_files(MIB + 3 * PAGE);
         iz_nvme_write(f, aligned(MIB), MIB, MIB);
-    } else if (ftruncate(open_nameless(O_RDWR), how->end) == 0) {
+    } else if (ftruncate(iz_nvme_disks(f)->disk[how->disk].fd, how->end) == 0) {
         iz_nvme_read(f, aligned(4 * MIB), 0, 4 * MIB);
     }
     return 0;
@@ -457,9 +399,10 @@ static void what_the_file_does_not_take_or_give_ends_the_job(void **state)
 
 /* ---- checksums ---- */
 
+/* The offset of a byte that is flipped, and what is then read. */
 struct damage {
     bool checksum;
-    int64_t flip, read_at, read_bytes; /* flip: offset of a byte; -1: none */
+    int64_t flip, read_at, read_bytes;
     bool seen;
 };
 
@@ -474,13 +417,11 @@ static int read_damaged(struct iz_coll *c, void *arg)
     iz_nvme_write(f, buf, MIB, 2 * MIB);
     iz_nvme_write(f, buf + PAGE, MIB + PAGE, PAGE); /* in place of the above */
     iz_nvme_write(f, buf, 3 * MIB, MIB);
-    if (d->flip >= 0) {
-        if (pread(fd, &byte, 1, d->flip) != 1)
-            return 1;
-        byte ^= 8;
-        if (pwrite(fd, &byte, 1, d->flip) != 1 || fsync(fd) != 0)
-            return 1;
-    }
+    if (pread(fd, &byte, 1, d->flip) != 1)
+        return 1;
+    byte ^= 8;
+    if (pwrite(fd, &byte, 1, d->flip) != 1 || fsync(fd) != 0)
+        return 1;
     iz_nvme_read(f, buf, d->read_at, d->read_bytes);
     return 0;
 }
@@ -492,11 +433,10 @@ static void a_changed_byte_is_noticed_in_the_region_as_written(void **state)
         {true, MIB - 1, 0, MIB, true},
         {true, MIB + PAGE, MIB + PAGE, PAGE, true},
         {true, 4 * MIB - 1, 3 * MIB, MIB, true},
-        {true, 5, 0, 2 * MIB,
-         true}, /* of several, in all that were read whole */
+        /* Of several, in all that were read whole. */
+        {true, 5, 0, 2 * MIB, true},
         {true, MIB + PAGE, MIB, 2 * MIB, true},
         {false, 0, 0, MIB, false},
-        {true, -1, 0, MIB, false},
         {true, MIB, 0, MIB, false},
         {true, 5, 0, PAGE, false},
         {true, MIB, MIB, 2 * MIB, false}, /* was overwritten in part */
@@ -514,17 +454,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(what_is_written_comes_back),
-        CASE(disks_share_the_bytes_by_their_turns),
         CASE(turns_are_dealt_by_rates),
         CASE(the_faulty_one_of_several_disks_is_named),
         CASE(many_threads_call_at_once),
-        CASE(bytes_are_counted),
         CASE(space_is_taken_and_the_name_is_gone),
         CASE(a_place_without_room_is_named),
         CASE(a_name_in_use_stays_as_it_is),
         CASE(a_file_size_limit_is_told),
-        CASE(all_comes_back_without_io_uring),
-        CASE(space_is_taken_without_fallocate),
+        CASE(all_comes_back_without_io_uring_or_fallocate),
         CASE(what_the_file_does_not_take_or_give_ends_the_job),
         CASE(a_changed_byte_is_noticed_in_the_region_as_written),
     };
