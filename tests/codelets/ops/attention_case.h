@@ -56,6 +56,3 @@ void attention_run(struct attention *t, bool backward);
 void attention_double(struct attention *t);
 /* Runs both and compares all results. */
 void attention_check(struct attention *t);
-/* A test: rows of keys that begin 2^31 elements behind the first have the bits
- * of those that begin with it. */
-void attention_far(void **state);

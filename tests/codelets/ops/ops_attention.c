@@ -27,24 +27,53 @@ static bool acts(enum iz_dtype t)
     return backend_acts(t) && backend_computes(t);
 }
 
-static void check_shape(enum iz_dtype act, struct shape s, bool full,
-                        bool cudnn, bool cudnn_bwd)
+/* What an op may be asked. */
+struct asked {
+    struct shape s;
+    int window;
+    float scale, cap;
+    bool sinks, full, cudnn, cudnn_bwd;
+    bool (*starts)(int64_t i); /* of documents; NULL: none */
+    int64_t chunk;             /* rows at a time, 0: all */
+};
+
+/* Flops of forward: two products, of pairs that are not hidden but by
+ * documents. */
+static double flops_of(const struct asked *a)
 {
-    if (!possible(act, &s))
+    double pairs = 0;
+    for (int64_t i = 0; i < a->s.seq; i++) {
+        int64_t seen = a->full ? a->s.seq : i + 1;
+        pairs += (double)(a->window && a->window < seen ? a->window : seen);
+    }
+    return 4 * pairs * (double)(a->s.samples * a->s.heads * a->s.d);
+}
+
+static void check(enum iz_dtype act, const struct asked *a)
+{
+    if (!backend_acts(act) || !possible(act, &a->s))
         return;
-    struct attention t = attention_new(act, s, 2);
-    t.full = full;
-    t.cudnn = cudnn;
-    t.cudnn_bwd = cudnn_bwd;
+    struct attention t = attention_new(act, a->s, 2);
+    t.window = a->window;
+    t.scale = a->scale;
+    t.cap = a->cap;
+    t.sinks = a->sinks;
+    t.full = a->full;
+    t.cudnn = a->cudnn;
+    t.cudnn_bwd = a->cudnn_bwd;
+    if (a->starts)
+        attention_cut(&t, a->starts);
+    if (a->chunk)
+        attention_chunk(&t, a->chunk);
     attention_check(&t);
+    assert_true(t.s.flops == 2 * flops_of(a)); /* of the backward */
     attention_free(&t);
 }
 
 static void check_shapes(const struct shape *s, int n, bool full)
 {
     for (int k = 0; k < 2 * n; k += scene_step())
-        if (backend_acts(scene_type(k)))
-            check_shape(scene_type(k), s[k / 2], full, false, false);
+        check(scene_type(k), &(struct asked){.s = s[k / 2], .full = full});
 }
 
 /* Every width of a kernel, filled and not, and every length of a tile; widths
@@ -100,13 +129,15 @@ static void attention_by_cudnn_agrees(void **state)
     if (backend.x.backend == IZ_CPU || backend.x.numerics.capability < 80 ||
         iz_cudnn_missing())
         skip();
-    for (int i = 0; i < 2 * COUNT(shape); i += scene_step())
-        check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
-                    i / 2 % 3 == 1, true, false);
-    for (int i = 0; i < 2 * COUNT(shape); i += scene_step())
-        if (shape[i / 2].d <= 128)
-            check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
-                        i / 2 % 3 == 1, i / 2 % 2, true);
+    for (int i = 0; i < 4 * COUNT(shape); i += scene_step()) {
+        bool back = i / 2 % 2;
+        struct asked a = {.s = shape[i / 4],
+                          .full = i / 4 % 3 == 1,
+                          .cudnn = !back || i / 4 % 2,
+                          .cudnn_bwd = back};
+        if (!back || a.s.d <= 128)
+            check(backend.act(i % 2 ? IZ_F16 : IZ_BF16), &a);
+    }
 }
 
 /* Without tensor cores, and at 7.5 with less shared memory: every width and
@@ -186,41 +217,6 @@ static void attention_weighs_no_key_more_than_once(void **state)
     attention_free(&t);
 }
 
-/* Rows before a changed token keep their bits; with a NaN those of its own tile
- * may be NaN, those of earlier tiles not, and no row after it hides it. */
-static void check_causal(enum iz_dtype type)
-{
-    enum { T = 150, AT = 100, C = 16 };
-    struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
-    struct tensor *qkv = &t.s.t[QKV], *o = &t.s.t[O];
-    attention_run(&t, false);
-    struct tensor before = tensor_copy(o);
-    for (int i = AT * 3 * C; i < T * 3 * C; i++)
-        qkv->d[i] = fixture_uniform();
-    tensor_store(qkv);
-    attention_run(&t, false);
-    fixture_same_bits("rows before", iz_view_rows(before.v, 0, AT),
-                      iz_view_rows(o->v, 0, AT));
-    for (int i = C; i < 3 * C; i++)
-        qkv->d[AT * 3 * C + i] = NAN;
-    tensor_store(qkv);
-    attention_run(&t, false);
-    fixture_same_bits("tile before", iz_view_rows(before.v, 0, 64),
-                      iz_view_rows(o->v, 0, 64));
-    tensor_load(o);
-    for (int i = AT * C; i < T * C; i++)
-        assert_true(isnan(o->d[i]));
-    tensor_free(&before);
-    attention_free(&t);
-}
-
-static void no_row_sees_a_later_one(void **state)
-{
-    for (int i = 0; i < 3; i++)
-        if (acts(fixture_types[i]))
-            check_causal(fixture_types[i]);
-}
-
 /* ---- documents that do not see each other ---- */
 
 static bool anywhere(int64_t i)
@@ -274,85 +270,59 @@ static void documents_agree_with_double(void **state)
 
 /* ---- windows, scales, caps and sinks ---- */
 
-/* What an op may be asked beside its shape. */
-struct asked {
-    struct shape s;
-    int window;
-    float scale, cap;
-    bool sinks, full, apart;
-    int64_t chunk; /* rows at a time, 0: all */
-};
-
 /* Windows of one row, of a tile and about, in tiles and over them, and longer
  * than a sample; caps that squeeze scores of some tens, and one that hardly
  * does.  Chunks of one row, of an odd number, of a panel, of tiles, of all rows
  * and more. */
 static const struct asked asked[] = {
-    {{1, 7, 1, 8, 1}, 1, 0, 0, false, false, false, 0},
-    {{2, 130, 2, 32, 1}, 5, 0, 0, false, false, false, 0},
-    {{1, 300, 2, 64, 2}, 64, 0, 0, false, false, false, 0},
-    {{1, 260, 1, 128, 1}, 65, 0.11f, 0, false, false, false, 0},
-    {{1, 257, 3, 40, 1}, 127, 0, 0, false, false, true, 0},
-    {{1, 390, 1, 16, 1}, 200, 0, 0, false, false, true, 0},
-    {{2, 65, 2, 24, 2}, 1000, 0, 0, false, false, false, 0},
-    {{3, 33, 2, 80, 1}, 0, 1, 0, false, false, false, 0},
-    {{2, 40, 3, 48, 3}, 0, 0.3f, 0, false, true, false, 0},
-    {{2, 77, 2, 16, 1}, 0, 1, 3, false, false, false, 0},
-    {{1, 130, 4, 64, 2}, 0, 0, 50, false, false, true, 0},
-    {{1, 97, 1, 256, 1}, 0, 0.0625f, 5, false, true, false, 0},
-    {{1, 1, 2, 8, 1}, 0, 0, 0, true, false, false, 0},
-    {{2, 150, 3, 64, 1}, 0, 0, 0, true, false, false, 0},
-    {{2, 70, 2, 200, 1}, 0, 0, 0, true, true, false, 0},
-    {{2, 140, 4, 32, 2}, 30, 0.5f, 2, true, false, true, 0},
-    {{1, 140, 2, 128, 1}, 33, 0, 9, true, false, false, 0},
-    {{1, 7, 1, 8, 1}, 0, 0, 0, false, false, false, 1},
-    {{1, 67, 2, 8, 1}, 0, 0, 0, true, false, false, 3},
-    {{1, 140, 2, 64, 2}, 0, 0, 0, false, false, false, 8},
-    {{1, 300, 2, 32, 1}, 0, 0, 0, false, false, false, 128},
-    {{1, 200, 2, 128, 1}, 0, 0.2f, 0, false, false, false, 64},
-    {{1, 33, 3, 16, 1}, 0, 0, 0, true, true, false, 33},
-    {{1, 150, 2, 24, 1}, 0, 0, 5, false, true, false, 64},
-    {{1, 261, 3, 16, 1}, 0, 0, 9, true, false, true, 77},
-    {{1, 390, 1, 40, 1}, 50, 0, 0, false, false, true, 100},
-    {{1, 391, 2, 16, 1}, 1, 0, 0, false, false, false, 130},
-    {{1, 300, 2, 48, 1}, 200, 0, 3, true, false, false, 128},
-    {{1, 110, 1, 200, 1}, 30, 0, 0, true, false, true, 41},
-    {{1, 97, 1, 256, 1}, 0, 0, 0, false, false, true, 200}};
-
-/* Flops of forward: two products, of pairs that are not hidden but by
- * documents. */
-static double flops_of(const struct asked *a)
-{
-    double pairs = 0;
-    for (int64_t i = 0; i < a->s.seq; i++) {
-        int64_t seen = a->full ? a->s.seq : i + 1;
-        pairs += (double)(a->window && a->window < seen ? a->window : seen);
-    }
-    return 4 * pairs * (double)(a->s.samples * a->s.heads * a->s.d);
-}
+    {{1, 7, 1, 8, 1}, .window = 1},
+    {{2, 130, 2, 32, 1}, .window = 5},
+    {{1, 300, 2, 64, 2}, .window = 64},
+    {{1, 260, 1, 128, 1}, .window = 65, .scale = 0.11f},
+    {{1, 257, 3, 40, 1}, .window = 127, .starts = seldom},
+    {{1, 390, 1, 16, 1}, .window = 200, .starts = seldom},
+    {{2, 65, 2, 24, 2}, .window = 1000},
+    {{3, 33, 2, 80, 1}, .scale = 1},
+    {{2, 40, 3, 48, 3}, .scale = 0.3f, .full = true},
+    {{2, 77, 2, 16, 1}, .scale = 1, .cap = 3},
+    {{1, 130, 4, 64, 2}, .cap = 50, .starts = seldom},
+    {{1, 97, 1, 256, 1}, .scale = 0.0625f, .cap = 5, .full = true},
+    {{1, 1, 2, 8, 1}, .sinks = true},
+    {{2, 150, 3, 64, 1}, .sinks = true},
+    {{2, 70, 2, 200, 1}, .sinks = true, .full = true},
+    {{2, 140, 4, 32, 2},
+     .window = 30,
+     .scale = 0.5f,
+     .cap = 2,
+     .sinks = true,
+     .starts = seldom},
+    {{1, 140, 2, 128, 1}, .window = 33, .cap = 9, .sinks = true},
+    {{1, 7, 1, 8, 1}, .chunk = 1},
+    {{1, 67, 2, 8, 1}, .sinks = true, .chunk = 3},
+    {{1, 140, 2, 64, 2}, .chunk = 8},
+    {{1, 300, 2, 32, 1}, .chunk = 128},
+    {{1, 200, 2, 128, 1}, .scale = 0.2f, .chunk = 64},
+    {{1, 33, 3, 16, 1}, .sinks = true, .full = true, .chunk = 33},
+    {{1, 150, 2, 24, 1}, .cap = 5, .full = true, .chunk = 64},
+    {{1, 261, 3, 16, 1},
+     .cap = 9,
+     .sinks = true,
+     .starts = seldom,
+     .chunk = 77},
+    {{1, 390, 1, 40, 1}, .window = 50, .starts = seldom, .chunk = 100},
+    {{1, 391, 2, 16, 1}, .window = 1, .chunk = 130},
+    {{1, 300, 2, 48, 1}, .window = 200, .cap = 3, .sinks = true, .chunk = 128},
+    {{1, 110, 1, 200, 1},
+     .window = 30,
+     .sinks = true,
+     .starts = seldom,
+     .chunk = 41},
+    {{1, 97, 1, 256, 1}, .starts = seldom, .chunk = 200}};
 
 static void what_is_asked_agrees_with_double(void **state)
 {
-    for (int k = 0; k < 2 * COUNT(asked); k += scene_step()) {
-        const struct asked *a = &asked[k / 2];
-        enum iz_dtype act = scene_type(k);
-        if (!backend_acts(act) || !possible(act, &a->s))
-            continue;
-        struct attention t = attention_new(act, a->s, 2);
-        t.window = a->window;
-        t.scale = a->scale;
-        t.cap = a->cap;
-        t.sinks = a->sinks;
-        t.full = a->full;
-        if (a->apart)
-            attention_cut(&t, seldom);
-        if (a->chunk)
-            attention_chunk(&t, a->chunk);
-        attention_run(&t, false);
-        assert_true(t.s.flops == flops_of(a));
-        attention_check(&t);
-        attention_free(&t);
-    }
+    for (int k = 0; k < 2 * COUNT(asked); k += scene_step())
+        check(scene_type(k), &asked[k / 2]);
 }
 
 /* Where tiles are the same; and keys after those of a chunk may be NaN, as they
@@ -563,12 +533,10 @@ int ops_attention(void)
                                         fixture_seed, newest),
         SEEDED(attention_survives_huge_scores),
         SEEDED(attention_weighs_no_key_more_than_once),
-        SEEDED(no_row_sees_a_later_one),
         SEEDED(documents_agree_with_double),
         SEEDED(neighbours_are_not_seen),
         SEEDED(what_is_asked_agrees_with_double),
         SEEDED(chunks_have_the_bits_of_the_whole),
-        SEEDED(attention_far),
         SEEDED(attention_survives_huge_sinks),
         SEEDED(what_is_hidden_is_skipped),
     };
