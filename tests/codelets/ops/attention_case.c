@@ -30,12 +30,12 @@ struct attention attention_new(enum iz_dtype act, struct shape s, double scale)
     return t;
 }
 
-void attention_cut(struct attention *t, bool (*starts)(int64_t i))
+void attention_cut(struct attention *t, int rows)
 {
     t->apart = true;
     for (int64_t i = 0; i < t->shape.samples * t->shape.seq; i++) {
         int32_t at = (int32_t)(i % t->shape.seq);
-        t->begins[i] = at == 0 || starts(at) ? at : t->begins[i - 1];
+        t->begins[i] = at - at % rows;
     }
 }
 
@@ -214,74 +214,6 @@ void attention_check(struct attention *t)
     fixture_near("dqkv", &t->s.t[DQKV], t->dqkv);
     if (t->sinks)
         fixture_near("dsinks", &t->s.t[DSINKS], t->dsinks);
-}
-
-enum { FAR_ROWS = 128, FAR_HEADS = 16, FAR_D = 64, FAR_C = FAR_HEADS * FAR_D };
-
-/* One chunk of which keys begin at row `first` - FAR_ROWS; results in out: o,
- * dq, dkv. */
-static void run_far(enum iz_dtype type, int64_t first, const struct tensor *qkv,
-                    const struct tensor *dy, struct iz_view out[3])
-{
-    const int64_t n = FAR_ROWS, end = first + n, wide = 2 * FAR_C;
-    bool back = backend.x.backend == IZ_CPU; /* few blocks */
-    struct iz_exec x = backend.x, dry;
-    struct iz_attention a = {.qkv = iz_view_rows(qkv->v, n, n),
-                             .o = fixture_map(type, n, FAR_C),
-                             .lse = fixture_map(IZ_F32, FAR_HEADS, n),
-                             .kv = fixture_map(type, end, wide),
-                             .dkv = fixture_map(IZ_F32, end, wide),
-                             .first = first,
-                             .seq = end,
-                             .heads = FAR_HEADS,
-                             .window = 100};
-    int64_t bytes = FAR_C * iz_dtype_bytes(type);
-    for (int64_t i = 0; i < 2 * n; i++)
-        memcpy(iz_view_rows(a.kv, first - n + i, 1).p,
-               (char *)iz_view_rows(qkv->v, i, 1).p + bytes,
-               (size_t)(2 * bytes));
-    out[0] = a.o;
-    out[1] = fixture_map(type, n, 3 * FAR_C);
-    x.act = x.backend == IZ_CPU ? IZ_F32 : type;
-    dry = iz_exec_dry(x.backend, x.act);
-    dry.numerics = x.numerics;
-    iz_attention_fwd(&dry, &a);
-    iz_attention_bwd(&dry, out[1], dy->v, &a);
-    struct iz_view work = fixture_map(IZ_U8, 1, dry.work.peak + 1);
-    x.work = (struct iz_arena){.base = work.p, .size = dry.work.peak};
-    iz_attention_fwd(&x, &a);
-    if (back)
-        iz_attention_bwd(&x, out[1], dy->v, &a);
-    out[2] = fixture_map(IZ_F32, 2 * n, wide);
-    memcpy(out[2].p, iz_view_rows(a.dkv, first - n, 1).p,
-           (size_t)iz_view_bytes(out[2]));
-    struct iz_view gone[] = {a.lse, a.kv, a.dkv, work};
-    for (int i = 0; i < COUNT(gone); i++)
-        fixture_unmap(gone[i]);
-}
-
-void attention_far(void **state)
-{
-    static const char *const what[] = {"o", "dq", "dkv"};
-    if (backend.device)
-        skip();
-    for (int k = 0; k < 3; k++) {
-        enum iz_dtype type = fixture_types[k];
-        if (!backend_acts(type) || !backend_computes(type))
-            continue;
-        struct tensor qkv = tensor_new(type, 2 * FAR_ROWS, 3 * FAR_C, 2);
-        struct tensor dy = tensor_new(type, FAR_ROWS, FAR_C, 1);
-        struct iz_view near[3], far[3];
-        run_far(type, FAR_ROWS, &qkv, &dy, near);
-        run_far(type, (1 << 20) + FAR_ROWS, &qkv, &dy, far);
-        for (int i = 0; i < 3; i++) {
-            fixture_same_bits(what[i], near[i], far[i]);
-            fixture_unmap(near[i]);
-            fixture_unmap(far[i]);
-        }
-        tensor_free(&qkv);
-        tensor_free(&dy);
-    }
 }
 
 static bool attention_possible(struct iz_exec *x, const struct iz_view *v,

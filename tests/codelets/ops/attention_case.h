@@ -28,7 +28,7 @@ struct attention {
     bool full;             /* not causal */
     bool cudnn, cudnn_bwd; /* whose kernels */
     /* [samples * seq]: see ops.h; the scene's own, used if `apart`, which is
-     * set by attention_cut: documents begin at rows i where starts(i). */
+     * set by attention_cut. */
     int32_t *begins;
     bool apart;
     int window; /* these four: see ops.h; the scene's sinks are used if `sinks`
@@ -43,7 +43,8 @@ struct attention {
 /* scale: of queries, keys and values. */
 struct attention attention_new(enum iz_dtype act, struct shape s, double scale);
 void attention_free(struct attention *t);
-void attention_cut(struct attention *t, bool (*starts)(int64_t i));
+/* Into documents of so many rows. */
+void attention_cut(struct attention *t, int rows);
 /* From here on the op takes so many rows of its one sample at a time.  Keys and
  * values are apart, and those in qkv are NaN; dkv and dsinks are no zeros. */
 void attention_chunk(struct attention *t, int64_t rows);
@@ -56,6 +57,3 @@ void attention_run(struct attention *t, bool backward);
 void attention_double(struct attention *t);
 /* Runs both and compares all results. */
 void attention_check(struct attention *t);
-/* A test: rows of keys that begin 2^31 elements behind the first have the bits
- * of those that begin with it. */
-void attention_far(void **state);

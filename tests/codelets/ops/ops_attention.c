@@ -27,24 +27,53 @@ static bool acts(enum iz_dtype t)
     return backend_acts(t) && backend_computes(t);
 }
 
-static void check_shape(enum iz_dtype act, struct shape s, bool full,
-                        bool cudnn, bool cudnn_bwd)
+/* What an op may be asked. */
+struct asked {
+    struct shape s;
+    int window;
+    float scale, cap;
+    bool sinks, full, cudnn, cudnn_bwd;
+    int document;  /* rows of each; 0: all are one */
+    int64_t chunk; /* rows at a time, 0: all */
+};
+
+/* Flops of forward: two products, of pairs that are not hidden but by
+ * documents. */
+static double flops_of(const struct asked *a)
 {
-    if (!possible(act, &s))
+    double pairs = 0;
+    for (int64_t i = 0; i < a->s.seq; i++) {
+        int64_t seen = a->full ? a->s.seq : i + 1;
+        pairs += (double)(a->window && a->window < seen ? a->window : seen);
+    }
+    return 4 * pairs * (double)(a->s.samples * a->s.heads * a->s.d);
+}
+
+static void check(enum iz_dtype act, const struct asked *a)
+{
+    if (!backend_acts(act) || !possible(act, &a->s))
         return;
-    struct attention t = attention_new(act, s, 2);
-    t.full = full;
-    t.cudnn = cudnn;
-    t.cudnn_bwd = cudnn_bwd;
+    struct attention t = attention_new(act, a->s, 2);
+    t.window = a->window;
+    t.scale = a->scale;
+    t.cap = a->cap;
+    t.sinks = a->sinks;
+    t.full = a->full;
+    t.cudnn = a->cudnn;
+    t.cudnn_bwd = a->cudnn_bwd;
+    if (a->document)
+        attention_cut(&t, a->document);
+    if (a->chunk)
+        attention_chunk(&t, a->chunk);
     attention_check(&t);
+    assert_true(t.s.flops == 2 * flops_of(a)); /* of the backward */
     attention_free(&t);
 }
 
 static void check_shapes(const struct shape *s, int n, bool full)
 {
     for (int k = 0; k < 2 * n; k += scene_step())
-        if (backend_acts(scene_type(k)))
-            check_shape(scene_type(k), s[k / 2], full, false, false);
+        check(scene_type(k), &(struct asked){.s = s[k / 2], .full = full});
 }
 
 /* Every width of a kernel, filled and not, and every length of a tile; widths
@@ -100,13 +129,15 @@ static void attention_by_cudnn_agrees(void **state)
     if (backend.x.backend == IZ_CPU || backend.x.numerics.capability < 80 ||
         iz_cudnn_missing())
         skip();
-    for (int i = 0; i < 2 * COUNT(shape); i += scene_step())
-        check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
-                    i / 2 % 3 == 1, true, false);
-    for (int i = 0; i < 2 * COUNT(shape); i += scene_step())
-        if (shape[i / 2].d <= 128)
-            check_shape(backend.act(i % 2 ? IZ_F16 : IZ_BF16), shape[i / 2],
-                        i / 2 % 3 == 1, i / 2 % 2, true);
+    for (int i = 0; i < 4 * COUNT(shape); i += scene_step()) {
+        bool back = i / 2 % 2;
+        struct asked a = {.s = shape[i / 4],
+                          .full = i / 4 % 3 == 1,
+                          .cudnn = !back || i / 4 % 2,
+                          .cudnn_bwd = back};
+        if (!back || a.s.d <= 128)
+            check(backend.act(i % 2 ? IZ_F16 : IZ_BF16), &a);
+    }
 }
 
 /* Without tensor cores, and at 7.5 with less shared memory: every width and
@@ -138,20 +169,25 @@ static int newest(void **state)
     return 0;
 }
 
-/* Scores of thousands: one key takes everything, nothing overflows. */
-static void attention_survives_huge_scores(void **state)
+/* Scores of thousands, where one key takes everything; a sink that takes all,
+ * and one that takes nothing. */
+static void attention_survives_huge_numbers(void **state)
 {
-    for (int k = 0; k < 3; k++) {
-        if (!acts(fixture_types[k]))
+    static const double sink[] = {0, 30000, -30000};
+    for (int k = 0; k < 9; k++) {
+        enum iz_dtype act = fixture_types[k / 3];
+        if (!acts(act))
             continue;
         struct attention t =
-            attention_new(fixture_types[k], (struct shape){1, 67, 1, 8, 1}, 1);
-        for (int64_t i = 0; i < 67; i++)
-            for (int j = 0; j < 16; j++) {
-                double *q = &t.s.t[QKV].d[i * 24 + j];
-                *q = 64 * floor(2 * *q);
-            }
+            attention_new(act, (struct shape){1, 67, 1, 8, 1}, 1);
+        double *qkv = t.s.t[QKV].d;
+        t.sinks = k % 3;
+        t.s.t[SINKS].d[0] = sink[k % 3];
+        for (int64_t i = 0; !t.sinks && i < 67 * 24; i++)
+            if (i % 24 < 16)
+                qkv[i] = 64 * floor(2 * qkv[i]);
         tensor_store(&t.s.t[QKV]);
+        tensor_store(&t.s.t[SINKS]);
         attention_check(&t);
         attention_free(&t);
     }
@@ -186,173 +222,69 @@ static void attention_weighs_no_key_more_than_once(void **state)
     attention_free(&t);
 }
 
-/* Rows before a changed token keep their bits; with a NaN those of its own tile
- * may be NaN, those of earlier tiles not, and no row after it hides it. */
-static void check_causal(enum iz_dtype type)
-{
-    enum { T = 150, AT = 100, C = 16 };
-    struct attention t = attention_new(type, (struct shape){1, T, 2, 8, 2}, 1);
-    struct tensor *qkv = &t.s.t[QKV], *o = &t.s.t[O];
-    attention_run(&t, false);
-    struct tensor before = tensor_copy(o);
-    for (int i = AT * 3 * C; i < T * 3 * C; i++)
-        qkv->d[i] = fixture_uniform();
-    tensor_store(qkv);
-    attention_run(&t, false);
-    fixture_same_bits("rows before", iz_view_rows(before.v, 0, AT),
-                      iz_view_rows(o->v, 0, AT));
-    for (int i = C; i < 3 * C; i++)
-        qkv->d[AT * 3 * C + i] = NAN;
-    tensor_store(qkv);
-    attention_run(&t, false);
-    fixture_same_bits("tile before", iz_view_rows(before.v, 0, 64),
-                      iz_view_rows(o->v, 0, 64));
-    tensor_load(o);
-    for (int i = AT * C; i < T * C; i++)
-        assert_true(isnan(o->d[i]));
-    tensor_free(&before);
-    attention_free(&t);
-}
-
-static void no_row_sees_a_later_one(void **state)
-{
-    for (int i = 0; i < 3; i++)
-        if (acts(fixture_types[i]))
-            check_causal(fixture_types[i]);
-}
-
 /* ---- documents that do not see each other ---- */
-
-static bool anywhere(int64_t i)
-{
-    return fixture_below(3) == 0;
-}
-
-static bool seldom(int64_t i)
-{
-    return fixture_below(60) == 0;
-}
-
-static bool at_each(int64_t i)
-{
-    return true;
-}
-
-static bool at_tiles(int64_t i)
-{
-    return i % 128 == 0;
-}
-
-static bool at_last(int64_t i)
-{
-    return i == 64;
-}
 
 /* Documents of one row and of several tiles, whose borders lie anywhere in a
  * tile, or on its edge; groups of heads. */
 static void documents_agree_with_double(void **state)
 {
-    static bool (*const starts[])(int64_t) = {anywhere, seldom, at_each,
-                                              at_tiles, at_last};
+    static const int rows[] = {3, 47, 1, 128, 64};
     static const struct shape shape[] = {
         {1, 1, 1, 8, 1},     {3, 5, 2, 16, 2},   {2, 65, 3, 17, 3},
         {1, 130, 4, 64, 2},  {1, 257, 1, 32, 1}, {1, 260, 2, 40, 1},
         {1, 140, 2, 128, 2}, {1, 97, 1, 200, 1}};
-    for (int i = 0; i < COUNT(shape) * COUNT(starts); i += scene_step()) {
+    for (int i = 0; i < COUNT(shape) * COUNT(rows); i += scene_step()) {
         const struct shape *s = &shape[i % COUNT(shape)];
-        int start = i / COUNT(shape);
+        int cut = i / COUNT(shape);
         enum iz_dtype act =
-            backend.act(fixture_types[(i % COUNT(shape) + start) % 3]);
-        if (!possible(act, s))
-            act = IZ_F32;
-        struct attention t = attention_new(act, *s, 2);
-        attention_cut(&t, starts[start]);
-        attention_check(&t);
-        attention_free(&t);
+            backend.act(fixture_types[(i % COUNT(shape) + cut) % 3]);
+        check(possible(act, s) ? act : IZ_F32,
+              &(struct asked){.s = *s, .document = rows[cut]});
     }
 }
 
 /* ---- windows, scales, caps and sinks ---- */
-
-/* What an op may be asked beside its shape. */
-struct asked {
-    struct shape s;
-    int window;
-    float scale, cap;
-    bool sinks, full, apart;
-    int64_t chunk; /* rows at a time, 0: all */
-};
 
 /* Windows of one row, of a tile and about, in tiles and over them, and longer
  * than a sample; caps that squeeze scores of some tens, and one that hardly
  * does.  Chunks of one row, of an odd number, of a panel, of tiles, of all rows
  * and more. */
 static const struct asked asked[] = {
-    {{1, 7, 1, 8, 1}, 1, 0, 0, false, false, false, 0},
-    {{2, 130, 2, 32, 1}, 5, 0, 0, false, false, false, 0},
-    {{1, 300, 2, 64, 2}, 64, 0, 0, false, false, false, 0},
-    {{1, 260, 1, 128, 1}, 65, 0.11f, 0, false, false, false, 0},
-    {{1, 257, 3, 40, 1}, 127, 0, 0, false, false, true, 0},
-    {{1, 390, 1, 16, 1}, 200, 0, 0, false, false, true, 0},
-    {{2, 65, 2, 24, 2}, 1000, 0, 0, false, false, false, 0},
-    {{3, 33, 2, 80, 1}, 0, 1, 0, false, false, false, 0},
-    {{2, 40, 3, 48, 3}, 0, 0.3f, 0, false, true, false, 0},
-    {{2, 77, 2, 16, 1}, 0, 1, 3, false, false, false, 0},
-    {{1, 130, 4, 64, 2}, 0, 0, 50, false, false, true, 0},
-    {{1, 97, 1, 256, 1}, 0, 0.0625f, 5, false, true, false, 0},
-    {{1, 1, 2, 8, 1}, 0, 0, 0, true, false, false, 0},
-    {{2, 150, 3, 64, 1}, 0, 0, 0, true, false, false, 0},
-    {{2, 70, 2, 200, 1}, 0, 0, 0, true, true, false, 0},
-    {{2, 140, 4, 32, 2}, 30, 0.5f, 2, true, false, true, 0},
-    {{1, 140, 2, 128, 1}, 33, 0, 9, true, false, false, 0},
-    {{1, 7, 1, 8, 1}, 0, 0, 0, false, false, false, 1},
-    {{1, 67, 2, 8, 1}, 0, 0, 0, true, false, false, 3},
-    {{1, 140, 2, 64, 2}, 0, 0, 0, false, false, false, 8},
-    {{1, 300, 2, 32, 1}, 0, 0, 0, false, false, false, 128},
-    {{1, 200, 2, 128, 1}, 0, 0.2f, 0, false, false, false, 64},
-    {{1, 33, 3, 16, 1}, 0, 0, 0, true, true, false, 33},
-    {{1, 150, 2, 24, 1}, 0, 0, 5, false, true, false, 64},
-    {{1, 261, 3, 16, 1}, 0, 0, 9, true, false, true, 77},
-    {{1, 390, 1, 40, 1}, 50, 0, 0, false, false, true, 100},
-    {{1, 391, 2, 16, 1}, 1, 0, 0, false, false, false, 130},
-    {{1, 300, 2, 48, 1}, 200, 0, 3, true, false, false, 128},
-    {{1, 110, 1, 200, 1}, 30, 0, 0, true, false, true, 41},
-    {{1, 97, 1, 256, 1}, 0, 0, 0, false, false, true, 200}};
-
-/* Flops of forward: two products, of pairs that are not hidden but by
- * documents. */
-static double flops_of(const struct asked *a)
-{
-    double pairs = 0;
-    for (int64_t i = 0; i < a->s.seq; i++) {
-        int64_t seen = a->full ? a->s.seq : i + 1;
-        pairs += (double)(a->window && a->window < seen ? a->window : seen);
-    }
-    return 4 * pairs * (double)(a->s.samples * a->s.heads * a->s.d);
-}
+    {{1, 7, 1, 8, 1}, .window = 1},
+    {{2, 130, 2, 32, 1}, .window = 5},
+    {{1, 300, 2, 64, 2}, .window = 64},
+    {{1, 260, 1, 128, 1}, .window = 65, .scale = 0.11f},
+    {{1, 257, 3, 40, 1}, .window = 127, .document = 47},
+    {{1, 390, 1, 16, 1}, .window = 200, .document = 47},
+    {{2, 65, 2, 24, 2}, .window = 1000},
+    {{3, 33, 2, 80, 1}, .scale = 1},
+    {{2, 40, 3, 48, 3}, .scale = 0.3f, .full = true},
+    {{2, 77, 2, 16, 1}, .scale = 1, .cap = 3},
+    {{1, 130, 4, 64, 2}, .cap = 50, .document = 47},
+    {{1, 97, 1, 256, 1}, .scale = 0.0625f, .cap = 5, .full = true},
+    {{1, 1, 2, 8, 1}, .sinks = true},
+    {{2, 150, 3, 64, 1}, .sinks = true},
+    {{2, 70, 2, 200, 1}, .sinks = true, .full = true},
+    {{2, 140, 4, 32, 2}, 30, 0.5f, 2, .sinks = true, .document = 47},
+    {{1, 140, 2, 128, 1}, .window = 33, .cap = 9, .sinks = true},
+    {{1, 7, 1, 8, 1}, .chunk = 1},
+    {{1, 67, 2, 8, 1}, .sinks = true, .chunk = 3},
+    {{1, 140, 2, 64, 2}, .chunk = 8},
+    {{1, 300, 2, 32, 1}, .chunk = 128},
+    {{1, 200, 2, 128, 1}, .scale = 0.2f, .chunk = 64},
+    {{1, 33, 3, 16, 1}, .sinks = true, .full = true, .chunk = 33},
+    {{1, 150, 2, 24, 1}, .cap = 5, .full = true, .chunk = 64},
+    {{1, 261, 3, 16, 1}, 0, 0, 9, .sinks = true, .document = 47, .chunk = 77},
+    {{1, 390, 1, 40, 1}, .window = 50, .document = 47, .chunk = 100},
+    {{1, 391, 2, 16, 1}, .window = 1, .chunk = 130},
+    {{1, 300, 2, 48, 1}, .window = 200, .cap = 3, .sinks = true, .chunk = 128},
+    {{1, 110, 1, 200, 1}, 30, 0, 0, true, .document = 47, .chunk = 41},
+    {{1, 97, 1, 256, 1}, .document = 47, .chunk = 200}};
 
 static void what_is_asked_agrees_with_double(void **state)
 {
-    for (int k = 0; k < 2 * COUNT(asked); k += scene_step()) {
-        const struct asked *a = &asked[k / 2];
-        enum iz_dtype act = scene_type(k);
-        if (!backend_acts(act) || !possible(act, &a->s))
-            continue;
-        struct attention t = attention_new(act, a->s, 2);
-        t.window = a->window;
-        t.scale = a->scale;
-        t.cap = a->cap;
-        t.sinks = a->sinks;
-        t.full = a->full;
-        if (a->apart)
-            attention_cut(&t, seldom);
-        if (a->chunk)
-            attention_chunk(&t, a->chunk);
-        attention_run(&t, false);
-        assert_true(t.s.flops == flops_of(a));
-        attention_check(&t);
-        attention_free(&t);
-    }
+    for (int k = 0; k < 2 * COUNT(asked); k += scene_step())
+        check(scene_type(k), &asked[k / 2]);
 }
 
 /* Where tiles are the same; and keys after those of a chunk may be NaN, as they
@@ -371,7 +303,7 @@ static void chunks_have_the_bits_of_the_whole(void **state)
         t.sinks = true;
         t.window = k / 4 % 2 ? 150 : 0;
         if (k / 2 % 2)
-            attention_cut(&t, seldom);
+            attention_cut(&t, 47);
         attention_run(&t, false);
         struct tensor whole = tensor_copy(&t.s.t[O]);
         attention_chunk(&t, rows);
@@ -385,23 +317,6 @@ static void chunks_have_the_bits_of_the_whole(void **state)
         for (int64_t i = 0; i < same * C; i++)
             assert_false(isnan(t.s.t[DQKV].d[i / C * 2 * C + i % C]));
         tensor_free(&whole);
-        attention_free(&t);
-    }
-}
-
-/* A sink that takes all, and one that takes nothing. */
-static void attention_survives_huge_sinks(void **state)
-{
-    for (int k = 0; k < 6; k++) {
-        enum iz_dtype act = fixture_types[k / 2];
-        if (!acts(act))
-            continue;
-        struct attention t =
-            attention_new(act, (struct shape){1, 67, 1, 8, 1}, 1);
-        t.sinks = true;
-        t.s.t[SINKS].d[0] = k % 2 ? -30000 : 30000;
-        tensor_store(&t.s.t[SINKS]);
-        attention_check(&t);
         attention_free(&t);
     }
 }
@@ -447,7 +362,7 @@ static void neighbours_are_not_seen(void **state)
             attention_new(act, (struct shape){2, 77, 4, 24, 2}, 2);
         struct attention all =
             attention_new(act, (struct shape){1, 461, 4, 24, 2}, 2);
-        attention_cut(&all, at_tiles);
+        attention_cut(&all, 128);
         for (int32_t k = 256; k < 384; k++)
             all.begins[k] = 128;
         for (int k = 0; k < 4; k++)
@@ -494,7 +409,7 @@ static void what_is_hidden_is_skipped(void **state)
                 t.window = apart == 2 ? 128 : 0;
             }
             if (apart == 1)
-                attention_cut(&t, at_tiles);
+                attention_cut(&t, 128);
             for (int64_t i = from; i < from + 128; i++)
                 for (int c = C; c < LD; c++)
                     t.s.t[QKV].d[i * LD + c] = NAN;
@@ -561,15 +476,12 @@ int ops_attention(void)
         SEEDED(attention_by_cudnn_agrees),
         cmocka_unit_test_setup_teardown(older_gpus_agree_with_double,
                                         fixture_seed, newest),
-        SEEDED(attention_survives_huge_scores),
+        SEEDED(attention_survives_huge_numbers),
         SEEDED(attention_weighs_no_key_more_than_once),
-        SEEDED(no_row_sees_a_later_one),
         SEEDED(documents_agree_with_double),
         SEEDED(neighbours_are_not_seen),
         SEEDED(what_is_asked_agrees_with_double),
         SEEDED(chunks_have_the_bits_of_the_whole),
-        SEEDED(attention_far),
-        SEEDED(attention_survives_huge_sinks),
         SEEDED(what_is_hidden_is_skipped),
     };
     const struct CMUnitTest once[] = {SEEDED(impossible_heads_are_refused)};

@@ -11,7 +11,7 @@
 #include "codelets/buffer/flat_buffer.h"
 #include "codelets/flat/nf4.h"
 
-enum { PARTS = 8, ROWS = 4, COLS = 1024, ENDS = 8 };
+enum { PARTS = 8, ROWS = 4, COLS = 1024, ENDS = 8, CHUNK = 128 };
 #define ABOVE (INT64_C(1) << 22) /* rows of COLS */
 #define WIDE (INT64_C(1) << 30)  /* columns; the fifth row begins at 2^32 */
 
@@ -91,6 +91,26 @@ OP(products)
     iz_matmul_fwd(x, v[0], IZ_NONE, v[1], &l);
     iz_matmul_da(x, v[1], v[0], &l);
     iz_matmul_dw(x, v[0], v[1], &l);
+}
+
+/* The last rows of a sample, in few blocks.  The CPU's backward alone visits no
+ * others. */
+OP(attention)
+{
+    struct iz_attention a = {.kv = v[0],
+                             .dkv = v[1],
+                             .qkv = v[2],
+                             .o = v[3],
+                             .lse = v[4],
+                             .first = above_of(f, far) + CHUNK,
+                             .seq = above_of(f, far) + 2 * CHUNK,
+                             .heads = 16,
+                             .window = 100};
+    if (backend.ends)
+        backend.ends(0);
+    iz_attention_fwd(x, &a);
+    if (x->backend == IZ_CPU)
+        iz_attention_bwd(x, v[5], v[6], &a);
 }
 
 OP(magnitudes)
@@ -271,6 +291,7 @@ static void set_routes(const struct iz_view *v, int64_t above)
 #define HEADS 128 /* of 2^24 rows */
 #define OF_HEADS(c, k) AS(1, c, k, .above = (1 << 24) - 1)
 #define GROUPS(c, k) AS(2, c, k, .above = ABOVE / 16)
+#define KEYS(k) AS(2 * CHUNK, 2 * COLS, k, .above = 1 << 20)
 #define ROUTED                                                                 \
     TALL(ROWS, 1, NUMBER), TALL(ROWS, 1, NUMBER), TALL(ROWS, 1, SUM),          \
         NEAR(1, 2, NUMBER)
@@ -285,6 +306,9 @@ static const struct far cases[] = {
     CASE(rope, RIGHT(5, 16)),
     CASE(products, RIGHT(5, 16), NEAR(5, 8, ACT), NEAR(16, 8, ACT),
          NEAR(16, 8, ACT)),
+    CASE(attention, KEYS(ACT), KEYS(SUM), NEAR(CHUNK, 3 * COLS, ACT),
+         NEAR(CHUNK, COLS, ACT), NEAR(16, CHUNK, SUM),
+         NEAR(CHUNK, 3 * COLS, ACT), NEAR(CHUNK, COLS, ACT)),
     CASE(magnitudes, TALL(2, COLS, ACT), NEAR(2, COLS, ACT), NEAR(2, 2, ACT),
          NEAR(1, 2, ACT), AS(1, 2, SUM, .left = ABOVE), NEAR(1, 2, SUM)),
     CASE(magnitudes_dm, LEFT(5, 8), LEFT(5, 8), NEAR(1, 8, ACT),

@@ -12,28 +12,20 @@
 
 enum { A, KEPT, W, DW, RSTD, HEAD_TENSORS };
 
-/* m rows of ld columns: `heads` of c from column `first` on. */
+/* m rows of ld columns: `heads` of c from column `first` on.  Back: A is the
+ * gradient. */
 struct heads {
     int64_t m, ld, first, heads, c;
+    bool back;
 };
 
-static void heads_forward(struct iz_exec *x, const struct iz_view *v,
-                          const void *arg)
+static void heads_run(struct iz_exec *x, const struct iz_view *v,
+                      const void *arg)
 {
+    const struct heads *h = arg;
     struct iz_norm_layer n = {
         .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
-    iz_norm_head(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first,
-                 false);
-}
-
-/* A: the gradient. */
-static void heads_backward(struct iz_exec *x, const struct iz_view *v,
-                           const void *arg)
-{
-    struct iz_norm_layer n = {
-        .w = v[W], .dw = v[DW], .rstd = v[RSTD], .eps = 1e-5f};
-    iz_norm_head(x, v[A], v[KEPT], &n, ((const struct heads *)arg)->first,
-                 true);
+    iz_norm_head(x, v[A], v[KEPT], &n, h->first, h->back);
 }
 
 /* Both passes in double: the result in place of a, its gradient in place of
@@ -50,7 +42,7 @@ static void heads_double(const struct heads *h, const double *w, double *a,
     }
 }
 
-static void check_heads(enum iz_dtype param, const struct heads *h)
+static void check_heads(enum iz_dtype param, struct heads *h)
 {
     enum iz_dtype act = backend.act(param);
     struct scene s = {.n = HEAD_TENSORS,
@@ -67,7 +59,7 @@ static void check_heads(enum iz_dtype param, const struct heads *h)
     memcpy(tensor_want(&dy), dy.d, bytes);
     heads_double(h, t[W].d, t[A].want, dy.want, tensor_want(&t[DW]));
     scene_run(&s,
-              &(struct pass){heads_forward, BIT(A) | BIT(W),
+              &(struct pass){heads_run, BIT(A) | BIT(W),
                              BIT(A) | BIT(KEPT) | BIT(RSTD)},
               h);
     fixture_close("a", &t[A], 2e-6);
@@ -78,9 +70,9 @@ static void check_heads(enum iz_dtype param, const struct heads *h)
                             (size_t)(h->heads * h->c * iz_dtype_bytes(act)));
     tensor_free(&t[A]);
     t[A] = dy;
+    h->back = true;
     scene_run(&s,
-              &(struct pass){heads_backward,
-                             BIT(A) | BIT(KEPT) | BIT(W) | BIT(RSTD),
+              &(struct pass){heads_run, BIT(A) | BIT(KEPT) | BIT(W) | BIT(RSTD),
                              BIT(A) | BIT(DW)},
               h);
     fixture_close("da", &t[A], far ? 2e-5 : 2e-6);
@@ -94,7 +86,7 @@ static void check_heads(enum iz_dtype param, const struct heads *h)
 /* The heads of Qwen 3, and pieces that begin between 16 bytes. */
 static void headnorm_agrees_with_reference(void **state)
 {
-    static const struct heads size[] = {
+    static const int64_t size[][5] = {
         {1, 2, 0, 1, 2},         {3, 30, 0, 3, 7},
         {5, 60, 17, 2, 17},      {2, 64, 32, 1, 32},
         {1, 64, 0, 1, 64},       {5, 1024, 512, 2, 128},
@@ -102,8 +94,11 @@ static void headnorm_agrees_with_reference(void **state)
         {300, 48, 16, 1, 32},    {2, 2001, 3, 2, 999},
         {300, 4096, 0, 16, 128}, {300, 4096, 2048, 8, 128}};
     int n = COUNT(size) - (backend.large ? 0 : 2);
-    for (int k = 0; k < 2 * n; k += scene_step())
-        check_heads(scene_type(k), &size[k / 2]);
+    for (int k = 0; k < 2 * n; k += scene_step()) {
+        const int64_t *z = size[k / 2];
+        check_heads(scene_type(k),
+                    &(struct heads){z[0], z[1], z[2], z[3], z[4], false});
+    }
 }
 
 /* ---- rope --------------------------------------------------------------- */
@@ -152,27 +147,22 @@ static void check_rope(enum iz_dtype act, struct iz_rope r, int64_t m,
 
 /* With every scaling, heads that turn in part, and neighbours that do. */
 static const struct iz_rope ropes[] = {
-    {5, 1, 2, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {19, 3, 6, 10, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {1, 2, 256, 1e6, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {37, 5, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0,
-     0},
-    {11, 2, 80, 1e4, 1, 0, 0, 0, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {300, 1, 128, 1e4, 8, 1, 4, 64, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0,
-     0},
-    {37, 3, 64, 5e5, 32, 1, 4, 8192, 0, false, IZ_ROPE_LLAMA3, false, 0, 0, 0,
-     0},
-    {9, 3, 64, 1e4, 1, 0, 0, 0, 16, false, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {9, 3, 24, 1e4, 1, 0, 0, 0, 0, true, IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
-    {37, 2, 80, 5e5, 32, 1, 4, 8192, 20, true, IZ_ROPE_LLAMA3, false, 0, 0, 0,
-     0},
-    {13, 2, 64, 1e4, 8, 1, 32, 512, 0, false, IZ_ROPE_LINEAR, false, 0, 0, 0,
-     0},
-    {37, 3, 64, 1e4, 4, 1, 32, 64, 0, false, IZ_ROPE_YARN, false, 1.25f, 0, 0,
-     0},
-    {37, 2, 80, 5e5, 16, 1, 8, 4096, 20, true, IZ_ROPE_YARN, true, 0.8f, 0, 0,
-     0},
-    {37, 3, 64, 1e4, 4, 1, 32, 8, 0, false, IZ_ROPE_YARN, false, 1, 2, 0.3, 0}};
+    {5, 1, 2, 1e4, 1, .scaling = IZ_ROPE_LLAMA3},
+    {19, 3, 6, 10, 1, .scaling = IZ_ROPE_LLAMA3},
+    {1, 2, 256, 1e6, 1, .scaling = IZ_ROPE_LLAMA3},
+    {37, 5, 64, 5e5, 32, 1, 4, 8192, .scaling = IZ_ROPE_LLAMA3},
+    {11, 2, 80, 1e4, 1, .scaling = IZ_ROPE_LLAMA3},
+    {300, 1, 128, 1e4, 8, 1, 4, 64, .scaling = IZ_ROPE_LLAMA3},
+    {37, 3, 64, 5e5, 32, 1, 4, 8192, .scaling = IZ_ROPE_LLAMA3},
+    {9, 3, 64, 1e4, 1, .turned = 16},
+    {9, 3, 24, 1e4, 1, .pairs = true},
+    {37, 2, 80, 5e5, 32, 1, 4, 8192, .turned = 20, .pairs = true},
+    {13, 2, 64, 1e4, 8, 1, 32, 512, .scaling = IZ_ROPE_LINEAR},
+    {37, 3, 64, 1e4, 4, 1, 32, 64, .scaling = IZ_ROPE_YARN, .amplitude = 1.25f},
+    {37, 2, 80, 5e5, 16, 1, 8, 4096, .turned = 20, .pairs = true,
+     .scaling = IZ_ROPE_YARN, .fractions = true, .amplitude = 0.8f},
+    {37, 3, 64, 1e4, 4, 1, 32, 8, .scaling = IZ_ROPE_YARN, .amplitude = 1,
+     .queries = 2, .query_beta = 0.3}};
 
 static void rope_agrees_with_reference(void **state)
 {
@@ -188,8 +178,8 @@ static void rope_agrees_with_reference(void **state)
     }
     if (backend.large)
         check_rope(backend.act(IZ_BF16),
-                   (struct iz_rope){300, 40, 128, 5e5, 32, 1, 4, 8192, 0, false,
-                                    IZ_ROPE_LLAMA3, false, 0, 0, 0, 0},
+                   (struct iz_rope){300, 40, 128, 5e5, 32, 1, 4, 8192,
+                                    .scaling = IZ_ROPE_LLAMA3},
                    600, 8);
 }
 

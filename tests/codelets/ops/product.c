@@ -145,10 +145,15 @@ static double kept(const struct product *p, int64_t i, int64_t j)
     return p->drop == 0 ? 1 : uniform < p->drop ? 0 : 1 / (1 - p->drop);
 }
 
+static double bare_weight(const struct product *p, int64_t in, int64_t out)
+{
+    return p->out_in ? of(p, W, out, in) : of(p, W, in, out);
+}
+
 /* The weight of an output, with what the adapter adds to it. */
 static double weight(const struct product *p, int64_t in, int64_t out)
 {
-    double w = p->out_in ? of(p, W, out, in) : of(p, W, in, out);
+    double w = bare_weight(p, in, out);
     for (int64_t r = 0; r < p->rank; r++)
         w += factor(p) * of(p, LB, out - p->first, r) * of(p, LA, r, in);
     return w;
@@ -175,7 +180,7 @@ static void add_weighed(struct want *to, const struct product *p, double x,
                         int64_t row, int64_t in, int64_t out)
 {
     x *= gain(p, out);
-    want_add(to, x * (p->out_in ? of(p, W, out, in) : of(p, W, in, out)));
+    want_add(to, x * bare_weight(p, in, out));
     int64_t o = out - p->first;
     for (int64_t r = 0; r < p->rank && o >= 0 && o < p->part; r++)
         want_add(to, x * factor(p) * kept(p, row, in) * of(p, LB, o, r) *
@@ -216,14 +221,21 @@ static struct want want_da(const void *arg, int64_t i, int64_t j)
     return loosened(w, p->slack);
 }
 
+/* Adds the gradient of a weight times `by`: of an adapter's product, or not. */
+static void add_gradient(struct want *to, const struct product *p, double by,
+                         int64_t in, int64_t out, bool adapter)
+{
+    for (int64_t i = 0; i < p->m; i++)
+        want_add(to, by * of(p, A, i, in) * of(p, DY, i, out) *
+                         (adapter ? kept(p, i, in) : 1));
+}
+
 /* Row and column of dw as it lies in memory. */
 static struct want want_dw(const void *arg, int64_t i, int64_t j)
 {
     const struct product *p = arg;
-    int64_t in = p->out_in ? j : i, out = p->out_in ? i : j;
     struct want w = {0, 0};
-    for (int64_t k = 0; k < p->m; k++)
-        want_add(&w, of(p, A, k, in) * of(p, DY, k, out));
+    add_gradient(&w, p, 1, p->out_in ? j : i, p->out_in ? i : j, false);
     if (p->add)
         want_add(&w, of(p, DW, i, j));
     return loosened(w, p->slack_dw);
@@ -243,11 +255,9 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
 {
     const struct product *p = arg;
     struct want w = {0, 0};
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t o = 0; o < p->part; o++)
-            want_add(&w, factor(p) * of(p, DY, i, p->first + o) *
-                             gain(p, p->first + o) * of(p, LB, o, r) *
-                             kept(p, i, j) * of(p, A, i, j));
+    for (int64_t o = 0, out = p->first; o < p->part; o++, out++)
+        add_gradient(&w, p, factor(p) * gain(p, out) * of(p, LB, o, r), j, out,
+                     true);
     return loosened(w, p->slack);
 }
 
@@ -255,12 +265,11 @@ static struct want want_dla(const void *arg, int64_t r, int64_t j)
 static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 {
     const struct product *p = arg;
+    int64_t out = p->first + o;
     struct want w = {0, 0};
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t k = 0; k < p->in; k++)
-            want_add(&w, factor(p) * kept(p, i, k) * of(p, A, i, k) *
-                             gain(p, p->first + o) * of(p, LA, r, k) *
-                             of(p, DY, i, p->first + o));
+    for (int64_t k = 0; k < p->in; k++)
+        add_gradient(&w, p, factor(p) * gain(p, out) * of(p, LA, r, k), k, out,
+                     true);
     return loosened(w, p->slack);
 }
 
@@ -268,12 +277,10 @@ static struct want want_dlb(const void *arg, int64_t o, int64_t r)
 static struct want want_dlm(const void *arg, int64_t row, int64_t o)
 {
     const struct product *p = arg;
+    int64_t out = p->first + o;
     struct want w = {0, 0};
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t k = 0; k < p->in; k++)
-            want_add(&w, of(p, DY, i, p->first + o) * of(p, A, i, k) *
-                             weight(p, k, p->first + o) /
-                             norm(p, p->first + o));
+    for (int64_t k = 0; k < p->in; k++)
+        add_gradient(&w, p, weight(p, k, out) / norm(p, out), k, out, false);
     return loosened(w, p->slack);
 }
 

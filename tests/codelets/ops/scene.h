@@ -108,8 +108,8 @@ static inline void want_add(struct want *w, double x)
     w->size += x < 0 ? -x : x;
 }
 
-/* Checks elements of t against want(arg, i, j): all, or of a large tensor the
- * first, the last and some thousand others.  The bound is
+/* Checks elements of t against want(arg, i, j): all, or of a large tensor some
+ * thousand from the first to the last.  The bound is
  * 2^-21 size + (rounding of t's type) |is|: eight roundings to fp32 of
  * the largest sum there can be on the way. */
 void scene_check(const char *what, struct tensor *t,
