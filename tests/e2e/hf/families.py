@@ -113,9 +113,10 @@ FAMILIES = {
     "qwen2_moe router": {**EXPERTS, "num_experts": 6, "decoder_sparse_step": 2,
                          "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
                          "output_router_logits": True, "router_aux_loss_coef": 0.3},
-    "llama llama3": {**WIDE, "rope_parameters": {
+    # Without the original context, which transformers then writes.
+    "llama llama3": {**WIDE, "max_position_embeddings": 32, "rope_parameters": {
         "rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+        "high_freq_factor": 4.0}},
 }
 
 

@@ -104,14 +104,6 @@ def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefi
     assert got["torch_dtype"] == TORCH[dtype] and text.count('"torch_dtype"') == 1
 
 
-def test_the_shape_comes_from_the_folder(place):
-    m = {"layers": 2, "heads": 2, "width": 16, "seq": 8, "vocab": 256}
-    folder = written(place, "gpt2", tensors=hf.gpt2_tensors(m, "BF16"),
-                     config=hf.gpt2_config(m))
-    r = place.good(1, {"model.import": str(folder)})
-    assert r.config["model"] == {**m, "base_dtype": None, "import": str(folder)}
-
-
 @pytest.mark.sanitized
 def test_what_means_nothing_may_be_there(place):
     """The head's second name, and the masks of old files."""
@@ -121,9 +113,11 @@ def test_what_means_nothing_may_be_there(place):
         t[f"transformer.h.{i}.attn.bias"] = ("U8", (1, 1, 16, 16), bytes(256))
         t[f"transformer.h.{i}.attn.masked_bias"] = ("F32", (), bytes(4))
     out = place.folder / "out"
-    place.good(1, model(written(place, "gpt2", files=2, tensors=t), **{
-        "run.export": str(out)}), ["--steps", "0"])
+    folder = str(written(place, "gpt2", files=2, tensors=t))
+    r = place.good(1, {"model": {"import": folder}, "run.export": str(out)},
+                   ["--steps", "0"])
     assert hf.read(out) == plain
+    assert r.config["model"] == {**run.MODEL, "base_dtype": None, "import": folder}
 
 
 def test_fewer_positions_than_published(place, nvme):
@@ -170,43 +164,6 @@ def test_more_tokens_than_published(kind, ranks, place):
     assert grown == (2 if "lm_head.weight" in tensors else 1)
     run.refused(place.launch(1, {**model(folder), "model.vocab": 255}),
                 "model.vocab", "255", "256")
-
-
-def test_rope_parameters_are_the_newer_place(place):
-    """The same frequencies, told in either way, train alike."""
-    c = config_of("llama")
-    newer = {**c, "rope_parameters": {**c["rope_scaling"],
-                                      "rope_theta": c["rope_theta"]}}
-    del newer["rope_scaling"], newer["rope_theta"]
-    plain = {k: v for k, v in c.items() if k != "rope_scaling"}
-    mixed = {k: v for k, v in c.items() if k != "rope_theta"}
-    mixed["rope_scaling"] = newer["rope_parameters"]
-    a, *same, d = (
-        place.good(1, model(written(place, "llama", config=x, name=f"in{n}")))
-        for n, x in enumerate((c, newer, mixed, plain)))
-    assert all(b.numbers == a.numbers for b in same)
-    assert d.losses[0] != a.losses[0]
-
-
-@pytest.mark.parametrize("place_of", ("rope_scaling", "rope_parameters"))
-def test_the_original_context_is_the_context_if_it_is_not_told(place_of, place):
-    """As transformers has it: 64 here, and neither 32 nor 8192."""
-    c = {**config_of("llama"), "rope_scaling": None}
-    scaling = dict(config_of("llama")["rope_scaling"])
-    del scaling["original_max_position_embeddings"]
-    to = place.folder / "export"
-    a, b, d = (place.good(1, model(written(place, "llama", name=f"in{n}", config={
-        **c, place_of: {**scaling, **original}}), **{"run.export": f"{to}{n}"}))
-        for n, original in enumerate(
-            ({}, {"original_max_position_embeddings": 64},
-             {"original_max_position_embeddings": 8192})))
-    assert a.numbers == b.numbers and a.losses[0] != d.losses[0]
-    assert content(place.folder / "export0") == content(place.folder / "export1")
-    # At the top it wins.
-    top = place.good(1, model(written(place, "llama", name="top", config={
-        **c, place_of: {**scaling, "original_max_position_embeddings": 8192},
-        "original_max_position_embeddings": 64})))
-    assert top.numbers == a.numbers
 
 
 def test_a_router_of_one_expert_is_a_matrix(place):

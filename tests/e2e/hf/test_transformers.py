@@ -2,7 +2,6 @@
 """Our folders as transformers and PEFT read them, where IZ_TEST_PYTHON names a
 Python that has both, beyond what test_families.py does: their loss of one sample is
 ours."""
-import array
 import json
 import os
 
@@ -86,23 +85,6 @@ def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
                    for x in (base, out))
     close(ours, theirs(out, sample))
     assert abs(ours - plain) > BOUND
-
-
-def test_transformers_has_our_original_context(place, sample):
-    """Where the file tells none."""
-    scaling = dict(hf.LLAMA["llama"][1]["rope_scaling"])
-    del scaling["original_max_position_embeddings"]
-    c = hf.llama_config("llama", head_dim=24, rope_theta=4.0, rope_scaling=scaling)
-    tensors = hf.random_tensors(hf.llama_shapes(c), "F32")
-    tensors = {k: (t, shape, hf.encode(t, [8 * x for x in array.array("f", data)]))
-               for k, (t, shape, data) in tensors.items()}
-    r, other = (place.good(1, on(sample, **STILL, **model(
-        written(place, "llama", tensors=tensors, name=f"in{n}", config={
-            **c, "rope_scaling": {**scaling, **original}}))))
-        for n, original in enumerate(
-            ({}, {"original_max_position_embeddings": 8192})))
-    close(r.losses[0], theirs(place.folder / "in0", sample))
-    assert abs(r.losses[0] - other.losses[0]) > 100 * BOUND
 
 
 # An adapter of attention and of the tensors of all experts, as transformers 5 has them.
