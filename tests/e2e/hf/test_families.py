@@ -247,9 +247,15 @@ def of(family, **keys):
     (of("gpt_neox", kv_heads=2, qkv_bias=True, proj_bias=True), "kv_heads"),
     (of("stablelm", head_dim=6), "head_dim"), (of("helium", head_dim=6), "head_dim"),
     (of("dots1", qk_norm=True, n_shared_experts=1, shared_expert_intermediate_size=12,
-        router_aux_loss_coef=0), "shared_expert_intermediate_size")))
+        router_aux_loss_coef=0), "shared_expert_intermediate_size"),
+    (of("smollm3", layers=513, no_rope_layer_interval=2), "too many blocks"),
+    *((of("auto", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+          norm_topk_prob=True, **own), "no published type") for own in (
+        {"n_shared_experts": 1}, {"first_k_dense_replace": 1},
+        {"routed_scaling_factor": 2, "qk_norm": True}))))
 def test_what_no_folder_of_a_family_could_say_is_refused(c, named, place):
-    place.use(run.built("models/moe" if "n_shared_experts" in c["model"] else "models/llama"))
+    mixture = {"n_shared_experts", "num_experts"} & c["model"].keys()
+    place.use(run.built("models/moe" if mixture else "models/llama"))
     r = place.launch(1, {**c, "run.export": str(place.folder / "out")})
     run.refused(r, named)
     assert not r.steps

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts: what routers tell, and units of experts.  Their bits are in
-test_matrix.py, their gradients in tests/models/test_moe.c."""
+test_matrix.py, their gradients in tests/e2e/hf/test_families.py."""
 import json
 import math
 import re
