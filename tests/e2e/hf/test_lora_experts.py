@@ -18,11 +18,13 @@ def experts(kind):
     return linear(kind, ".experts.")
 
 
-@pytest.mark.parametrize("kind, size", (("qwen3_moe", 2), ("mixtral", 1)))
-def test_a_block_in_several_units_learns_the_same(kind, size, place):
-    """The experts' adapters begin the same: from a folder."""
+@pytest.mark.parametrize("kind, size, parts", (
+    ("qwen3_moe", 2, ".experts."), ("mixtral", 1, ".experts."), ("qwen3_moe", 3, ".q_proj")))
+def test_a_block_in_several_units_learns_the_same(kind, size, parts, place):
+    """From adapters in a folder: of experts, or of attention, whose gradients units of
+    frozen experts hand on."""
     base = written(place, kind)
-    start = write_adapter(place.folder / "adapter", random_adapter(experts(kind), 1.5))
+    start = write_adapter(place.folder / "adapter", random_adapter(linear(kind, parts), 1.5))
     runs = []
     for per_unit in (0, size):
         out = place.folder / f"adapter{per_unit}"
