@@ -10,7 +10,7 @@ static const struct iz_llama_config all_options = {
     .kv_heads = 3,
     .head_dim = 4,
     .width = 9,
-    .seq = 11,
+    .seq = 67, /* more than a tile has */
     .ffn = 7,
     .vocab = 7,
     .rope_theta = 100,
@@ -27,6 +27,17 @@ static const struct twin_kind kind = {.name = "llama",
                                       .open = iz_llama_open,
                                       .usual = {&all_options, 2},
                                       .recomputed = {&all_options, 2}};
+
+/* 6 N per token for what is multiplied, and attention of all query heads. */
+static void flops_follow_the_closed_form(void **state)
+{
+    const struct iz_llama_config *l = &all_options;
+    double c = l->width, t = l->seq, o = 6 * 4, kv = 3 * 4;
+    double weights =
+        2 * (c * (o + 2 * kv) + o * c + 3 * c * l->ffn) + c * l->vocab;
+    double attention = 6 * o * (t + 1) * 2;
+    assert_true(twin_flops(&kind, l, 2) == 2 * t * (6 * weights + attention));
+}
 
 /* Of blocks with a window, though no row reaches its end. */
 static void a_wide_window_has_its_frequencies(void **state)
@@ -46,6 +57,7 @@ static void a_wide_window_has_its_frequencies(void **state)
 int main(void)
 {
     const struct CMUnitTest own[] = {
+        cmocka_unit_test(flops_follow_the_closed_form),
         cmocka_unit_test(a_wide_window_has_its_frequencies),
     };
     return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
