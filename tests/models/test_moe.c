@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts, unit by unit. */
 #include <math.h>
-#include <string.h>
 
 #include "models/moe.h"
 #include "tests/models/twin.h"

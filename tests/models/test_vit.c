@@ -2,7 +2,6 @@
 /* The vision transformer against a double-precision one. */
 #include "tests/models/twin.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "models/vit.h"

@@ -3,7 +3,6 @@
 #include "tests/models/twin.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/ops/blas.h"
@@ -97,18 +96,14 @@ static void recomputed_activations_give_the_same_bits(void **state)
     }
 }
 
-static struct iz_unit_cost cost_of(const struct twin *t, int unit)
-{
-    struct iz_exec like = iz_exec_dry(IZ_CPU, IZ_F32);
-    return iz_unit_cost(t->m, unit, t->samples, 0, t->type, &like);
-}
-
 /* What is not kept is made again: the more of it, the less is kept. */
 static void what_is_recomputed_is_counted(void **state)
 {
     struct twin t = seeded(kind->recomputed, IZ_F32);
+    struct iz_exec like = iz_exec_dry(IZ_CPU, IZ_F32);
     for (int u = 0; u + 1 < t.m->n_units; u++) {
-        struct iz_unit_cost k = cost_of(&t, u);
+        struct iz_unit_cost k =
+            iz_unit_cost(t.m, u, t.samples, 0, IZ_F32, &like);
         const int64_t *save = k.save_bytes;
         double widened = k.recompute[IZ_RECOMPUTE_WIDENED].flops;
         double full = k.recompute[IZ_RECOMPUTE_FULL].flops;

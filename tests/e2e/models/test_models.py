@@ -95,6 +95,7 @@ IMPOSSIBLE = {
              {"top_layers": 9})}
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_models_are_refused(name, place):
     rows.use(place, name)
