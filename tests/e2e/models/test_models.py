@@ -104,6 +104,13 @@ def test_impossible_models_are_refused(name, place):
         run.refused(r, list(change)[-1])
 
 
+@pytest.mark.sanitized
+def test_a_click_is_an_answer_of_two(place):
+    rows.use(place, "dlrm")
+    place.data.write_bytes(b"\2" + place.data.read_bytes()[1:])
+    run.refused(place.launch(1, {}), "its label is neither 0 nor 1")
+
+
 @pytest.mark.parametrize("samples, accum, near, percent", [
     (4, "bf16", True, None), (2, "fp32", False, None), (8, "bf16", False, "16.9")])
 def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, percent,
