@@ -9,7 +9,7 @@ import pytest
 
 import run
 from run import ckpt, hf
-from test_hf import STILL, model, written
+from test_hf import STILL, content, model, written
 
 RANK, ALPHA = 4, 6.0
 # All linear layers of the blocks; without the rest nothing else is trained.
@@ -90,10 +90,6 @@ def test_adapters_begin_with_a_alone(place):
     assert r.losses == place.good(1, STILL).losses
     a = floats(adapters(out)[0]["transformer.h.0.attn.c_attn"]["lora_A"])
     assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2
-
-
-def files(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 # ---- the layout of PEFT ----
@@ -197,7 +193,7 @@ def test_adapters_leave_and_come(kind, lora, more, ranks, place):
         out = place.folder / f"tool-{ours.name}"
         refused = "use_dora" in lora and not option
         p = ckpt("export", run_, "--out", out, *option, rc=1 if refused else 0)
-        assert "lora.use_dora" in p.err if refused else files(out) == files(ours)
+        assert "lora.use_dora" in p.err if refused else content(out) == content(ours)
     want = place.good(ranks, {**trained, "run.steps": 4}, *resume).losses
     assert len(want) == 4 and want[3] != want[0]
     if not {"bf16.enabled", "model.base_dtype", "dropout"} & {*more, *lora}:
