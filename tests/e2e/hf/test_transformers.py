@@ -91,7 +91,7 @@ def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
 FUSE = """
 import sys, peft, transformers
 transformers.set_seed(1)
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="float32")
 config = peft.LoraConfig(
     task_type="CAUSAL_LM", r=4, lora_alpha=400, target_modules=["q_proj"],
     target_parameters=["gate_up_proj", "down_proj"], init_lora_weights=False)
