@@ -93,74 +93,19 @@ static double loss(const struct twin *t)
 }
 
 /* Of samples that share rows, and with rows that no sample reads. */
-static const struct twin_kind kind = {
-    .name = "dlrm",
-    .open = iz_dlrm_open,
-    .loss = loss,
-    .fill = fill,
-    .gradients = {{&tiny, 1, 1},
-                  {&tiny, 9, 1},
-                  {&odd, 2, 1},
-                  {&odd, 12, 1},
-                  {&cut, 5, 1}},
-    .usual = {&odd, 12},
-    .recomputed = {&odd, 5},
-    .config_bytes = sizeof(odd),
-    /* rows are numbered by 31 bits, and units are not too many */
-    .bad = {{TWIN_AT(iz_dlrm_config, rows), 0},
-            {TWIN_AT(iz_dlrm_config, rows), 1 << 30},
-            {TWIN_AT(iz_dlrm_config, rows), 1 << 22},
-            {TWIN_AT(iz_dlrm_config, unit_rows), 0},
-            {TWIN_AT(iz_dlrm_config, top_layers), IZ_DLRM_LAYERS + 1}}};
-
-/* Every unit has unit_rows rows but the last; the head has the rest. */
-static void tables_are_cut_into_equal_units(void **state)
-{
-    struct iz_model *m = twin_open(&kind, &odd);
-    assert_int_equal(m->n_units, 5);
-    for (int u = 0; u < 4; u++) {
-        assert_int_equal(m->unit[u].param[0].rows, u < 3 ? 6 : 2);
-        assert_int_equal(m->unit[u].param[0].cols, 3);
-        assert_true(m->unit[u].reads_input);
-    }
-    assert_int_equal(m->unit[4].n_params, 13);
-    assert_int_equal(m->unit[1].kind, m->unit[2].kind);
-    assert_int_equal(m->table_rows, 20);
-    assert_int_equal(m->table_reads, 4);
-    iz_model_close(&m);
-}
-
-/* Rows of all samples first, then numbers; a negative number is 0, and the
- * bits of a category are those of an unsigned one. */
-static void a_record_becomes_rows_and_numbers(void **state)
-{
-    struct iz_model *m = twin_open(&kind, &odd);
-    int32_t record[8] = {1, 0, 7, -5, 3, 6, -1, 1000002}, target[2];
-    struct {
-        int32_t row[2][4];
-        float x[2][3];
-    } in;
-    assert_int_equal(m->record.bytes, sizeof(record));
-    assert_int_equal(2 * m->input_bytes, sizeof(in));
-    assert_null(m->record.check(m->self, record));
-    m->record.unpack(m->self, record, 1, 2, &in, target);
-    assert_int_equal(target[1], 1);
-    assert_int_equal(in.row[1][0], 3);
-    assert_int_equal(in.row[1][1], 5 + 1);
-    assert_int_equal(in.row[1][2], 10 + 4294967295u % 5);
-    assert_int_equal(in.row[1][3], 15 + 2);
-    assert_true(in.x[1][0] == 0 && in.x[1][2] == 0);
-    assert_true(fabs((double)in.x[1][1] - log(8)) < 1e-6);
-    record[0] = 2;
-    assert_non_null(m->record.check(m->self, record));
-    iz_model_close(&m);
-}
+static const struct twin_kind kind = {.name = "dlrm",
+                                      .open = iz_dlrm_open,
+                                      .loss = loss,
+                                      .fill = fill,
+                                      .gradients = {{&tiny, 1, 1},
+                                                    {&tiny, 9, 1},
+                                                    {&odd, 2, 1},
+                                                    {&odd, 12, 1},
+                                                    {&cut, 5, 1}},
+                                      .usual = {&odd, 12, 3},
+                                      .recomputed = {&odd, 5}};
 
 int main(void)
 {
-    const struct CMUnitTest own[] = {
-        cmocka_unit_test(tables_are_cut_into_equal_units),
-        cmocka_unit_test(a_record_becomes_rows_and_numbers),
-    };
-    return twin_main(&kind, own, sizeof(own) / sizeof(own[0]));
+    return twin_main(&kind, NULL, 0);
 }

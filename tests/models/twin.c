@@ -107,13 +107,6 @@ void twin_free(struct twin *t)
     iz_model_close(&t->m);
 }
 
-void twin_set(struct twin *t, int i, double value)
-{
-    for (int64_t k = 0; k < iz_view_len(t->w[i].v); k++)
-        t->w[i].d[k] = value;
-    tensor_store(&t->w[i]);
-}
-
 static struct iz_view view_of(struct iz_view v, int64_t cols, bool dry)
 {
     v.cols = cols;
@@ -227,6 +220,13 @@ void twin_train(struct twin *t, enum iz_recompute level)
         call_exact(t, u, t->m->unit[u].backward, x);
         forget(x);
     }
+    for (int i = 0; i < t->n; i++)
+        tensor_load(&t->dw[i]);
+    if (t->m->unit[last].tied_unit < 0)
+        return;
+    tensor_load(&t->tied);
+    for (int64_t k = 0; k < iz_view_len(t->tied.v); k++)
+        t->dw[0].d[k] += t->tied.d[k];
 }
 
 void twin_evaluate(struct twin *t)
@@ -249,32 +249,4 @@ double twin_flops(const struct twin_kind *k, const void *config, int samples)
     }
     twin_free(&t);
     return flops;
-}
-
-bool twin_is_tied(const struct twin *t)
-{
-    return t->m->unit[t->m->n_units - 1].tied_unit >= 0;
-}
-
-double twin_gradient(const struct twin *t, int i, int64_t k)
-{
-    return t->dw[i].d[k] + (i == 0 && twin_is_tied(t) ? t->tied.d[k] : 0);
-}
-
-void twin_load(struct twin *t, int i)
-{
-    tensor_load(&t->dw[i]);
-    if (i == 0 && twin_is_tied(t))
-        tensor_load(&t->tied);
-}
-
-int64_t twin_parameters(const struct twin_kind *k, const void *config)
-{
-    struct iz_model *m = twin_open(k, config);
-    int64_t n = 0;
-    for (int u = 0; u < m->n_units; u++)
-        for (int i = 0; i < m->unit[u].n_params; i++)
-            n += m->unit[u].param[i].rows * m->unit[u].param[i].cols;
-    iz_model_close(&m);
-    return n;
 }

@@ -19,14 +19,6 @@ struct twin_case {
     int samples, step;
 };
 
-/* A number of the usual config that makes it impossible. */
-struct twin_bad {
-    size_t at, size;
-    double value;
-};
-#define TWIN_AT(type, field)                                                   \
-    offsetof(struct type, field), sizeof(((struct type *)0)->field)
-
 /* A program's model and how to test it. */
 struct twin_kind {
     const char *name;
@@ -38,8 +30,6 @@ struct twin_kind {
      */
     void (*fill)(const struct iz_model *m, void *record);
     struct twin_case gradients[9], usual, recomputed;
-    size_t config_bytes;
-    struct twin_bad bad[13];
 };
 
 struct twin {
@@ -75,22 +65,13 @@ struct twin twin_new(const struct twin_kind *k, const void *config,
 void twin_free(struct twin *t);
 /* Where the parameters of a unit begin in w. */
 int twin_first(const struct twin *t, int unit);
-/* All elements of parameter i become the value. */
-void twin_set(struct twin *t, int i, double value);
 
 /* Forward and backward of all units; what a backward recomputes is not kept.
- * Every call is made dry first and has arenas of exactly that size. */
+ * Every call is made dry first and has arenas of exactly that size.  d of dw
+ * are the gradients, with what the head adds. */
 void twin_train(struct twin *t, enum iz_recompute level);
 /* The loss alone, by the last unit's evaluate. */
 void twin_evaluate(struct twin *t);
-/* Whether the head uses w[0] too. */
-bool twin_is_tied(const struct twin *t);
-/* So that twin_gradient can be asked of parameter i. */
-void twin_load(struct twin *t, int i);
-/* Element k of its gradient, with what the head adds. */
-double twin_gradient(const struct twin *t, int i, int64_t k);
 
-/* Number of elements of all parameters. */
-int64_t twin_parameters(const struct twin_kind *k, const void *config);
 /* Of forward and backward, by dry runs. */
 double twin_flops(const struct twin_kind *k, const void *config, int samples);

@@ -3,7 +3,6 @@
 #include "tests/models/twin.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/ops/blas.h"
@@ -28,11 +27,10 @@ static void check_tensor(struct twin *t, int i, const char *name, int step,
                          double tol)
 {
     double error = 0, norm = 0;
-    twin_load(t, i);
     for (int64_t k = 0; k < iz_view_len(t->dw[i].v); k += step) {
         double want = slope(t, i, k);
         norm += want * want;
-        error += pow(twin_gradient(t, i, k) - want, 2);
+        error += pow(t->dw[i].d[k] - want, 2);
     }
     if (!(sqrt(error) <= tol * sqrt(norm) + 1e-8))
         fail_msg("%s: gradient off by %.3g of its norm %.3g", name,
@@ -57,14 +55,8 @@ static void gradients_agree_with_central_differences(void **state)
 {
     for (const struct twin_case *c = kind->gradients; c->config; c++)
         check_gradients(*c, IZ_F32);
-}
-
-static void gradients_of_16_bit_weights_agree(void **state)
-{
-    struct twin_case c = kind->usual;
-    c.step = 3;
-    check_gradients(c, IZ_BF16);
-    check_gradients(c, IZ_F16);
+    check_gradients(kind->usual, IZ_BF16);
+    check_gradients(kind->usual, IZ_F16);
 }
 
 /* ---- bits ---- */
@@ -79,8 +71,7 @@ static void assert_same_gradients(const struct twin *a, const struct twin *b)
 {
     for (int i = 0; i < a->n; i++)
         fixture_same_bits("gradient", a->dw[i].v, b->dw[i].v);
-    if (twin_is_tied(a))
-        fixture_same_bits("tied gradient", a->tied.v, b->tied.v);
+    fixture_same_bits("tied gradient", a->tied.v, b->tied.v);
     assert_memory_equal(&a->got, &b->got, sizeof(a->got));
 }
 
@@ -105,18 +96,14 @@ static void recomputed_activations_give_the_same_bits(void **state)
     }
 }
 
-static struct iz_unit_cost cost_of(const struct twin *t, int unit)
-{
-    struct iz_exec like = iz_exec_dry(IZ_CPU, IZ_F32);
-    return iz_unit_cost(t->m, unit, t->samples, 0, t->type, &like);
-}
-
 /* What is not kept is made again: the more of it, the less is kept. */
 static void what_is_recomputed_is_counted(void **state)
 {
     struct twin t = seeded(kind->recomputed, IZ_F32);
+    struct iz_exec like = iz_exec_dry(IZ_CPU, IZ_F32);
     for (int u = 0; u + 1 < t.m->n_units; u++) {
-        struct iz_unit_cost k = cost_of(&t, u);
+        struct iz_unit_cost k =
+            iz_unit_cost(t.m, u, t.samples, 0, IZ_F32, &like);
         const int64_t *save = k.save_bytes;
         double widened = k.recompute[IZ_RECOMPUTE_WIDENED].flops;
         double full = k.recompute[IZ_RECOMPUTE_FULL].flops;
@@ -142,12 +129,9 @@ static void loss_scale_scales_exactly(void **state)
     twin_train(&a, IZ_RECOMPUTE_NONE);
     twin_train(&b, IZ_RECOMPUTE_NONE);
     assert_true(a.got == b.got);
-    for (int i = 0; i < a.n; i++) {
-        twin_load(&a, i);
-        twin_load(&b, i);
+    for (int i = 0; i < a.n; i++)
         for (int64_t k = 0; k < iz_view_len(a.dw[i].v); k++)
             assert_true(a.dw[i].d[k] * 1024 == b.dw[i].d[k]);
-    }
     twin_free(&a);
     twin_free(&b);
 }
@@ -169,38 +153,19 @@ static void nan_reaches_the_loss(void **state)
     }
 }
 
-/* Nothing is left of them. */
-static void impossible_models_are_refused(void **state)
-{
-    char *config = malloc(kind->config_bytes);
-    for (const struct twin_bad *b = kind->bad; b->size; b++) {
-        struct iz_model *m;
-        int number = (int)b->value;
-        memcpy(config, kind->usual.config, kind->config_bytes);
-        memcpy(config + b->at,
-               b->size == sizeof(number) ? (const void *)&number : &b->value,
-               b->size);
-        assert_true(kind->open(&m, config) < 0);
-        assert_null(m);
-    }
-    free(config);
-}
-
 int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
 {
-    struct CMUnitTest tests[16] = {
+    struct CMUnitTest tests[8] = {
         SEEDED(gradients_agree_with_central_differences),
-        SEEDED(gradients_of_16_bit_weights_agree),
         SEEDED(recomputed_activations_give_the_same_bits),
         SEEDED(what_is_recomputed_is_counted),
         SEEDED(loss_scale_scales_exactly),
         SEEDED(nan_reaches_the_loss),
-        SEEDED(impossible_models_are_refused),
     };
     kind = k;
-    int first = k->loss ? 0 : 2;
-    memcpy(tests + 7, own, n * sizeof(*own));
+    int first = k->loss ? 0 : 1;
+    memcpy(tests + 5, own, n * sizeof(*own));
     iz_blas_open();
-    return _cmocka_run_group_tests(k->name, tests + first, 7 - first + n, NULL,
+    return _cmocka_run_group_tests(k->name, tests + first, 5 - first + n, NULL,
                                    NULL);
 }

@@ -101,7 +101,8 @@ FAMILIES = {
     "glm4_moe": {**GROUPS, "use_qk_norm": True, "attention_bias": True},
     "dots1": {**GROUPS, "sliding_window": None, "norm_topk_prob": False},
     "solar_open": {**GROUPS, **WIDE},
-    "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 6, "moe_intermediate_size": 20},
+    "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 6, "moe_intermediate_size": 20,
+                     "moe_layer_end_index": 1},
     "minimax_m2": {**EXPERTS, **WIDE},
     "gpt_oss": {**EXPERTS, **WIDE, **SORTS, "rope_parameters": {**YARN, "truncate": False}},
     "minimax_m2 released": {**EXPERTS, **WIDE, "rotary_dim": 6},
@@ -113,9 +114,10 @@ FAMILIES = {
     "qwen2_moe router": {**EXPERTS, "num_experts": 6, "decoder_sparse_step": 2,
                          "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
                          "output_router_logits": True, "router_aux_loss_coef": 0.3},
-    "llama llama3": {**WIDE, "rope_parameters": {
+    # Without the original context, which transformers then writes.
+    "llama llama3": {**WIDE, "max_position_embeddings": 32, "rope_parameters": {
         "rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+        "high_freq_factor": 4.0}},
 }
 
 

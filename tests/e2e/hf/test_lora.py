@@ -9,7 +9,7 @@ import pytest
 
 import run
 from run import ckpt, hf
-from test_hf import model, tensors_of, written
+from test_hf import STILL, content, model, written
 
 RANK, ALPHA = 4, 6.0
 # All linear layers of the blocks; without the rest nothing else is trained.
@@ -20,8 +20,6 @@ SOME = {"lora": {"rank": RANK, "alpha": ALPHA,
 SEVERAL = {"use_rslora": True, "rank_pattern": {"c_attn": 2, "h.2.*": 6},
            "alpha_pattern": {"h.3.*": 1.5, "c_fc": 20}}
 ADAPTER = {"lora.export": "adapter"}
-LAYERS = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4),
-          "mlp.c_proj": (4, 1)}  # inputs and outputs in widths
 
 
 def floats(t):
@@ -74,9 +72,9 @@ def test_dropout_is_for_training_alone(place):
 def test_bytes_are_those_of_the_arithmetic(place):
     r = place.good(2, {**LORA, "zero_optimization.stage": 3,
                        "bf16.enabled": True})
-    c, layers = run.MODEL["width"], run.MODEL["layers"]
-    adapter = sum(RANK * c * (i + o) for i, o in LAYERS.values())
-    trained = layers * run.padded(adapter, 2)
+    adapter = sum(RANK * sum(shape) for name, shape in hf.gpt2_shapes(run.MODEL).items()
+                  if ".h.0." in name and len(shape) == 2)
+    trained = run.MODEL["layers"] * run.padded(adapter, 2)
     frozen = sum(run.units(run.MODEL, 2))
     assert r.bytes_of("optimizer") == 12 * trained // 2
     assert r.bytes_of("gradients") == 2 * trained // 2
@@ -85,79 +83,46 @@ def test_bytes_are_those_of_the_arithmetic(place):
 
 # ---- what it computes ----
 
-@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
-def test_the_first_step_is_that_of_the_model_without(dtype, place):
-    c = {"run.steps": 2, **run.typed(dtype)}
-    plain = place.good(1, c)
-    r = place.good(1, {**c, **LORA})
-    assert r.losses[0] == plain.losses[0]
-    assert r.losses[1] != plain.losses[1]
-
-
-def test_an_imported_model_is_the_base(place):
-    """Adapters begin at zero: exported at once, the weights are the same."""
-    t = hf.gpt2_tensors(run.MODEL, "F32")
-    folder = hf.write(place.folder / "in", t, hf.gpt2_config(run.MODEL))
+def test_adapters_begin_with_a_alone(place):
+    """As PEFT has it: B is zero."""
     out = place.folder / "out"
-    place.good(2, {**LORA, "model.import": str(folder), "run.export": str(out),
-                   "optimizer.params.lr": 0.0, "zero_optimization.stage": 3})
-    assert hf.read(out) == t
-    place.good(1, {**LORA, **ADAPTER, "model.import": str(folder),
-                   "run.export": str(place.folder / "alone")})
-    pairs, c = adapters(place.folder / "alone")
-    assert c["base_model_name_or_path"] == str(folder)
-    a = floats(pairs["transformer.h.0.attn.c_attn"]["lora_A"])
-    width = run.MODEL["width"]
-    assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2 and len(a) == RANK * width
-
-
-def files(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+    r = place.good(1, {**LORA, **ADAPTER, **STILL, "run.export": str(out)})
+    assert r.losses == place.good(1, STILL).losses
+    a = floats(adapters(out)[0]["transformer.h.0.attn.c_attn"]["lora_A"])
+    assert 0.5 < sum(x * x for x in a) / RANK * 3 < 2
 
 
 # ---- the layout of PEFT ----
 
-LLAMA = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 24, "head_dim": 6,
-         "ffn": 20, "seq": 16, "vocab": 256}
-
-
 @pytest.mark.sanitized
 def test_a_stacked_weight_shares_its_a(place):
-    """Queries, keys and values are one product here and three modules there; the tool
-    has them too, of a run that has adapters."""
-    place.use(run.built("models/llama"), LLAMA)
-    out = place.folder / "out"
-    r = place.good(1, {"lora": {"rank": 2, "targets": "*qkv*,*down*"}, **ADAPTER,
-                       "run.export": str(out), "run.steps": 2, "run.save": True})
-    ckpt("export", r.output, "--out", place.folder / "tool", "--adapter")
-    assert files(place.folder / "tool") == files(out)
-    r = place.good(1, {"run.save": True})
-    p = ckpt("export", r.output, "--out", place.folder / "x", "--adapter", rc=1)
-    assert "no adapters" in p.err
-    pairs, c = adapters(out)
+    """Queries, keys and values are one product here and three modules there."""
+    c, out = model(written(place, "llama")), place.folder / "out"
+    place.good(1, {**c, "lora": {"rank": 2, "targets": "*qkv*,*down*"}, **ADAPTER,
+                   "run.export": str(out), "run.steps": 2})
+    pairs, config = adapters(out)
     attn = "model.layers.1.self_attn."
     q, k, v = (pairs[f"{attn}{x}_proj"] for x in "qkv")
     assert q["lora_A"] == k["lora_A"] == v["lora_A"]
-    assert [x["lora_B"][1] for x in (q, k, v)] == [(24, 2), (12, 2), (12, 2)]
-    assert k["lora_B"] != v["lora_B"]
-    assert pairs["model.layers.0.mlp.down_proj"]["lora_A"][1] == (2, 20)
-    assert c["fan_in_fan_out"] is False and len(pairs) == 8
-    assert (c["r"], c["lora_alpha"]) == (2, 2.0)
+    assert [x["lora_B"][1] for x in (q, k, v)] == [(24, 2), (8, 2), (8, 2)]
+    assert k["lora_B"] != v["lora_B"] and len(pairs) == 12
+    assert (config["r"], config["lora_alpha"]) == (2, 2.0)
     file, missing = out / "adapter_model.safetensors", f"{attn}k_proj.lora_A.weight"
     hf.write_file(file, {k: t for k, t in hf.read_file(file).items() if missing not in k})
-    r = place.launch(1, {"lora": {"import": str(out), "targets": "*qkv*,*down*"}})
+    r = place.launch(1, {**c, "lora": {"import": str(out), "targets": "*qkv*,*down*"}})
     run.refused(r, "lora.import", missing, "missing")
+
+
+def test_a_run_without_adapters_has_none_to_export(place):
+    r = place.good(1, {"run.save": True, "run.steps": 1})
+    p = ckpt("export", r.output, "--out", place.folder / "x", "--adapter", rc=1)
+    assert "no adapters" in p.err
 
 
 # ---- an adapter as a start ----
 
-STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0}
 SHARDED = {"zero_optimization.stage": 3, "zero_optimization.offload_optimizer": {
     "device": "cpu"}, "zero_optimization.offload_param": {"device": "cpu"}}
-
-
-def llama(place):
-    place.use(run.built("models/llama"), LLAMA)
 
 
 def write_adapter(folder, tensors, **config):
@@ -182,40 +147,11 @@ def random_adapter(modules, size=0.3):
     return out
 
 
-def llama_modules(*names):
-    sizes = {"self_attn.q_proj": (24, 24), "self_attn.k_proj": (24, 12),
-             "self_attn.v_proj": (24, 12), "self_attn.o_proj": (24, 24),
-             "mlp.gate_proj": (24, 20), "mlp.up_proj": (24, 20),
-             "mlp.down_proj": (20, 24)}
-    return {f"model.layers.{i}.{n}": sizes[n] for i in range(2) for n in sizes
-            if n.split(".")[1] in names}
-
-
-def product(a, b):
-    """scale b a as [outputs][inputs]."""
-    (_, (rank, n_in), _), (_, (n_out, _), _) = a, b
-    av, bv = floats(a), floats(b)
-    return [[ALPHA / RANK * sum(bv[o * rank + k] * av[k * n_in + i]
-                                for k in range(rank)) for i in range(n_in)]
-            for o in range(n_out)]
-
-
-def check_merged(before, after, pairs):
-    """Weights are the base and the products of the adapters, or as they were saved;
-    others are the base's."""
-    for name, t in after.items():
-        module, kind = name.rsplit(".", 1)
-        pair = pairs.get(module, {})
-        if kind != "weight" or "lora_A" not in pair:
-            assert t == pair.get(kind, before[name]), name
-            continue
-        assert t != before[name], name
-        delta, cols = product(pair["lora_A"], pair["lora_B"]), t[1][1]
-        turned = module.startswith("transformer.")  # inputs first, in GPT-2's files
-        for i, (now, was) in enumerate(zip(floats(t), floats(before[name]))):
-            a, b = divmod(i, cols)
-            want = was + (delta[b][a] if turned else delta[a][b])
-            assert abs(now - want) <= 1e-6 * (1 + abs(want)), name
+def linear(kind, *parts):
+    """{module: (inputs, outputs)} of the linear layers whose names have one of these."""
+    return {name.removesuffix(".weight"): shape[::-1]
+            for name, shape in hf.llama_shapes(hf.llama_config(kind)).items()
+            if any(p in name for p in parts)}
 
 
 # Of a type of model: adapters, other settings, ranks.
@@ -243,9 +179,8 @@ LEAVE = [
 
 @pytest.mark.parametrize("kind, lora, more, ranks", LEAVE)
 def test_adapters_leave_and_come(kind, lora, more, ranks, place):
-    """The run reads what it has merged, and has its loss; so it is by hand.  The tool
-    writes the same files, merged and alone.  From those alone runs on one rank and on
-    two have the loss of the next step, and export the same."""
+    """The tool writes the same files as the run, merged and alone.  From both the next
+    step has the loss of the run that goes on; and those alone are exported again."""
     run_, merged, alone = (place.folder / x for x in ("run", "merged", "alone"))
     c = {**model(written(place, kind)), "train_batch_size": 12, **more}
     trained = {**c, "lora": {"rank": RANK, "alpha": ALPHA, **lora}, "run.save": True,
@@ -258,19 +193,22 @@ def test_adapters_leave_and_come(kind, lora, more, ranks, place):
         out = place.folder / f"tool-{ours.name}"
         refused = "use_dora" in lora and not option
         p = ckpt("export", run_, "--out", out, *option, rc=1 if refused else 0)
-        assert "lora.use_dora" in p.err if refused else files(out) == files(ours)
-    if lora.keys() == {"targets"} and "model.base_dtype" not in more:
-        check_merged(tensors_of(kind), hf.read(merged), adapters(alone)[0])
+        assert "lora.use_dora" in p.err if refused else content(out) == content(ours)
     want = place.good(ranks, {**trained, "run.steps": 4}, *resume).losses
     assert len(want) == 4 and want[3] != want[0]
+    if not {"bf16.enabled", "model.base_dtype", "dropout"} & {*more, *lora}:
+        r = place.good(1, {**c, **STILL, "run.steps": 4, "model.import": str(merged)})
+        assert abs(r.losses[3] - want[3]) < 2e-6
     for n, home in (1, {}), (2, SHARDED):
         again = place.folder / f"again{n}"
         r = place.good(n, {**c, **STILL, **home, **ADAPTER, "run.steps": 4,
                            "lora.import": str(alone), "run.export": str(again),
                            "lora.dropout": lora.get("dropout", 0.0)})
         assert r.losses[3] == want[3] if n == ranks else abs(r.losses[3] - want[3]) < 1e-6
-        assert adapters(again) == adapters(alone)
-        assert adapters(again)[1]["lora_dropout"] == lora.get("dropout", 0)
+        tensors, config = adapters(again)
+        assert (tensors, config) == adapters(alone)
+        assert config["lora_dropout"] == lora.get("dropout", 0)
+        assert config["base_model_name_or_path"] == c["model"]["import"]
         assert r.config["lora"]["rank"] == RANK and r.config["lora"]["alpha"] == ALPHA
 
 
@@ -296,8 +234,7 @@ def test_adapters_that_a_rule_freezes_are_imported_too(place):
     place.good(1, {**c, **ADAPTER, "run.export": str(folder)})
     want = place.good(1, {**c, "run.steps": 4})
     r = place.good(2, {**c, **SHARDED, "lora.import": str(folder), "parameters": [
-        {"match": "h.[0-3].*lora_?.*", "frozen": True}], "run.steps": 4,
-        **STILL})
+        {"match": "h.[0-3].*lora_?.*", "frozen": True}], **STILL, "run.steps": 4})
     assert abs(r.losses[3] - want.losses[3]) < 1e-6
 
 
@@ -327,10 +264,10 @@ FOREIGN = [
 
 @pytest.mark.parametrize("theirs, ours, faults", FOREIGN)
 def test_an_adapter_of_another_kind_is_refused(theirs, ours, faults, place):
-    llama(place)
+    base = written(place, "llama")
     folder = write_adapter(place.folder / "adapter", random_adapter(
-        llama_modules("q_proj", "v_proj")), **theirs)
-    r = place.launch(1, {"lora.import": str(folder), **ours})
+        linear("llama", "q_proj", "v_proj")), **theirs)
+    r = place.launch(1, {**model(base), "lora.import": str(folder), **ours})
     for words in faults:
         run.refused(r, *words)
     assert not r.steps
@@ -338,8 +275,8 @@ def test_an_adapter_of_another_kind_is_refused(theirs, ours, faults, place):
 
 @pytest.mark.sanitized
 def test_tensors_that_are_none_of_the_adapters_are_named(place):
-    llama(place)
-    tensors = random_adapter(llama_modules("q_proj", "v_proj"))
+    c = model(written(place, "llama"))
+    tensors = random_adapter(linear("llama", "q_proj", "v_proj"))
     head = "base_model.model.model."
     missing = head + "layers.1.self_attn.v_proj.lora_B.weight"
     del tensors[missing]
@@ -349,16 +286,16 @@ def test_tensors_that_are_none_of_the_adapters_are_named(place):
         n = shape[0] * (shape[1] if len(shape) > 1 else 1)
         tensors[head + name] = ("F32", shape, bytes(4 * n))
     folder = write_adapter(place.folder / "adapter", tensors)
-    r = place.launch(1, {"lora.import": str(folder)})
+    r = place.launch(1, {**c, "lora.import": str(folder)})
     run.refused(r, "lora.import", missing, "missing")
     for name in surplus:
         run.refused(r, "lora.import", head + name, "no tensor")
     run.refused(r, str(folder), "4 faults")
-    r = place.launch(1, {"lora.import": str(place.folder / "none")})
+    r = place.launch(1, {**c, "lora.import": str(place.folder / "none")})
     run.refused(r, "none/adapter_config.json", "No such file")
     run.refused(r, "lora.import", "none cannot be imported")
     (folder / "adapter_model.safetensors").unlink()
-    r = place.launch(1, {"lora.import": str(folder)})
+    r = place.launch(1, {**c, "lora.import": str(folder)})
     run.refused(r, "lora.import", "adapter_model.safetensors", "No such file")
 
 
@@ -366,7 +303,6 @@ def test_frozen_adapters_are_not_exported(place):
     rule = {"match": "h.0.*lora_A*", "frozen": True}
     c = {**LORA, "parameters": [rule]}
     for more in ({}, ADAPTER):
-        r = place.launch(1, {**c, **more,
-                                "run.export": str(place.folder / "out")})
+        r = place.launch(1, {**c, **more, "run.export": str(place.folder / "out")})
         run.refused(r, "run.export", "lora_A", "freezes")
     place.good(1, c)

@@ -5,11 +5,9 @@ import pytest
 
 import run
 from run import hf
-from test_hf import model, written
-from test_lora import ADAPTER, ALPHA, RANK, SHARDED, STILL, adapters, floats, \
+from test_hf import STILL, model, written
+from test_lora import ADAPTER, ALPHA, RANK, adapters, floats, linear, \
     random_adapter, write_adapter
-
-KINDS = tuple(hf.MOE)
 
 
 def lora(targets, **more):
@@ -17,17 +15,16 @@ def lora(targets, **more):
 
 
 def experts(kind):
-    """{module: (inputs, outputs)} of the linear layers of experts."""
-    shapes = hf.llama_shapes(hf.llama_config(kind))
-    return {name.removesuffix(".weight"): (shape[1], shape[0])
-            for name, shape in shapes.items() if ".experts." in name}
+    return linear(kind, ".experts.")
 
 
-@pytest.mark.parametrize("kind, size", (("qwen3_moe", 2), ("mixtral", 1)))
-def test_a_block_in_several_units_learns_the_same(kind, size, place):
-    """The experts' adapters begin the same: from a folder."""
+@pytest.mark.parametrize("kind, size, parts", (
+    ("qwen3_moe", 2, ".experts."), ("mixtral", 1, ".experts."), ("qwen3_moe", 3, ".q_proj")))
+def test_a_block_in_several_units_learns_the_same(kind, size, parts, place):
+    """From adapters in a folder: of experts, or of attention, whose gradients units of
+    frozen experts hand on."""
     base = written(place, kind)
-    start = write_adapter(place.folder / "adapter", random_adapter(experts(kind), 1.5))
+    start = write_adapter(place.folder / "adapter", random_adapter(linear(kind, parts), 1.5))
     runs = []
     for per_unit in (0, size):
         out = place.folder / f"adapter{per_unit}"
@@ -36,20 +33,6 @@ def test_a_block_in_several_units_learns_the_same(kind, size, place):
                            "model.experts_per_unit": per_unit})
         runs.append((r.losses, adapters(out)[0]))
     assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_of_each_expert_is_read(kind, place):
-    """What is merged with it has its loss."""
-    base, out = written(place, kind), place.folder / "out"
-    folder = write_adapter(place.folder / "adapter", random_adapter(experts(kind), 1.5))
-    c = {**STILL, "train_batch_size": 12, "run.steps": 1}
-    plain = place.good(1, {**c, **model(base)})
-    r = place.good(2, {**c, **model(base), **SHARDED, "lora.import": str(folder),
-                       "run.export": str(out)})
-    merged = place.good(1, {**c, **model(out)})
-    assert abs(r.losses[0] - merged.losses[0]) < 2e-6
-    assert abs(r.losses[0] - plain.losses[0]) > 1e-3
 
 
 def test_adapters_of_some_experts_alone_are_refused(place):

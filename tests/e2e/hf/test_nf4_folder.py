@@ -103,6 +103,12 @@ def test_its_bytes_are_taken(place, nvme):
     c["model.import"] = str(folder(place, tensors))
     again = place.good(1, c)
     assert again.numbers == r.numbers and again.files == r.files
+    stored = {k: ("BF16", (len(t[2]) // 2, 1), t[2])  # bnb_4bit_quant_storage
+              if k + ".absmax" in tensors and len(t[2]) % 2 == 0 else t
+              for k, t in tensors.items()}
+    assert stored != tensors
+    again = place.good(1, {**c, "model.import": str(folder(place, stored, "bf16"))})
+    assert again.numbers == r.numbers
     disk = place.good(1, {**c, **run.offload(3, "none", "nvme", nvme),
                           "run.export": str(place.folder / "merged")})
     assert disk.numbers == r.numbers and disk.files == r.files
@@ -158,33 +164,20 @@ def test_what_it_cannot_be_is_refused_by_name(place):
     name = "model.layers.1.mlp.up_proj.weight"
     state = f"{name}.quant_state.bitsandbytes__nf4"
 
-    def refused(*words, config=c, **changes):
-        changed = {**tensors, **changes}
-        f = folder(place, {k: t for k, t in changed.items() if t}, f"x{len(words[-1])}"
-                   f"{words[-1][:3].strip()}")
-        run.refused(place.launch(1, {**config, "model.import": str(f)}), name, *words)
-
-    refused("are missing that belong", **{f"{name}.nested_absmax": None})
-    refused("is missing", **{name: None})
-    refused("of another shape", **{f"{name}.absmax": ("U8", (3,), b"abc")})
-    refused("mean other values", **{f"{name}.quant_map": (
-        "F32", (16,), coded.floats(coded.NF4[::-1]))})
     text = tensors[state][2].replace(b'"blocksize": 64', b'"blocksize": 32')
-    refused("of another shape or type", **{state: ("U8", (len(text),), text)})
     parts = {k: None for k in tensors if k.startswith(f"{name}.")}
     whole = hf.random_tensors({name: hf.llama_shapes(CONFIG)[name]}, "F32")
-    refused("is not in 4 bits there, as others are", **parts, **whole)
-
-
-def test_the_type_that_its_bytes_lie_as_does_not_matter(place):
-    """bnb_4bit_quant_storage."""
-    c, r, tensors = make(place)
-    stored = {k: ("BF16", (len(t[2]) // 2, 1), t[2])
-              if k + ".absmax" in tensors and len(t[2]) % 2 == 0 else t
-              for k, t in tensors.items()}
-    assert stored != tensors
-    again = place.good(1, {**c, "model.import": str(folder(place, stored, "bf16"))})
-    assert again.numbers == r.numbers
+    for words, changes in (
+            ("are missing that belong", {f"{name}.nested_absmax": None}),
+            ("is missing", {name: None}),
+            ("of another shape", {f"{name}.absmax": ("U8", (3,), b"abc")}),
+            ("mean other values", {f"{name}.quant_map": (
+                "F32", (16,), coded.floats(coded.NF4[::-1]))}),
+            ("of another shape or type", {state: ("U8", (len(text),), text)}),
+            ("is not in 4 bits there, as others are", {**parts, **whole})):
+        changed = {k: t for k, t in {**tensors, **changes}.items() if t}
+        r = place.launch(1, {**c, "model.import": str(folder(place, changed, words))})
+        run.refused(r, name, words)
 
 
 # ---- kinds that are read as values ----

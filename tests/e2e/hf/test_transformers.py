@@ -2,7 +2,6 @@
 """Our folders as transformers and PEFT read them, where IZ_TEST_PYTHON names a
 Python that has both, beyond what test_families.py does: their loss of one sample is
 ours."""
-import array
 import json
 import os
 
@@ -88,28 +87,11 @@ def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
     assert abs(ours - plain) > BOUND
 
 
-def test_transformers_has_our_original_context(place, sample):
-    """Where the file tells none."""
-    scaling = dict(hf.LLAMA["llama"][1]["rope_scaling"])
-    del scaling["original_max_position_embeddings"]
-    c = hf.llama_config("llama", head_dim=24, rope_theta=4.0, rope_scaling=scaling)
-    tensors = hf.random_tensors(hf.llama_shapes(c), "F32")
-    tensors = {k: (t, shape, hf.encode(t, [8 * x for x in array.array("f", data)]))
-               for k, (t, shape, data) in tensors.items()}
-    r, other = (place.good(1, on(sample, **STILL, **model(
-        written(place, "llama", tensors=tensors, name=f"in{n}", config={
-            **c, "rope_scaling": {**scaling, **original}}))))
-        for n, original in enumerate(
-            ({}, {"original_max_position_embeddings": 8192})))
-    close(r.losses[0], theirs(place.folder / "in0", sample))
-    assert abs(r.losses[0] - other.losses[0]) > 100 * BOUND
-
-
 # An adapter of attention and of the tensors of all experts, as transformers 5 has them.
 FUSE = """
 import sys, peft, transformers
 transformers.set_seed(1)
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="float32")
 config = peft.LoraConfig(
     task_type="CAUSAL_LM", r=4, lora_alpha=400, target_modules=["q_proj"],
     target_parameters=["gate_up_proj", "down_proj"], init_lora_weights=False)
@@ -120,18 +102,14 @@ peft.get_peft_model(model, config).save_pretrained(sys.argv[1] + "-adapter")
 @pytest.mark.parametrize("kind", tuple(hf.MOE))
 def test_a_fused_adapter_of_peft_is_a_start(kind, place, sample):
     """Others: test_families.py."""
-    base, out = written(place, kind), place.folder / "out"
+    base = written(place, kind)
     r = run.call(PYTHON, "-c", FUSE, base, timeout_s=600)
     assert r.rc == 0, str(r)
-    c = on(sample, **model(base), **{"lora.import": f"{base}-adapter"})
-    r = place.good(1, {**c, **STILL})
+    c = on(sample, **model(base), **STILL)
+    r, plain = (place.good(1, {**c, **more}) for more in (
+        {"lora.import": f"{base}-adapter"}, {}))
     close(r.losses[0], theirs(base, sample, f"{base}-adapter"))
-    plain = place.good(1, on(sample, **model(base), **STILL))
     assert abs(r.losses[0] - plain.losses[0]) > 20 * BOUND
-    c["optimizer.params.lr"] = 1e-2
-    place.good(1, {**c, "lora.export": "adapter", "run.export": str(out)})
-    r = place.good(1, {**c, "run.steps": 4})
-    close(r.losses[3], theirs(base, sample, out))
 
 
 # Each matrix of an expert has its A, or the two stacked ones share one.  Not of a dense
@@ -147,5 +125,3 @@ def test_peft_computes_our_loss_with_adapters_of_experts(kind, targets, place, s
     r = place.good(1, on(sample, **model(base), **lora, **{"run.steps": 4}))
     close(r.losses[3], theirs(base, sample, adapter))
     assert abs(r.losses[3] - r.losses[0]) > 100 * BOUND
-    r = place.good(1, on(sample, **model(base), **STILL, **{"lora.import": str(adapter)}))
-    close(r.losses[0], theirs(base, sample, adapter))

@@ -63,17 +63,52 @@ def test_plan_says_what_tables_cost(model, rules, words, start):
     assert all(w in r.out for w in words), str(r)
 
 
+# The published ones; ViT-Base and -Large less 990 rows of their classifiers and the biases.
 @pytest.mark.sanitized
-@pytest.mark.parametrize("preset, millions", [("llama-3-8b", "8030.26"),
-                                              ("qwen3-0.6b", "596.05")])
-def test_preset_is_planned_for_another_machine(preset, millions, place):
-    place.use(run.built("models/llama"))
+@pytest.mark.parametrize("name, model, millions", [
+    ("gpt2", {"preset": "gpt2-124m"}, "124.44"), ("llama", {"preset": "llama-3-8b"}, "8030.26"),
+    ("llama", {"preset": "qwen3-0.6b"}, "596.05"),
+    ("vit", {"preset": "vit-b16", "classes": 10}, "85.81"),
+    ("vit", {"preset": "vit-l16", "classes": 10}, "303.31")])
+def test_preset_is_planned_for_another_machine(name, model, millions, place):
+    place.use(run.built(f"models/{name}"), model, name == "vit" and place.data)
     machine = run.ROOT / "configs/machines/h200-141.json"
-    r = place.launch(1, {"model": {"preset": preset}, "bf16.enabled": True,
-                         **run.offload(3, "cpu", "none", None),
+    r = place.launch(1, {"bf16.enabled": True, **run.offload(3, "cpu", "none", None),
                          "train_batch_size": 8},
                      ["--plan", "--ranks", 8, "--machine", machine])
     assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
+
+
+# Of a model of rows.py; the refusal names the last key.
+IMPOSSIBLE = {
+    "gpt2": ({"layers": 0}, {"heads": 0}, {"width": -6}, {"seq": 0}, {"vocab": 1 << 30}),
+    "llama": ({"head_dim": 258}, {"rope_theta": 0}),
+    "all of llama": ({"rope_scaling_high_freq_factor": 1},),
+    "moe": ({"num_experts": 0}, {"num_experts": 1025}, {"num_experts_per_tok": 8},
+            {"num_experts_per_tok": 0}, {"moe_intermediate_size": 0},
+            {"experts_per_unit": -1}, {"decoder_sparse_step": 5}, {"n_group": 3},
+            {"topk_group": 2}, {"qk_norm": False, "family": "llama"}, *(
+                {"mlp_only_layers": blocks} for blocks in ("-1", "4", "1,3", "1,4"))),
+    "groups": ({"n_group": 8},),
+    "vit": ({"heads": 2}, {"classes": 257}, {"hidden": -1}, {"width": 3 << 17, "hidden": 0}),
+    "dlrm": ({"rows": 0}, {"rows": 1 << 24, "unit_rows": 1}, {"unit_rows": 0},
+             {"top_layers": 9})}
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_models_are_refused(name, place):
+    rows.use(place, name)
+    for change in IMPOSSIBLE[name]:
+        r = place.launch(1, {f"model.{k}": v for k, v in change.items()})
+        run.refused(r, list(change)[-1])
+
+
+@pytest.mark.sanitized
+def test_a_click_is_an_answer_of_two(place):
+    rows.use(place, "dlrm")
+    place.data.write_bytes(b"\2" + place.data.read_bytes()[1:])
+    run.refused(place.launch(1, {}), "its label is neither 0 nor 1")
 
 
 @pytest.mark.parametrize("samples, accum, near, percent", [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts: what routers tell, and units of experts.  Their bits are in
-test_matrix.py, their gradients in tests/models/test_moe.c."""
+test_matrix.py, their gradients in tests/e2e/hf/test_families.py."""
 import json
 import math
 import re
@@ -10,6 +10,8 @@ import pytest
 import rows
 import run
 from run import hf
+
+ROW = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12, "steps": 3}
 
 
 @pytest.fixture
@@ -45,9 +47,7 @@ def test_the_balance_is_a_choice_of_the_run(moe):
 
 def test_the_losses_of_routers_are_learnt(moe):
     """A coefficient changes the weights; the loss of step 1 is without it."""
-    row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12,
-           "steps": 2}
-    c = rows.config_of(row, None)
+    c = rows.config_of(ROW, None)
     runs = [moe.good(1, {**c, "run.hash": True,
                          f"model.router_{name}_loss_coef": value})
             for name, value in (("aux", 0), ("aux", 1), ("z", 0), ("z", 1))]
@@ -65,17 +65,14 @@ def told(r):
 
 def test_what_routers_tell_is_the_same_on_any_ranks(moe):
     """And in any place: test_matrix.py."""
-    row = {**rows.PLAIN, "model": "moe", "dtype": "fp32", "batch": 12, "steps": 3,
-           "micro": 2}
-    one, two = (told(moe.good(n, rows.config_of({**row, "ranks": n}, None)))
+    one, two = (told(moe.good(n, rows.config_of({**ROW, "ranks": n, "micro": 2}, None)))
                 for n in (1, 2))
     assert all(x[3] < 1 < x[4] and x[5] == 0 for x in one)
     assert two == [pytest.approx(x, rel=1e-6) for x in one]
 
 
 def test_a_line_of_what_is_not_finite_is_json(moe):
-    row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12, "steps": 3}
-    r = moe.launch(1, {**rows.config_of(row, None), "run.steps": 200,
+    r = moe.launch(1, {**rows.config_of(ROW, None), "run.steps": 200,
                        "optimizer.params.lr": 1e6, "optimizer.params.weight_decay": 0,
                        "parameters": [{"match": "*", "lr_scale": 1e6}]})
     assert r.rc == 1 and "not finite" in r.err, str(r)
@@ -117,8 +114,7 @@ def test_what_is_gathered_does_not_grow_with_the_blocks(per_unit, moe):
 
 def test_units_of_experts_are_the_same_model(moe):
     """However a block is cut: the same losses and, in the end, the same folder."""
-    row = {**rows.PLAIN, "model": "moe", "ranks": 1, "dtype": "fp32", "batch": 12,
-           "steps": 3, "micro": 3, "slices": 1, "clip": 0}
+    row = {**ROW, "micro": 3, "slices": 1, "clip": 0}
     c, begin = rows.config_of(row, None), moe.folder / "begin"
     moe.good(1, {**c, "run.steps": 1, "run.export": str(begin)})
     model = {"import": str(begin), **{k: rows.MOE[k] for k in (
@@ -137,12 +133,3 @@ def test_units_of_experts_are_the_same_model(moe):
             first, *others = (x for x in have if x[0] == ranks)
             assert others and all(x == first for x in others)
     assert runs[0][1][2] < runs[0][1][0]
-
-
-@pytest.mark.sanitized
-def test_attention_has_adapters_beside_units_of_experts(moe):
-    """Of frozen experts: their units' backwards still hand on gradients."""
-    r = moe.good(1, {"model.experts_per_unit": 3, "run.steps": 3,
-                     "lora": {"rank": 2, "alpha": 8, "targets": "*self_attn*"},
-                     "optimizer.params.lr": 0.01})
-    assert r.losses[2] < r.losses[0]
