@@ -115,11 +115,9 @@ static inline void iz_store_row(T *p, const float (&from)[N])
 /* The table of a warp's values of type T. */
 template <class T> struct emu_lanes {
     const emu_value *table;
-    T at(int lane) const
+    const T &at(int lane) const
     {
-        T v;
-        memcpy(&v, table[lane].byte, sizeof(v));
-        return v;
+        return *(const T *)table[lane].byte;
     }
 };
 
