@@ -8,9 +8,8 @@
  * operation of a stream first waits a random time up to this,
  * IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory that is not
  * pinned end the program instead of being counted,
- * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit,
- * IZ_STANDIN_TIMEOUT_S (200): how long a rank waits for others in the stand-in
- * for NCCL.  What goes wrong there on purpose:
+ * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit.  What goes
+ * wrong on purpose in the stand-in for NCCL:
  * IZ_STANDIN_FAULT=RANK:GROUP:SIGNAL, that rank's process gets the signal (a
  * number) when a stream begins its group of calls with this number;
  * IZ_STANDIN_SILENT=1, ncclCommGetAsyncError tells of no rank that is gone, as
