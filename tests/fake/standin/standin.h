@@ -32,13 +32,11 @@
 enum iz_standin_count {
     IZ_STANDIN_H2D, /* bytes of copies */
     IZ_STANDIN_D2H,
-    IZ_STANDIN_D2D,
-    IZ_STANDIN_H2H,
-    IZ_STANDIN_COPIES,      /* so many, of the first way; the others behind */
-    IZ_STANDIN_KERNELS = 8, /* functions that streams have called */
-    IZ_STANDIN_PAGEABLE,    /* asynchronous copies that were not */
-    IZ_STANDIN_BYTES,       /* of device memory, now */
-    IZ_STANDIN_PINNED,      /* ranges, now */
+    IZ_STANDIN_H2D_COPIES,
+    IZ_STANDIN_KERNELS,  /* functions that streams were given */
+    IZ_STANDIN_PAGEABLE, /* asynchronous copies that were not */
+    IZ_STANDIN_BYTES,    /* of device memory, now */
+    IZ_STANDIN_PINNED,   /* ranges, now */
     IZ_STANDIN_COUNTS
 };
 extern _Atomic int64_t iz_standin_count[IZ_STANDIN_COUNTS];
