@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for cycles of calls between the files of some libraries: what the linker
+"""Looks for a cycle of calls between the files of some libraries: what the linker
 sees, so calls in inline functions of headers count too.  That an op hands over to
 its GPU's side, NAME_cuda of codelets/ops/gpu_ops.h, is not counted: that side may
 call what the op's file has for both.
 
 usage: tests/cycles.py LIBRARY..."""
+import graphlib
 import pathlib
 import re
 import subprocess
@@ -22,25 +23,25 @@ def symbols(library):
             yield m.group(1), m.group(3), m.group(2)
 
 
-def file_of(member):
-    """codelets_task_run.c.o: codelets/task/run.c; of a library whose build file is in
-    a folder of its own, block.c.o: models/block.c, and flat.cu.o:
-    codelets/kernels/flat.cu.  None where the tree has no such file."""
-    parts = pathlib.Path(member).name.removesuffix(".o").split("_")
-    for cut in range(4):
-        path = "/".join([*parts[:cut], "_".join(parts[cut:])])
-        for folder in (".", "models", "codelets/kernels"):
-            if (pathlib.Path(folder) / path).is_file():
-                return str(pathlib.Path(folder) / path)
-    return None
+def members():
+    """{codelets_task_run.c.o: codelets/task/run.c}; of a library whose build file is in
+    a folder of its own {block.c.o: models/block.c}, {flat.cu.o:
+    codelets/kernels/flat.cu}."""
+    files = {}
+    for folder in ("codelets", "runtime", "models"):
+        for path in pathlib.Path(folder).rglob("*.c*"):
+            files[str(path).replace("/", "_") + ".o"] = str(path)
+            if str(path.parent) in ("models", "codelets/kernels"):
+                files[path.name + ".o"] = str(path)
+    return files
 
 
 def calls(libraries):
     """{file: {file it uses: a name that it uses of it}}."""
-    defined, wanted = {}, {}
+    defined, wanted, files = {}, {}, members()
     for library in libraries:
         for member, letter, name in symbols(library):
-            path = file_of(member)
+            path = files.get(pathlib.Path(member).name)
             if not path:
                 sys.exit(f"{library}: which file of the tree is {member}?")
             if letter == "U" and not name.endswith("_cuda"):
@@ -52,44 +53,19 @@ def calls(libraries):
             for path, names in wanted.items()}
 
 
-def cycles(graph):
-    """The sets of files that reach each other (Tarjan's components)."""
-    index, low, stack, found = {}, {}, [], []
-
-    def visit(v):
-        index[v] = low[v] = len(index)
-        stack.append(v)
-        for w in graph.get(v, ()):
-            if w not in index:
-                visit(w)
-                low[v] = min(low[v], low[w])
-            elif w in stack:
-                low[v] = min(low[v], index[w])
-        if low[v] == index[v]:
-            part = stack[stack.index(v):]
-            del stack[stack.index(v):]
-            if len(part) > 1:
-                found.append(sorted(part))
-
-    for v in list(graph):
-        if v not in index:
-            visit(v)
-    return found
-
-
 def main(*libraries):
     graph = calls(libraries)
     if not graph:
         print("no calls found: are these libraries of this tree?")
         return 1
-    found = cycles(graph)
-    for part in found:
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
         print("cycle of calls:")
-        for a in part:
-            for b, name in graph[a].items():
-                if b in part:
-                    print(f"    {a} -> {b} ({name})")
-    return 1 if found else 0
+        for b, a in zip(error.args[1], error.args[1][1:]):
+            print(f"    {a} -> {b} ({graph[a][b]})")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@
 #include <cuda_runtime_api.h>
 
 #include "codelets/base/mix.h"
+#include "codelets/base/take.h"
 #include "codelets/flat/dtype.h"
 #include "tests/fake/cuda_on_cpu/launch.h"
 
@@ -60,8 +61,8 @@ static struct layout *layout_of(cublasLtMatrixLayout_t m)
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
 {
-    *h = malloc(1);
-    return *h ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+    *h = iz_take(1, 1, "a handle");
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
@@ -152,46 +153,42 @@ cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static uint64_t hash(uint64_t h, const void *p, size_t bytes)
+/* Everything but addresses; C has the layout of D. */
+struct problem {
+    struct op o;
+    struct layout a, b, d;
+};
+
+static struct problem problem_of(cublasLtMatmulDesc_t d,
+                                 cublasLtMatrixLayout_t a,
+                                 cublasLtMatrixLayout_t b,
+                                 cublasLtMatrixLayout_t out)
 {
-    const unsigned char *c = p;
-    for (size_t i = 0; i < bytes; i++)
+    struct problem p = {*op_of(d), *layout_of(a), *layout_of(b),
+                        *layout_of(out)};
+    p.o.bias = NULL;
+    return p;
+}
+
+static uint64_t hash(const struct problem *p)
+{
+    const unsigned char *c = (const unsigned char *)p;
+    uint64_t h = 1;
+    for (size_t i = 0; i < sizeof(*p); i++)
         h = iz_mix(h * IZ_GOLDEN + c[i]);
     return h;
 }
 
-/* Everything but addresses. */
-static uint64_t problem(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                        cublasLtMatrixLayout_t out)
-{
-    struct op o = *op_of(d);
-    o.bias = NULL;
-    uint64_t h = hash(1, &o, sizeof(o));
-    h = hash(h, a, sizeof(*a));
-    h = hash(h, b, sizeof(*b));
-    h = hash(h, c, sizeof(*c));
-    return hash(h, out, sizeof(*out));
-}
-
 /* What it has in common with a smaller one. */
-static uint64_t kind(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t out)
+static uint64_t kind(struct problem p)
 {
-    const struct layout *l[] = {layout_of(a), layout_of(b), layout_of(out)};
-    struct op o = *op_of(d);
-    o.bias = NULL;
-    uint64_t h = hash(2, &o, sizeof(o));
-    for (int i = 0; i < 3; i++) {
-        h = hash(h, &l[i]->type, sizeof(l[i]->type));
-        h = hash(h, &l[i]->ld, sizeof(l[i]->ld));
-    }
-    return hash(h, &l[2]->rows, sizeof(l[2]->rows));
+    p.a.rows = p.a.cols = p.b.rows = p.b.cols = p.d.cols = 0;
+    return hash(&p);
 }
 
-static int64_t terms(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a)
+static int64_t terms(const struct problem *p)
 {
-    return op_of(d)->trans_a ? layout_of(a)->rows : layout_of(a)->cols;
+    return p->o.trans_a ? p->a.rows : p->a.cols;
 }
 
 static bool has_bias(const struct op *o)
@@ -213,14 +210,14 @@ static bool comes_in_eights(const struct layout *m)
 
 /* Whether op(A) op(B) fits into D, and the types go together: 16-bit operands
  * with an output of their type or fp32, or all fp32. */
-static bool fits(const struct op *o, const struct layout *a,
-                 const struct layout *b, const struct layout *d)
+static bool fits(const struct op *o, const struct problem *p)
 {
+    const struct layout *a = &p->a, *b = &p->b, *d = &p->d;
     int64_t m = o->trans_a ? a->cols : a->rows;
-    int64_t ka = o->trans_a ? a->rows : a->cols;
-    int64_t kb = o->trans_b ? b->cols : b->rows;
     int64_t n = o->trans_b ? b->rows : b->cols;
-    return m == d->rows && n == d->cols && ka == kb && a->type == b->type &&
+    int64_t k = o->trans_b ? b->cols : b->rows;
+    return m == d->rows && n == d->cols && k == terms(p) &&
+           a->type == b->type &&
            (d->type == a->type || d->type == CUDA_R_32F) &&
            o->scale == CUDA_R_32F &&
            (a->type == CUDA_R_32F ||
@@ -236,8 +233,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatmulHeuristicResult_t found[], int *n)
 {
     const struct wish *w = (const struct wish *)p->data;
-    if (!h || wanted < 3 ||
-        !fits(op_of(d), layout_of(a), layout_of(b), layout_of(out)) ||
+    struct problem asked = problem_of(d, a, b, out);
+    if (!h || wanted < 3 || !fits(op_of(d), &asked) ||
         memcmp(c, out, sizeof(*c)) != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
     fake_cublaslt.searches++;
@@ -255,11 +252,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         return CUBLAS_STATUS_INVALID_VALUE;
     memset(found, 0, (size_t)wanted * sizeof(*found));
     found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
-    struct algo one = {.problem = problem(d, a, b, c, out),
-                       .kind = kind(d, a, b, out),
+    struct algo one = {.problem = hash(&asked),
+                       .kind = kind(asked),
                        .workspace = w->workspace,
-                       .cols = (int32_t)layout_of(out)->cols,
-                       .k = (int32_t)terms(d, a),
+                       .cols = (int32_t)asked.d.cols,
+                       .k = (int32_t)terms(&asked),
                        .reductions = CUBLASLT_REDUCTION_SCHEME_INPLACE};
     memcpy(one.align, w->align, sizeof(w->align));
     one.align[4] = align_of(op_of(d)->bias);
@@ -280,16 +277,16 @@ cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                         const cublasLtMatmulAlgo_t *algo,
                         cublasLtMatmulHeuristicResult_t *result)
 {
+    struct problem asked = problem_of(d, a, b, out);
     struct algo g;
     memcpy(&g, algo, sizeof(g));
     result->workspaceSize = (size_t)g.workspace;
-    int64_t cols = layout_of(out)->cols, k = terms(d, a);
-    bool smaller = !fake_cublaslt.fixed && g.kind == kind(d, a, b, out) &&
+    int64_t cols = asked.d.cols, k = terms(&asked);
+    bool smaller = !fake_cublaslt.fixed && g.kind == kind(asked) &&
                    ((cols < g.cols && k == g.k) || (cols == g.cols && k < g.k));
-    checked = smaller ? problem(d, a, b, c, out) : g.problem;
-    return h && checked == problem(d, a, b, c, out)
-               ? CUBLAS_STATUS_SUCCESS
-               : CUBLAS_STATUS_INVALID_VALUE;
+    checked = smaller ? hash(&asked) : g.problem;
+    return h && checked == hash(&asked) ? CUBLAS_STATUS_SUCCESS
+                                        : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasStatus_t
@@ -310,6 +307,15 @@ static enum iz_dtype dtype(int64_t t)
     return t == CUDA_R_32F ? IZ_F32 : t == CUDA_R_16BF ? IZ_BF16 : IZ_F16;
 }
 
+/* A call that may wait in a stream. */
+struct product {
+    struct problem of; /* with its bias */
+    const void *a, *b, *c;
+    void *d, *workspace;
+    size_t workspace_bytes;
+    double alpha, beta;
+};
+
 static double get(const void *p, int64_t type, int64_t i)
 {
     enum iz_dtype t = dtype(type);
@@ -325,46 +331,31 @@ static void put(void *p, int64_t type, int64_t i, double value)
     iz_cast((char *)p + i * iz_dtype_bytes(t), t, &f, IZ_F32, 1);
 }
 
-/* An operand as op(m) [rows, cols] in double, by rows. */
-struct operand {
-    double *x;
-    int64_t rows, cols;
-};
-
-static struct operand operand(const void *p, const struct layout *m,
-                              bool transposed)
+/* The vectors of a matrix that are multiplied, one after the other: its columns
+ * or its rows. */
+static double *vectors(const void *p, const struct layout *m, bool cols)
 {
-    struct operand o = {.rows = transposed ? m->cols : m->rows,
-                        .cols = transposed ? m->rows : m->cols};
-    o.x = malloc((size_t)(o.rows * o.cols) * sizeof(*o.x));
+    double *x = iz_take(m->rows * m->cols, sizeof(*x), "a product");
     for (int64_t j = 0; j < m->cols; j++)
         for (int64_t i = 0; i < m->rows; i++)
-            o.x[transposed ? j * o.cols + i : i * o.cols + j] =
+            x[cols ? j * m->rows + i : i * m->cols + j] =
                 get(p, m->type, j * m->ld + i);
-    return o;
+    return x;
 }
 
-/* A call that may wait in a stream. */
-struct product {
-    struct op o;
-    struct layout la, lb, l; /* l: of c and d */
-    const void *pa, *pb, *c;
-    void *d, *workspace;
-    size_t workspace_bytes;
-    struct operand a, b;
-    double alpha, beta;
-};
-
-static double element(const struct product *p, int64_t i, int64_t j)
+/* Of two such vectors, for element i of column j. */
+static double element(const struct product *p, const double *a, const double *b,
+                      int64_t i, int64_t j)
 {
+    const struct layout *d = &p->of.d;
     double s = 0;
-    for (int64_t k = 0; k < p->a.cols; k++)
-        s += p->a.x[i * p->a.cols + k] * p->b.x[k * p->b.cols + j];
+    for (int64_t k = 0; k < terms(&p->of); k++)
+        s += a[k] * b[k];
     s *= p->alpha;
     if (p->beta != 0)
-        s += p->beta * get(p->c, p->l.type, j * p->l.ld + i);
-    if (has_bias(&p->o))
-        s += get(p->o.bias, p->o.bias_type, i);
+        s += p->beta * get(p->c, d->type, j * d->ld + i);
+    if (has_bias(&p->of.o))
+        s += get(p->of.o.bias, d->type, i);
     return s;
 }
 
@@ -376,15 +367,15 @@ static size_t extent(const struct layout *m)
 
 static void reach(struct product *p)
 {
-    p->pa = emu_reach(p->pa, extent(&p->la));
-    p->pb = emu_reach(p->pb, extent(&p->lb));
-    p->c = emu_reach(p->c, extent(&p->l));
-    p->d = emu_reach(p->d, extent(&p->l));
+    const struct layout *d = &p->of.d;
+    p->a = emu_reach(p->a, extent(&p->of.a));
+    p->b = emu_reach(p->b, extent(&p->of.b));
+    p->c = emu_reach(p->c, extent(d));
+    p->d = emu_reach(p->d, extent(d));
     p->workspace = emu_reach(p->workspace, p->workspace_bytes);
-    if (has_bias(&p->o))
-        p->o.bias = emu_reach(
-            p->o.bias,
-            (size_t)(p->l.rows * iz_dtype_bytes(dtype(p->o.bias_type))));
+    if (has_bias(&p->of.o))
+        p->of.o.bias = emu_reach(
+            p->of.o.bias, (size_t)(d->rows * iz_dtype_bytes(dtype(d->type))));
 }
 
 /* Both ends of the workspace: all of its 32 MiB would take longer than the
@@ -400,15 +391,18 @@ static void spoil(const struct product *p)
 static void run(void *arg)
 {
     struct product *p = arg;
+    const struct layout *d = &p->of.d;
+    int64_t n = terms(&p->of);
     reach(p);
     spoil(p);
-    p->a = operand(p->pa, &p->la, p->o.trans_a);
-    p->b = operand(p->pb, &p->lb, p->o.trans_b);
-    for (int64_t j = 0; j < p->l.cols; j++)
-        for (int64_t i = 0; i < p->l.rows; i++)
-            put(p->d, p->l.type, j * p->l.ld + i, element(p, i, j));
-    free(p->a.x);
-    free(p->b.x);
+    double *a = vectors(p->a, &p->of.a, p->of.o.trans_a);
+    double *b = vectors(p->b, &p->of.b, !p->of.o.trans_b);
+    for (int64_t j = 0; j < d->cols; j++)
+        for (int64_t i = 0; i < d->rows; i++)
+            put(p->d, d->type, j * d->ld + i,
+                element(p, a + i * n, b + j * n, i, j));
+    free(a);
+    free(b);
     free(p);
 }
 
@@ -440,34 +434,31 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                               size_t workspace_bytes, cudaStream_t stream)
 {
     const void *const address[] = {a, b, c, out, op_of(d)->bias};
+    struct problem asked = problem_of(d, la, lb, ld);
     struct algo g;
     memcpy(&g, algo, sizeof(g));
-    uint64_t asked = problem(d, la, lb, lc, ld);
-    bool may = asked == g.problem ||
-               (asked == checked && g.kind == kind(d, la, lb, ld));
-    if (!h || !may || g.reductions == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
-        !as_promised(&g, address, layout_of(la)->type != CUDA_R_32F) ||
+    bool may = hash(&asked) == g.problem ||
+               (hash(&asked) == checked && g.kind == kind(asked));
+    if (!h || !may || memcmp(lc, ld, sizeof(*lc)) != 0 ||
+        g.reductions == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
+        !as_promised(&g, address, asked.a.type != CUDA_R_32F) ||
         workspace_bytes < g.workspace || (uintptr_t)workspace % 256 != 0 ||
-        overlap(out, layout_of(ld), a, layout_of(la)) ||
-        overlap(out, layout_of(ld), b, layout_of(lb)))
+        overlap(out, &asked.d, a, &asked.a) ||
+        overlap(out, &asked.d, b, &asked.b))
         return CUBLAS_STATUS_INVALID_VALUE;
-    struct product *p = malloc(sizeof(*p));
-    if (!p)
-        return CUBLAS_STATUS_ALLOC_FAILED;
-    *p = (struct product){.o = *op_of(d),
-                          .la = *layout_of(la),
-                          .lb = *layout_of(lb),
-                          .l = *layout_of(ld),
-                          .pa = a,
-                          .pb = b,
+    struct product *p = iz_take(1, sizeof(*p), "a product");
+    *p = (struct product){.of = asked,
+                          .a = a,
+                          .b = b,
                           .c = c,
                           .d = out,
                           .workspace = workspace,
                           .workspace_bytes = workspace_bytes,
                           .alpha = *(const float *)alpha,
                           .beta = *(const float *)beta};
+    p->of.o.bias = op_of(d)->bias;
     fake_cublaslt.products++;
-    fake_cublaslt.compute = p->o.compute;
+    fake_cublaslt.compute = asked.o.compute;
     emu_enqueue(stream, run, p);
     return CUBLAS_STATUS_SUCCESS;
 }

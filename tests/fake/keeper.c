@@ -16,8 +16,7 @@ static int (*push)(struct starpu_task *task);
 static int keep_one(struct starpu_task *task)
 {
     static atomic_int n;
-    const char *rank = rank_here();
-    if (strcmp(rank ? rank : "0", getenv("KEEP_RANK")) == 0 &&
+    if (is_rank("KEEP_RANK") &&
         atomic_fetch_add(&n, 1) == atoi(getenv("KEEP_TASK")))
         return 0;
     return push(task);

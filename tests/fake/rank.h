@@ -3,10 +3,14 @@
 #pragma once
 
 #include <stdlib.h>
+#include <string.h>
 
-/* As Open MPI's launcher says, or MPICH's; NULL: there was none. */
-static inline const char *rank_here(void)
+/* Whether it is the one that a variable names; as Open MPI's launcher says, or
+ * MPICH's, and without one it is the first. */
+static inline int is_rank(const char *variable)
 {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    return rank ? rank : getenv("PMI_RANK");
+    const char *wanted = getenv(variable);
+    const char *here = getenv("OMPI_COMM_WORLD_RANK");
+    here = here ? here : getenv("PMI_RANK");
+    return wanted && strcmp(wanted, here ? here : "0") == 0;
 }

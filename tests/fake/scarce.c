@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/fake/rank.h"
 
@@ -16,12 +15,9 @@ extern void *__libc_calloc(size_t n, size_t size);
 /* Of this rank; 0: none. */
 static size_t scarce(void)
 {
-    const char *rank = getenv("SCARCE_RANK");
-    const char *here = rank_here();
     const char *bytes = getenv("SCARCE_BYTES");
-    return rank && here && bytes && !strcmp(rank, here)
-               ? (size_t)strtoull(bytes, NULL, 10)
-               : 0;
+    return is_rank("SCARCE_RANK") && bytes ? (size_t)strtoull(bytes, NULL, 10)
+                                           : 0;
 }
 
 static int fails(size_t size)

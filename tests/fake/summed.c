@@ -3,9 +3,7 @@
  * made-up numbers, which depend on the first sample of the call, the unit and
  * the element alone.  Before each update a slow sum of them is formed for every
  * element of the accumulator that this rank updates, from the order that the
- * plan declares and nothing else; the job ends if a bit differs.  SUMMED_FAULT:
- * the slow sum takes the other order, or no groups of ranks, or rounds to no
- * type ("order", "groups", "types"), and the job should end. */
+ * plan declares and nothing else; the job ends if a bit differs. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,36 +113,33 @@ void __wrap_iz_units_call(struct iz_engine *e, const struct iz_call *c,
 
 struct slow {
     const struct iz_plan *p;
-    const struct iz_sum_order *order;
     int64_t step, i;
     int unit, use;
     int at[IZ_SUM_LEVELS]; /* slice, micro-batch, rank of a group, group */
-    bool no_types;
 };
 
 /* Of the first `levels` levels. */
 static float slow_sum(struct slow *s, int levels)
 {
     const struct iz_plan *p = s->p;
-    const struct iz_sum_level *l = &s->order->level[levels - 1];
+    const struct iz_sum_level *l = &p->sum.level[levels - 1];
     volatile float sum = 0;
     if (levels == 0) {
         int64_t micro =
             s->step * p->micro_batches + s->at[IZ_SUM_MICRO_BATCHES];
         int64_t rank =
-            s->at[IZ_SUM_GROUPS] * iz_sum_group(s->order) + s->at[IZ_SUM_RANKS];
+            s->at[IZ_SUM_GROUPS] * iz_sum_group(&p->sum) + s->at[IZ_SUM_RANKS];
         int64_t row = micro * p->ranks + rank;
         int64_t slice = row * p->slices + s->at[IZ_SUM_SLICES];
         struct source of = {slice * p->samples, s->unit, s->use};
-        return contribution(of, s->i, s->order->wire);
+        return contribution(of, s->i, p->sum.wire);
     }
     for (int k = 0; k < l->n; k++) {
         s->at[l->over] = k;
         float x = slow_sum(s, levels - 1);
-        sum = k ? sum + x : x;
-        sum = s->no_types ? sum : rounded(sum, l->kept);
+        sum = rounded(k ? sum + x : x, l->kept);
     }
-    return s->no_types ? sum : rounded(sum, l->given);
+    return rounded(sum, l->given);
 }
 
 /* With several micro-batches the two uses of a tied parameter are summed apart,
@@ -168,30 +163,11 @@ static void tell(void)
     printf("summed: %lld elements compared\n", (long long)compared);
 }
 
-static bool has_fault(const char *name)
-{
-    const char *fault = getenv("SUMMED_FAULT");
-    return fault && strcmp(fault, name) == 0;
-}
-
 static void compare(struct iz_engine *e, int unit)
 {
     const struct iz_plan *p = &e->plan;
     const struct iz_plan_unit *g = &p->unit[unit];
-    struct iz_sum_order order = p->sum;
-    bool other = has_fault("order"), alone = has_fault("groups");
-    if (other || alone)
-        order = iz_sum_order_of(iz_sum_is_local(&order) != other
-                                    ? IZ_SUM_LOCAL_FIRST
-                                    : IZ_SUM_RANKS_FIRST,
-                                p->slices, p->micro_batches, p->ranks,
-                                alone ? p->ranks : iz_sum_group(&order),
-                                p->param_type, p->grad_type);
-    struct slow s = {.p = p,
-                     .order = &order,
-                     .step = e->step,
-                     .unit = unit,
-                     .no_types = has_fault("types")};
+    struct slow s = {.p = p, .step = e->step, .unit = unit};
     const char *acc = (const char *)starpu_variable_get_local_ptr(
         e->unit[unit].grad_handle[0][0]);
     int64_t size = iz_dtype_bytes(p->grad_type);

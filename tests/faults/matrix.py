@@ -7,7 +7,8 @@ where the program does without a failed case.  A column is a fault:
   -  it does not come where the fault is            (a blank) was not run yet
 A first run of all tests, with a mark in each function that has a fault, gives the
 seconds of every case and tells which faults a program comes to; of a fault outside of
-functions every program counts as coming to it."""
+functions of C every program counts as coming to it.  What fails with the marks, as
+tests of the sources themselves do, is left out."""
 import difflib
 import hashlib
 import json
@@ -170,8 +171,6 @@ class Table:
 
 MARK = ('    {{ static char seen; extern void iz_reached(const char *) '
         '__asm__("iz_reached"); if (!seen) {{ seen = 1; iz_reached("{}\\n"); }} }}\n')
-MARK_PY = ('import os; "IZ_REACHED" in os.environ and '
-           'open(os.environ["IZ_REACHED"], "a").write("{}\\n")\n')
 
 
 def changed_lines(fault):
@@ -186,10 +185,6 @@ def changed_lines(fault):
         shutil.copyfile(ROOT / name, TREE / name)
 
 
-def is_python(name, lines):
-    return name.endswith(".py") or "python" in lines[0]
-
-
 def function_of(lines, i):
     """The line that opens the function of line i, or None."""
     for k in range(i - 1, -1, -1):
@@ -201,27 +196,21 @@ def function_of(lines, i):
 
 
 def mark(faults):
-    """Marks the functions of the copy that have these faults, and programs and modules
-    of Python; returns the names of faults that lie in neither."""
+    """Marks the functions of the copy that have these faults; returns the names of
+    faults that lie in none."""
     marks, elsewhere = {}, set()
     for f in faults:
         for name, i in changed_lines(f):
-            lines = (ROOT / name).read_text().splitlines(True)
-            if is_python(name, lines):
-                at = next(k for k, x in enumerate(lines)
-                          if x.startswith(("import ", "from "))) - 1
-            else:
-                at = function_of(lines, i)
+            at = function_of((ROOT / name).read_text().splitlines(True), i)
             if at is None:
                 elsewhere.add(f.name)
             else:
                 marks.setdefault(name, set()).add((at, f.name))
     for name, places in marks.items():
         lines = (ROOT / name).read_text().splitlines(True)
-        python = is_python(name, lines)
         for at, fault in places:
-            lines[at] += (MARK_PY if python else MARK).format(fault)
-        lines += [] if python else ['#include "tests/faults/reached.h"\n']
+            lines[at] += MARK.format(fault)
+        lines.append('#include "tests/faults/reached.h"\n')
         (TREE / name).write_text("".join(lines))
     return elsewhere
 
@@ -240,40 +229,24 @@ def build_for(units):
             raise Trouble(f"{build} does not compile: see build-faults/log")
 
 
-def failed(cases):
-    return sorted(c for c, (verdict, _) in cases.items() if verdict == "failed")
-
-
 def begin(table, units, faults):
     """Runs tests without a fault, and with marks."""
     reached = WORK / "reached"
-    elsewhere, again = mark(faults), []
+    elsewhere = mark(faults)
     try:
         build_for(units)
         for u in units:
-            for _ in range(2):
-                reached.unlink(missing_ok=True)
-                cases, s = run_unit(u, planting.LIMIT_S, IZ_REACHED=str(reached))
-                if not failed(cases):
-                    break
-            if failed(cases):
-                again.append(u)
-                continue
-            names = reached.read_text().split() if reached.exists() else ()
-            add(table, u, cases, s, faults, elsewhere.union(names))
+            reached.unlink(missing_ok=True)
+            cases, s = run_unit(u, planting.LIMIT_S, IZ_REACHED=str(reached))
+            bad = sorted(c for c, (verdict, _) in cases.items() if verdict == "failed")
+            if bad:
+                say("fails without a fault:", u.build, u.name, *bad)
+            if WHOLE not in bad:
+                names = reached.read_text().split() if reached.exists() else ()
+                add(table, u, cases, s, faults, elsewhere.union(names))
     finally:
         planting.bring_up_to_date()
         table.save()
-    if again:
-        build_for(again)
-    for u in again:  # of those that mind the marks every one comes to every fault
-        cases, s = run_unit(u, planting.LIMIT_S)
-        bad = failed(cases)
-        say("fails without a fault:" if bad else "minds the marks:", u.build, u.name,
-            *bad)
-        if WHOLE not in bad:
-            add(table, u, cases, s, faults, {f.name for f in faults})
-    table.save()
 
 
 def add(table, unit, cases, seconds, faults, reached):
@@ -354,23 +327,15 @@ def print_cover():
     for key, new in taken:
         print(f"{cost[key]:8.2f} s  {' '.join(key)}: "
               f"{' '.join(sorted(f.partition('-')[0] for f in new))}")
-    cases = [k for k in caught if k[2] != WHOLE]
-    by = {f: [k for k in cases if f in caught[k]] or
-          [k for k in caught if f in caught[k]] for f in table.faults}
+    by = {f: [k for k in caught if f in caught[k]] for f in table.faults}
     print(f"cover: {len(taken)} tests, {sum(cost[k] for k, _ in taken):.0f} s of "
           f"{sum(s for (*_, c), (s, _) in table.rows.items() if c == WHOLE):.0f} s")
-    alone = [f for f in by if len(by[f]) == 1]
-    print(f"caught by one test alone: {len(alone)}")
-    for f in alone:
-        print(f"  {f}: {' '.join(by[f][0])}")
-    needed = {by[f][0] for f in alone}
-    print(f"tests whose faults others catch, too: {len(set(cases) - needed)} of "
-          f"{len(cases)}, {sum(cost[k] for k in set(cases) - needed):.0f} s; of these "
-          f"{sum(not caught[k] for k in cases)} catch none")
-    blank = {f for f in table.faults
+    for f in table.faults:
+        cases = [k for k in by[f] if k[2] != WHOLE] or by[f]
+        if len(cases) == 1:
+            print(f"caught by one alone: {f}: {' '.join(cases[0])}")
+    left = {f for f in table.faults if not by[f]}
+    blank = {f for f in left
              if any(row.get(f, " ") == " " for _, row in table.rows.values())}
-    none = [f for f in by if not by[f] and f not in blank]
-    print(f"caught by none: {len(none)}", *none)
-    if blank:
-        print(f"faults with tests that were not run yet: {len(blank)}, of which "
-              f"{sum(bool(by[f]) for f in blank)} are caught already")
+    print("caught by none:", *sorted(left - blank))
+    print("not caught yet, with tests that were not run:", *sorted(blank))

@@ -14,7 +14,7 @@
 #include "tests/codelets/base/dies.h"
 #include "tests/fake/standin/standin.h"
 
-enum { BYTES = 4096, MEM_MB = 4 };
+enum { BYTES = 4096 };
 
 static void *device_take(size_t n)
 {
@@ -134,7 +134,9 @@ static void test_memory_is_poisoned(void **state)
 
 static void test_memory_ends(void **state)
 {
-    size_t all = (size_t)MEM_MB << 20, left, total;
+    size_t all, left, total;
+    cudaMemGetInfo(&left, &all);
+    assert_int_equal(left, all);
     char *half[2] = {device_take(all / 2), device_take(all / 2)};
     void *p = half;
     assert_int_equal(cudaMalloc(&p, 1), cudaErrorMemoryAllocation);
@@ -161,8 +163,6 @@ static void test_pageable_copy_is_counted(void **state)
     cudaMemcpyAsync(own, p, 64, cudaMemcpyDeviceToHost, s);
     assert_true(all_are(own, 64, 9));
     assert_int_equal(iz_standin_count[IZ_STANDIN_PAGEABLE], before + 1);
-    assert_int_equal(cudaMemcpyAsync(p, own, 8, cudaMemcpyDeviceToHost, s),
-                     cudaErrorInvalidValue);
     cudaStreamDestroy(s);
     cudaFree(p);
 }
@@ -207,7 +207,5 @@ int main(void)
         cmocka_unit_test(test_pageable_copy_is_counted),
         cmocka_unit_test(test_scratch_is_overwritten),
     };
-    setenv("IZ_STANDIN_MEM_MB", "4", 1);
-    setenv("IZ_STANDIN_JITTER_US", "200", 1);
     return cmocka_run_group_tests_name("standin", tests, NULL, NULL);
 }

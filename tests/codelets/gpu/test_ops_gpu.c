@@ -6,7 +6,6 @@
  * usage: test_ops_gpu [GROUP ...] */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codelets/gpu/device.h"
@@ -57,9 +56,6 @@ static void a_measurement_gives_its_memory_back(void **state)
 
 int main(int argc, char **argv)
 {
-    setenv("IZ_STANDIN_MEM_MB", "2048", 0);
-    setenv("IZ_STANDIN_PAGEABLE", "abort", 0);
-    setenv("IZ_STANDIN_JITTER_US", "20", 0);
     if (!gpu_open())
         return 77;
     iz_blas_open();

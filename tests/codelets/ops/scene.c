@@ -12,7 +12,7 @@
 #include "codelets/ops/gpu_ops.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
-enum { LARGE = 4 << 20 };
+enum { LARGE = 4 << 20, SPOILED = 256 << 10 };
 #define STAGING (INT64_C(16) << 20)
 
 /* ---- memory of the backend ---------------------------------------------- */
@@ -144,7 +144,7 @@ static void strips_give(struct strips *s)
 /* The ends of it, where it is as large as a library wants it. */
 static void arena_fill(const struct strips *s, int byte)
 {
-    int64_t most = least(s->bytes, INT64_C(4) << 20);
+    int64_t most = least(s->bytes, SPOILED);
     copy_up(s->p, NULL, byte, most);
     copy_up(s->p + s->bytes - most, NULL, byte, most);
 }

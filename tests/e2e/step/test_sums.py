@@ -47,15 +47,6 @@ def test_a_sum_has_the_declared_bits(case, order, where, place):
         int(compared[0]) > 2 * run.parameters(run.MODEL) // case[0], str(r)
 
 
-@pytest.mark.parametrize("fault, order", (("order", ORDERS[0]), ("groups", ORDERS[0]),
-                                          ("groups", ORDERS[1]), ("types", ORDERS[1])))
-def test_another_order_or_type_is_noticed(fault, order, place):
-    place.program = run.built("tests/summed")
-    case = SUMS[7] if fault == "groups" else SUMS[3]
-    r = place.launch(case[0], config(case, order), env={"SUMMED_FAULT": fault})
-    assert r.rc and re.search("summed: step 0, unit [0-9]+, element", r.err), str(r)
-
-
 def test_the_declaration_is_printed(place):
     r = place.launch(1, config(SUMS[7], "local_first"), ["--plan", "--ranks", 4])
     assert "then 2 ranks in fp32 (as bf16), then 2 groups in fp32\n" in r.out, str(r)

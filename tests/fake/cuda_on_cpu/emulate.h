@@ -42,7 +42,7 @@ void emu_block_barrier(const char *file, int line);
  * 32, valid until the lane's next call; NaN where there is no lane.
  * `what` must be the same for all. */
 typedef struct {
-    unsigned char byte[48];
+    alignas(16) unsigned char byte[48];
 } emu_value;
 const emu_value *emu_warp_exchange(const char *what, unsigned mask,
                                    const void *value, size_t bytes);

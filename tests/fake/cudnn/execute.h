@@ -2,24 +2,20 @@
 /* Descriptors of the stand-in for cuDNN, and the execution of a graph. */
 #pragma once
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include <cudnn_graph.h>
 
-enum { FACTS = 10 };
+enum { FACTS = 10, WORDS = 32 };
 
 struct fact {
     cudnnBackendAttributeName_t name;
-    cudnnBackendAttributeType_t type;
-    int64_t n;
-    void *value;
+    int64_t n, value[WORDS];
 };
 
 /* A descriptor. */
 struct thing {
     cudnnBackendDescriptorType_t kind;
-    bool finished;
     struct fact fact[FACTS];
     int n;
     /* Of what a search has found, and of plans. */
@@ -27,12 +23,12 @@ struct thing {
     int config;
 };
 
-/* NULL or 0 where it was not told. */
+/* NULL or 0 where it was not told; thing_int: the first of its numbers. */
 const struct fact *thing_fact(const struct thing *t,
                               cudnnBackendAttributeName_t name);
 const struct thing *thing_at(const struct thing *t,
                              cudnnBackendAttributeName_t name, int i);
 int64_t thing_int(const struct thing *t, cudnnBackendAttributeName_t name);
 
-/* On the memory of a variant pack; false where a tensor has none. */
-bool execute_graph(const struct thing *graph, const struct thing *pack);
+/* On the memory of a variant pack. */
+void execute_graph(const struct thing *graph, const struct thing *pack);

@@ -3,6 +3,7 @@
  * fake_cudnn.h. */
 #include "tests/fake/cudnn/fake_cudnn.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +14,6 @@ struct fake_cudnn fake_cudnn = {
     .configs = 1, .config = {{.workspace = 256}}, .version = 91900};
 
 static char last_error[256];
-
-struct handle {
-    void *stream;
-};
 
 static cudnnStatus_t fail(const char *why)
 {
@@ -49,8 +46,8 @@ static void *take(size_t bytes)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
 {
-    *out = take(sizeof(struct handle));
-    return *out ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED;
+    *out = take(1);
+    return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnDestroy(cudnnHandle_t h)
@@ -62,7 +59,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t h)
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t h, cudaStream_t s)
 {
-    ((struct handle *)h)->stream = fake_cudnn.stream = s;
+    fake_cudnn.stream = s;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -70,18 +67,13 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
                                            cudnnBackendDescriptor_t *out)
 {
     struct thing *t = *out = take(sizeof(*t));
-    if (!t)
-        return CUDNN_STATUS_ALLOC_FAILED;
     t->kind = kind;
     return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d)
 {
-    struct thing *t = d;
-    for (int i = 0; i < t->n; i++)
-        free(t->fact[i].value);
-    free(t);
+    free(d);
     fake_cudnn.alive--;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -115,69 +107,35 @@ const struct thing *thing_at(const struct thing *t,
                              cudnnBackendAttributeName_t name, int i)
 {
     const struct fact *f = thing_fact(t, name);
-    return f && i < f->n ? ((const struct thing *const *)f->value)[i] : NULL;
+    return f && i < f->n ? (const struct thing *)(uintptr_t)f->value[i] : NULL;
 }
 
 int64_t thing_int(const struct thing *t, cudnnBackendAttributeName_t name)
 {
     const struct fact *f = thing_fact(t, name);
-    int64_t wide = 0;
-    if (f)
-        memcpy(&wide, f->value, size_of(f->type));
-    return wide;
+    return f ? f->value[0] : 0;
 }
 
-/* What is told twice, too late, or of descriptors that are not finished is
- * refused. */
+/* What may be told of what, and when, the library itself says in
+ * tests/codelets/gpu/test_cudnn_plans.c. */
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d,
                                        cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type,
                                        int64_t n, const void *value)
 {
     struct thing *t = d;
-    struct fact *f = &t->fact[t->n];
     size_t bytes = (size_t)n * size_of(type);
-    if (t->finished || thing_fact(t, name) || t->n == FACTS || n < 1)
-        return fail("an attribute is set again, or too late");
-    *f = (struct fact){name, type, n, malloc(bytes)};
-    if (!f->value)
-        return CUDNN_STATUS_ALLOC_FAILED;
+    struct fact *f = &t->fact[t->n++];
+    assert(t->n <= FACTS && bytes <= sizeof(f->value));
+    f->name = name;
+    f->n = n;
     memcpy(f->value, value, bytes);
-    t->n++;
-    for (int i = 0; type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < n; i++)
-        if (!thing_at(t, name, i) || !thing_at(t, name, i)->finished)
-            return fail("a descriptor is used before it is finished");
     return CUDNN_STATUS_SUCCESS;
-}
-
-/* Which attributes a kind must have. */
-static bool complete(const struct thing *t)
-{
-    switch (t->kind) {
-    case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
-        return thing_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID) > 0 &&
-               thing_fact(t, CUDNN_ATTR_TENSOR_DATA_TYPE) &&
-               thing_fact(t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT) &&
-               thing_fact(t, CUDNN_ATTR_TENSOR_DIMENSIONS)->n == 4 &&
-               thing_fact(t, CUDNN_ATTR_TENSOR_STRIDES)->n == 4;
-    case CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR:
-        return t->n == 1;
-    case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
-        return thing_at(t, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0) &&
-               thing_at(t, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, 0);
-    case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
-        return thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, 0) &&
-               thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 0);
-    default:
-        return t->n > 0;
-    }
 }
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 {
     struct thing *t = d;
-    if (t->finished || !complete(t))
-        return fail("something is missing");
     if (t->kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
         const struct thing *c =
             thing_at(t, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 0);
@@ -187,7 +145,6 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
         t->graph = c->graph;
         fake_cudnn.plans++;
     }
-    t->finished = true;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -201,7 +158,6 @@ static int64_t results(const struct thing *search, int64_t most,
         out[i]->graph =
             thing_at(search, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, 0);
         out[i]->config = i;
-        out[i]->finished = true;
     }
     if (!n)
         snprintf(last_error, sizeof(last_error), "no engine does this");
@@ -214,8 +170,6 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
                                        int64_t most, int64_t *n, void *out)
 {
     const struct thing *t = d;
-    if (!t->finished && t->kind != CUDNN_BACKEND_ENGINE_DESCRIPTOR)
-        return fail("it is not finished");
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
         *n = results(t, most, out);
     } else if (name == CUDNN_ATTR_ENGINECFG_ENGINE) {
@@ -229,7 +183,6 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const d,
         *(int64_t *)out = t->config;
     } else if (name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES) {
         *n = 1;
-        (*(struct thing **)out)->finished = true;
     } else if (name == CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE) {
         *(int *)out = CUDNN_KNOB_TYPE_TILE_CGA;
     } else if (name == CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE) {
@@ -246,15 +199,14 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h,
                                   cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t pack)
 {
-    const struct thing *p = plan, *v = pack;
-    const struct fact *space = thing_fact(v, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-    size_t bytes = (size_t)fake_cudnn.config[p->config].workspace;
-    void *w = space ? *(void **)space->value : NULL;
-    if (!h || !p->finished || !v->finished || !w || (uintptr_t)w % 256)
+    const struct thing *p = plan;
+    void *w =
+        (void *)(uintptr_t)thing_int(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+    if (!h || !w || (uintptr_t)w % 256)
         return fail("a plan without a handle, or without its memory");
-    memset(w, 0x55, bytes);
+    memset(w, 0x55, (size_t)fake_cudnn.config[p->config].workspace);
     fake_cudnn.runs++;
     fake_cudnn.chosen = p->config;
-    return execute_graph(p->graph, v) ? CUDNN_STATUS_SUCCESS
-                                      : fail("a tensor has no memory");
+    execute_graph(p->graph, pack);
+    return CUDNN_STATUS_SUCCESS;
 }

@@ -13,7 +13,7 @@
 /* Guards memory, streams and events. */
 extern pthread_mutex_t iz_standin_lock;
 
-/* Settings of the environment, fixed at the first call of CUDA. */
+/* Settings of the environment, fixed when the library is loaded. */
 struct iz_standin_settings {
     int devices, capability;
     int busy; /* a device that others have filled; the most: none */
@@ -23,14 +23,7 @@ struct iz_standin_settings {
 };
 extern struct iz_standin_settings iz_standin_settings;
 
-/* Reads the settings and maps the devices, once. */
-void iz_standin_open(void);
 void iz_standin_map_devices(void);
-
-/* Must begin every call of the API: opens, and ends the program in a function
- * that a stream calls, where CUDA allows no call of CUDA. */
-void iz_standin_enter(void);
-void iz_standin_forbid(bool on);
 
 /* The device of this thread. */
 int iz_standin_device(void);

@@ -19,26 +19,6 @@ struct fill {
     size_t n;
 };
 
-static enum iz_standin_count way_of(const void *dst, const void *src)
-{
-    bool to = iz_standin_device_of(dst) >= 0;
-    bool from = iz_standin_device_of(src) >= 0;
-    return to && from ? IZ_STANDIN_D2D
-           : to       ? IZ_STANDIN_H2D
-           : from     ? IZ_STANDIN_D2H
-                      : IZ_STANDIN_H2H;
-}
-
-static bool kind_fits(enum cudaMemcpyKind kind, enum iz_standin_count way)
-{
-    static const enum iz_standin_count ways[] = {
-        [cudaMemcpyHostToHost] = IZ_STANDIN_H2H,
-        [cudaMemcpyHostToDevice] = IZ_STANDIN_H2D,
-        [cudaMemcpyDeviceToHost] = IZ_STANDIN_D2H,
-        [cudaMemcpyDeviceToDevice] = IZ_STANDIN_D2D};
-    return kind == cudaMemcpyDefault || ways[kind] == way;
-}
-
 /* Where a side of the copy can be reached; only device memory is checked,
  * because a synchronous copy may use any host memory. */
 static void *side(const void *p, size_t n)
@@ -50,10 +30,12 @@ static void *side(const void *p, size_t n)
 static void run_copy(void *arg)
 {
     struct copy *c = arg;
-    enum iz_standin_count way = way_of(c->dst, c->src);
+    bool up = iz_standin_device_of(c->dst) >= 0;
     memcpy(side(c->dst, c->n), side(c->src, c->n), c->n);
-    iz_standin_count[way] += (int64_t)c->n;
-    iz_standin_count[IZ_STANDIN_COPIES + way]++;
+    if (up != (iz_standin_device_of(c->src) >= 0)) {
+        iz_standin_count[up ? IZ_STANDIN_H2D : IZ_STANDIN_D2H] += (int64_t)c->n;
+        iz_standin_count[IZ_STANDIN_H2D_COPIES] += up;
+    }
     free(c);
 }
 
@@ -64,14 +46,10 @@ static bool side_async(const void *p, size_t n)
 }
 
 /* In effect synchronous with host memory that is not pinned, as CUDA is. */
-static cudaError_t copy(struct copy c, enum cudaMemcpyKind kind, cudaStream_t s,
-                        bool async)
+static cudaError_t copy(struct copy c, cudaStream_t s, bool async)
 {
-    iz_standin_enter();
     if (!c.n)
         return cudaSuccess;
-    if (!kind_fits(kind, way_of(c.dst, c.src)))
-        return iz_standin_error(cudaErrorInvalidValue);
     if (async && !(side_async(c.dst, c.n) && side_async(c.src, c.n))) {
         iz_standin_count[IZ_STANDIN_PAGEABLE]++;
         if (iz_standin_settings.abort_pageable)
@@ -89,13 +67,13 @@ static cudaError_t copy(struct copy c, enum cudaMemcpyKind kind, cudaStream_t s,
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n,
                        enum cudaMemcpyKind kind)
 {
-    return copy((struct copy){dst, src, n}, kind, NULL, false);
+    return copy((struct copy){dst, src, n}, NULL, false);
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n,
                             enum cudaMemcpyKind kind, cudaStream_t s)
 {
-    return copy((struct copy){dst, src, n}, kind, s, true);
+    return copy((struct copy){dst, src, n}, s, true);
 }
 
 static void run_fill(void *arg)
@@ -108,7 +86,6 @@ static void run_fill(void *arg)
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
     struct fill f = {p, value, n};
-    iz_standin_enter();
     if (!n)
         return cudaSuccess;
     return iz_standin_push(s, run_fill, iz_standin_dup(&f, sizeof(f)));

@@ -14,9 +14,7 @@ pthread_mutex_t iz_standin_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic int64_t iz_standin_count[IZ_STANDIN_COUNTS];
 struct iz_standin_settings iz_standin_settings;
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local int current;
-static _Thread_local bool forbidden;
 static _Thread_local cudaError_t last_error;
 
 void iz_standin_die(const char *fmt, ...)
@@ -40,25 +38,17 @@ void *iz_standin_dup(const void *p, size_t n)
 
 /* ---- settings and statistics -------------------------------------------- */
 
-static int64_t setting(const char *name, int64_t usual, int64_t most)
+static int setting(const char *name, int usual)
 {
     const char *s = getenv(name);
-    char *end;
-    if (!s || !*s)
-        return usual;
-    int64_t v = strtoll(s, &end, 10);
-    if (*end || v < 0 || v > most)
-        iz_standin_die("%s=%s is not a number from 0 to %" PRId64, name, s,
-                       most);
-    return v;
+    return s && *s ? atoi(s) : usual;
 }
 
 static void print_stats(void)
 {
     static const char *const name[] = {
-        "h2d_bytes",  "d2h_bytes",  "d2d_bytes",    "h2h_bytes",
-        "h2d_copies", "d2h_copies", "d2d_copies",   "h2h_copies",
-        "kernels",    "pageable",   "leaked_bytes", "leaked_pinned"};
+        "h2d_bytes", "d2h_bytes",    "h2d_copies",   "kernels",
+        "pageable",  "leaked_bytes", "leaked_pinned"};
     FILE *f = fopen(iz_standin_settings.stats_path, "a");
     if (!f) {
         perror(iz_standin_settings.stats_path);
@@ -71,17 +61,17 @@ static void print_stats(void)
     fclose(f);
 }
 
-static void open_once(void)
+/* When the library is loaded. */
+static void __attribute__((constructor)) settings_read(void)
 {
     struct iz_standin_settings *s = &iz_standin_settings;
     const char *pageable = getenv("IZ_STANDIN_PAGEABLE");
-    s->devices = (int)setting("IZ_STANDIN_DEVICES", 1, IZ_STANDIN_MAX_DEVICES);
-    s->busy = (int)setting("IZ_STANDIN_BUSY", IZ_STANDIN_MAX_DEVICES,
-                           IZ_STANDIN_MAX_DEVICES);
-    s->mem_bytes = setting("IZ_STANDIN_MEM_MB", 512, 1 << 24) << 20;
-    s->capability = (int)setting("IZ_STANDIN_CAPABILITY", 90, 999);
-    s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0, 60 * 1000 * 1000);
-    s->no_pinning = setting("IZ_STANDIN_NO_PINNING", 0, 1);
+    s->devices = setting("IZ_STANDIN_DEVICES", 1);
+    s->busy = setting("IZ_STANDIN_BUSY", IZ_STANDIN_MAX_DEVICES);
+    s->mem_bytes = (int64_t)setting("IZ_STANDIN_MEM_MB", 512) << 20;
+    s->capability = setting("IZ_STANDIN_CAPABILITY", 90);
+    s->jitter_us = setting("IZ_STANDIN_JITTER_US", 0);
+    s->no_pinning = setting("IZ_STANDIN_NO_PINNING", 0);
     s->abort_pageable = pageable && strcmp(pageable, "abort") == 0;
     s->stats_path = getenv("IZ_STANDIN_STATS");
     iz_standin_map_devices();
@@ -89,24 +79,7 @@ static void open_once(void)
         atexit(print_stats);
 }
 
-void iz_standin_open(void)
-{
-    pthread_once(&once, open_once);
-}
-
 /* ---- calls -------------------------------------------------------------- */
-
-void iz_standin_forbid(bool on)
-{
-    forbidden = on;
-}
-
-void iz_standin_enter(void)
-{
-    iz_standin_open();
-    if (forbidden)
-        iz_standin_die("a function that a stream calls has called CUDA");
-}
 
 cudaError_t iz_standin_error(cudaError_t e)
 {
@@ -143,14 +116,12 @@ int iz_standin_device(void)
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    iz_standin_enter();
     *n = iz_standin_settings.devices;
     return iz_standin_error(*n ? cudaSuccess : cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    iz_standin_enter();
     if (!exists(device))
         return iz_standin_error(cudaErrorInvalidDevice);
     current = device;
@@ -159,14 +130,12 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaGetDevice(int *device)
 {
-    iz_standin_enter();
     *device = current;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    iz_standin_enter();
     iz_standin_drain_device(current);
     return cudaSuccess;
 }
@@ -179,7 +148,6 @@ cudaError_t cudaDeviceReset(void)
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 {
-    iz_standin_enter();
     if (!exists(device))
         return iz_standin_error(cudaErrorInvalidDevice);
     *prop = (struct cudaDeviceProp){
@@ -213,7 +181,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int dev)
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    iz_standin_enter();
     *least = 0;
     *greatest = -5;
     return cudaSuccess;

@@ -83,7 +83,6 @@ int iz_standin_device_of(const void *p)
 
 void *iz_standin_host(const void *p)
 {
-    iz_standin_open();
     int d = iz_standin_device_of(p);
     if (d < 0)
         return (void *)(uintptr_t)p;
@@ -100,7 +99,6 @@ static void count_used(struct device *d, int64_t bytes)
 
 cudaError_t cudaMalloc(void **p, size_t n)
 {
-    iz_standin_enter();
     struct device *d = &devices[iz_standin_device()];
     int64_t bytes = ((int64_t)n + ALIGN - 1) / ALIGN * ALIGN;
 
@@ -129,7 +127,6 @@ cudaError_t cudaMalloc(void **p, size_t n)
 /* Waits for the device, as CUDA does. */
 cudaError_t cudaFree(void *p)
 {
-    iz_standin_enter();
     if (!p)
         return cudaSuccess;
     int i = iz_standin_device_of(p);
@@ -153,7 +150,6 @@ cudaError_t cudaFree(void *p)
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
-    iz_standin_enter();
     pthread_mutex_lock(&iz_standin_lock);
     *total_bytes = (size_t)iz_standin_settings.mem_bytes;
     *free_bytes = *total_bytes - (size_t)devices[iz_standin_device()].used;
@@ -185,7 +181,6 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 {
     struct pin q = {NULL, p, n, flags & cudaHostRegisterMapped};
     bool clash = false;
-    iz_standin_enter();
     if (!p || !n)
         return iz_standin_error(cudaErrorInvalidValue);
     if (iz_standin_settings.no_pinning)
@@ -206,7 +201,6 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 cudaError_t cudaHostUnregister(void *p)
 {
     struct pin **at = &pins;
-    iz_standin_enter();
     pthread_mutex_lock(&iz_standin_lock);
     while (*at && (*at)->p != p)
         at = &(*at)->next;
@@ -234,7 +228,6 @@ static bool live(const struct device *d, int64_t at, int64_t n)
 
 void *iz_standin_kernel(const void *p, size_t n)
 {
-    iz_standin_open();
     int i = iz_standin_device_of(p);
     bool ok;
 

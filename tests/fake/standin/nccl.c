@@ -29,8 +29,7 @@ static const char *const verbs[] = {"ncclAllGather", "ncclSend", "ncclRecv"};
 /* What both sides must agree on, but that one sends what the other receives. */
 struct signature {
     enum verb verb;
-    int type;
-    int64_t count, number; /* elements; messages there before it */
+    int64_t bytes;
 };
 
 /* One piece of a message from one rank to another. */
@@ -51,7 +50,6 @@ struct board {
 struct ncclComm {
     struct board *board;
     int rank, ranks, device;
-    int64_t sent[RANKS], received[RANKS];
     _Atomic int64_t issued, done; /* groups of calls, which run in order */
 };
 
@@ -59,9 +57,9 @@ struct message {
     struct message *next;
     struct signature sig;
     int peer;
-    bool leaves, begun, done;
+    bool leaves, done;
     const void *p; /* of a device */
-    int64_t bytes, at;
+    int64_t at;
 };
 
 /* What one ncclGroupEnd, or one call outside of a group, gives to a stream. */
@@ -72,50 +70,20 @@ struct group {
     int64_t number;
 };
 
-static _Thread_local struct {
-    int depth;
-    struct group *group;
-} open_group;
+static _Thread_local struct group *open_group;
 
-/* ---- waiting ------------------------------------------------------------ */
-
-/* For something that others will change. */
-struct wait {
-    const struct ncclComm *c;
-    const char *what;
-    double since_s;
-};
-
-static double now_s(void)
+/* Between two looks at what others will change: leaves the processor, because
+ * there are more ranks than processors, for a sixteenth of the wait so far. */
+static void wait_more(const struct ncclComm *c, const char *what,
+                      int64_t *waited_us)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static struct wait wait_begin(const struct ncclComm *c, const char *what)
-{
-    return (struct wait){c, what, now_s()};
-}
-
-/* Leaves the processor, because there are more ranks than processors: for a
- * sixteenth of the wait so far. */
-static void look_away(double waited_s)
-{
-    double ns = waited_s * 1e9 / 16;
-    ns = ns < 50e3 ? 50e3 : ns > 1e6 ? 1e6 : ns;
-    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-}
-
-/* Between two looks. */
-static void wait_more(const struct wait *w)
-{
-    const char *most = getenv("IZ_STANDIN_TIMEOUT_S");
-    double waited = now_s() - w->since_s;
-    if (waited > (most && *most ? atof(most) : TIMEOUT_S))
-        iz_standin_die("rank %d of %d waits in %s for too long", w->c->rank,
-                       w->c->ranks, w->what);
-    look_away(waited);
+    int64_t us = *waited_us / 16;
+    us = us < 50 ? 50 : us > 1000 ? 1000 : us;
+    if (*waited_us > TIMEOUT_S * INT64_C(1000000))
+        iz_standin_die("rank %d of %d waits in %s for too long", c->rank,
+                       c->ranks, what);
+    nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+    *waited_us += us;
 }
 
 /* ---- what goes wrong on purpose; see standin.h -------------------------- */
@@ -139,34 +107,24 @@ static void block(const char *function)
 
 /* ---- messages ----------------------------------------------------------- */
 
-static void print_signature(int rank, const struct signature *s)
-{
-    fprintf(stderr,
-            "  rank %d: %s number %" PRId64 ", %" PRId64
-            " elements of type %d\n",
-            rank, verbs[s->verb], s->number, s->count, s->type);
-}
-
 static void check(const struct ncclComm *c, const struct message *m,
                   const struct signature *theirs)
 {
     const struct signature *s = &m->sig;
-    if (theirs->verb == (s->verb == RECV ? SEND : s->verb) &&
-        theirs->type == s->type && theirs->count == s->count &&
-        theirs->number == s->number)
-        return;
-    print_signature(c->rank, s);
-    print_signature(m->peer, theirs);
-    iz_standin_die("mismatch of NCCL calls");
+    if (theirs->verb != (s->verb == RECV ? SEND : s->verb) ||
+        theirs->bytes != s->bytes)
+        iz_standin_die("mismatch of NCCL calls: %s of %lld bytes on rank %d, "
+                       "%s of %lld on rank %d",
+                       verbs[s->verb], (long long)s->bytes, c->rank,
+                       verbs[theirs->verb], (long long)theirs->bytes, m->peer);
 }
 
 /* Where the next piece of a message is; n: its bytes. */
 static char *piece(const struct message *m, size_t *n)
 {
-    int64_t left = m->bytes - m->at;
+    int64_t left = m->sig.bytes - m->at;
     *n = (size_t)(left < PIECE ? left : PIECE);
-    return m->bytes ? (char *)iz_standin_kernel(m->p, (size_t)m->bytes) + m->at
-                    : NULL;
+    return (char *)iz_standin_kernel(m->p, (size_t)m->sig.bytes) + m->at;
 }
 
 /* One piece leaves when the one before it has been taken; the message has left
@@ -178,14 +136,12 @@ static bool send_piece(const struct ncclComm *c, struct message *m)
     const char *from = piece(m, &n);
     if (b->full)
         return false;
-    m->done = m->begun && !n;
+    m->done = !n;
     if (m->done)
         return true;
-    if (n)
-        memcpy(b->data, from, n);
+    memcpy(b->data, from, n);
     b->now = m->sig;
     m->at += (int64_t)n;
-    m->begun = true;
     b->full = 1;
     return true;
 }
@@ -198,10 +154,9 @@ static bool recv_piece(const struct ncclComm *c, struct message *m)
     if (!b->full)
         return false;
     check(c, m, &b->now);
-    if (n)
-        memcpy(to, b->data, n);
+    memcpy(to, b->data, n);
     m->at += (int64_t)n;
-    m->done = m->at == m->bytes;
+    m->done = m->at == m->sig.bytes;
     b->full = 0;
     return true;
 }
@@ -233,13 +188,13 @@ static int round_of(const struct group *g, bool *moved)
 
 static void run_messages(const struct group *g)
 {
-    struct wait w = wait_begin(g->comm, verbs[g->first->sig.verb]);
+    int64_t waited_us = 0;
     bool moved = false;
     while (round_of(g, &moved)) {
         if (moved)
-            w = wait_begin(w.c, w.what);
+            waited_us = 0;
         else
-            wait_more(&w);
+            wait_more(g->comm, verbs[g->first->sig.verb], &waited_us);
         moved = false;
     }
 }
@@ -262,9 +217,9 @@ static void run_group(void *arg)
 {
     struct group *g = arg;
     struct ncclComm *c = g->comm;
-    struct wait w = wait_begin(c, "an earlier group of calls");
+    int64_t waited_us = 0;
     while (c->done != g->number)
-        wait_more(&w);
+        wait_more(c, "an earlier group of calls", &waited_us);
     fault(c, g->number);
     run_messages(g);
     group_free(g);
@@ -291,61 +246,50 @@ static struct group *group_make(void)
 
 ncclResult_t ncclGroupStart(void)
 {
-    if (!open_group.depth++)
-        open_group.group = group_make();
+    open_group = group_make();
     return ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd(void)
 {
+    struct group *g = open_group;
     block("ncclGroupEnd");
-    if (!open_group.depth)
-        return ncclInvalidUsage;
-    return --open_group.depth ? ncclSuccess : group_submit(open_group.group);
+    open_group = NULL;
+    return group_submit(g);
 }
 
 /* ---- calls -------------------------------------------------------------- */
 
 static void add(struct group *g, struct message m)
 {
-    struct ncclComm *c = g->comm;
-    m.sig.number = m.leaves ? c->sent[m.peer]++ : c->received[m.peer]++;
     *g->end = iz_standin_dup(&m, sizeof(m));
     g->end = &(*g->end)->next;
-}
-
-static int64_t bytes_of(size_t count, ncclDataType_t type)
-{
-    return (int64_t)count * (type == ncclInt32 ? 4 : 1);
 }
 
 /* Between this rank and each from `peer` to `last`; of what it receives each
  * has a row. */
 static ncclResult_t submit(enum verb verb, const void *src, void *dst,
-                           size_t count, ncclDataType_t type, int peer,
-                           int last, ncclComm_t c, cudaStream_t s)
+                           size_t bytes, int peer, int last, ncclComm_t c,
+                           cudaStream_t s)
 {
-    if (!c || peer < 0 || last >= c->ranks)
-        return ncclInvalidArgument;
-    struct group *g = open_group.depth ? open_group.group : group_make();
-    struct message m = {.sig = {verb, (int)type, (int64_t)count, 0},
-                        .bytes = bytes_of(count, type)};
+    struct group *g = open_group ? open_group : group_make();
+    struct message m = {.sig = {verb, (int64_t)bytes}};
     if (g->first && (g->comm != c || g->stream != s))
         iz_standin_die("a group of NCCL calls has more than one communicator "
                        "or stream");
     g->comm = c;
     g->stream = s;
-    for (m.peer = peer; m.peer <= last; m.peer++) {
+    for (m.peer = peer; bytes && m.peer <= last; m.peer++) {
         m.leaves = true;
         m.p = src;
         if (verb != RECV)
             add(g, m);
         m.leaves = false;
-        m.p = (char *)dst + (m.peer - peer) * m.bytes;
+        m.p = (char *)dst + (size_t)(m.peer - peer) * bytes;
         if (verb != SEND)
             add(g, m);
     }
-    return open_group.depth ? ncclSuccess : group_submit(g);
+    return open_group ? ncclSuccess : group_submit(g);
 }
 
 /* An overlap of source and destination is the rank's own place or a mistake. */
@@ -353,22 +297,22 @@ ncclResult_t ncclAllGather(const void *src, void *dst, size_t count,
                            ncclDataType_t type, ncclComm_t c, cudaStream_t s)
 {
     const char *from = src, *to = dst;
-    int64_t n = bytes_of(count, type);
+    int64_t n = (int64_t)count;
     if (from != to + c->rank * n && from < to + c->ranks * n && to < from + n)
         iz_standin_die("ncclAllGather overlaps but not in place");
-    return submit(ALL_GATHER, src, dst, count, type, 0, c->ranks - 1, c, s);
+    return submit(ALL_GATHER, src, dst, count, 0, c->ranks - 1, c, s);
 }
 
 ncclResult_t ncclSend(const void *src, size_t count, ncclDataType_t type,
                       int peer, ncclComm_t c, cudaStream_t s)
 {
-    return submit(SEND, src, NULL, count, type, peer, peer, c, s);
+    return submit(SEND, src, NULL, count, peer, peer, c, s);
 }
 
 ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t c, cudaStream_t s)
 {
-    return submit(RECV, NULL, dst, count, type, peer, peer, c, s);
+    return submit(RECV, NULL, dst, count, peer, peer, c, s);
 }
 
 /* ---- communicators ------------------------------------------------------ */
@@ -411,22 +355,18 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
                               int rank)
 {
     block("ncclCommInitRank");
-    *out = NULL;
-    if (ranks < 1 || ranks > RANKS || rank < 0 || rank >= ranks)
+    if (ranks > RANKS)
         return ncclInvalidArgument;
-    struct ncclComm *c = calloc(1, sizeof(*c));
-    if (!c)
-        return ncclSystemError;
-    struct wait w = wait_begin(c, "ncclCommInitRank");
-    c->rank = rank;
-    c->ranks = ranks;
+    struct ncclComm *c = iz_standin_dup(
+        &(struct ncclComm){.rank = rank, .ranks = ranks}, sizeof(*c));
+    int64_t waited_us = 0;
     cudaGetDevice(&c->device);
     struct board *b = c->board = board_map(id.internal);
     b->seat[rank].device = c->device;
     b->seat[rank].pid = getpid();
     b->arrived++;
     while (b->arrived < ranks)
-        wait_more(&w);
+        wait_more(c, "ncclCommInitRank", &waited_us);
     if (rank == 0)
         shm_unlink(id.internal);
     if (has_twin(c))
@@ -438,12 +378,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id,
 /* Waits for the calls that streams still hold. */
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
-    struct wait w = wait_begin(c, "ncclCommDestroy");
+    int64_t waited_us = 0;
     block("ncclCommDestroy");
-    if (!c)
-        return ncclSuccess;
     while (c->done != c->issued)
-        wait_more(&w);
+        wait_more(c, "ncclCommDestroy", &waited_us);
     c->board->seat[c->rank].left = 1;
     munmap(c->board, sizeof(*c->board));
     free(c);

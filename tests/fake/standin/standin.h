@@ -8,9 +8,8 @@
  * operation of a stream first waits a random time up to this,
  * IZ_STANDIN_PAGEABLE=abort: asynchronous copies from or to memory that is not
  * pinned end the program instead of being counted,
- * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit,
- * IZ_STANDIN_TIMEOUT_S (200): how long a rank waits for others in the stand-in
- * for NCCL.  What goes wrong there on purpose:
+ * IZ_STANDIN_STATS: a file to which a line of JSON is added at exit.  What goes
+ * wrong on purpose in the stand-in for NCCL:
  * IZ_STANDIN_FAULT=RANK:GROUP:SIGNAL, that rank's process gets the signal (a
  * number) when a stream begins its group of calls with this number;
  * IZ_STANDIN_SILENT=1, ncclCommGetAsyncError tells of no rank that is gone, as
@@ -33,13 +32,11 @@
 enum iz_standin_count {
     IZ_STANDIN_H2D, /* bytes of copies */
     IZ_STANDIN_D2H,
-    IZ_STANDIN_D2D,
-    IZ_STANDIN_H2H,
-    IZ_STANDIN_COPIES,      /* so many, of the first way; the others behind */
-    IZ_STANDIN_KERNELS = 8, /* functions that streams have called */
-    IZ_STANDIN_PAGEABLE,    /* asynchronous copies that were not */
-    IZ_STANDIN_BYTES,       /* of device memory, now */
-    IZ_STANDIN_PINNED,      /* ranges, now */
+    IZ_STANDIN_H2D_COPIES,
+    IZ_STANDIN_KERNELS,  /* functions that streams were given */
+    IZ_STANDIN_PAGEABLE, /* asynchronous copies that were not */
+    IZ_STANDIN_BYTES,    /* of device memory, now */
+    IZ_STANDIN_PINNED,   /* ranges, now */
     IZ_STANDIN_COUNTS
 };
 extern _Atomic int64_t iz_standin_count[IZ_STANDIN_COUNTS];

@@ -18,13 +18,12 @@ typedef struct {
 typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
-    ncclSystemError = 2,
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
     ncclRemoteError = 6
 } ncclResult_t;
 
-typedef enum { ncclUint8 = 1, ncclInt32 = 2 } ncclDataType_t;
+typedef enum { ncclUint8 = 1 } ncclDataType_t;
 
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);

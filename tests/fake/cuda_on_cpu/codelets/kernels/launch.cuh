@@ -115,11 +115,9 @@ static inline void iz_store_row(T *p, const float (&from)[N])
 /* The table of a warp's values of type T. */
 template <class T> struct emu_lanes {
     const emu_value *table;
-    T at(int lane) const
+    const T &at(int lane) const
     {
-        T v;
-        memcpy(&v, table[lane].byte, sizeof(v));
-        return v;
+        return *(const T *)table[lane].byte;
     }
 };
 
@@ -136,21 +134,17 @@ static inline int emu_lane(void)
                  32);
 }
 
-template <class T>
-static inline T __shfl_xor_sync(unsigned mask, T v, int step, int width = 32)
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T v, int step)
 {
-    int lane = emu_lane(), from = lane ^ step;
-    emu_lanes<T> all = emu_exchange("shfl_xor", mask, v);
-    return from / width > lane / width ? v : all.at(from);
+    return emu_exchange("shfl_xor", mask, v).at(emu_lane() ^ step);
 }
 
 template <class T>
-static inline T __shfl_down_sync(unsigned mask, T v, unsigned step,
-                                 int width = 32)
+static inline T __shfl_down_sync(unsigned mask, T v, int step)
 {
-    int lane = emu_lane(), from = lane + (int)step;
+    int from = emu_lane() + step;
     emu_lanes<T> all = emu_exchange("shfl_down", mask, v);
-    return from / width > lane / width ? v : all.at(from);
+    return from < 32 ? all.at(from) : v;
 }
 
 /* A bit for each lane of the mask whose p is not 0. */

@@ -54,9 +54,10 @@ static inline void iz_mma(float (&c)[4], const uint32_t (&a)[4],
     for (int k = 0; k < 16; k++) {
         int from = k % 8 / 2, i = k / 8 * 2 + k % 2;
         const numbers &rows = all.at(4 * g + from);
+        const numbers *cols[] = {&all.at(8 * t + from),
+                                 &all.at(8 * t + 4 + from)};
         for (int j = 0; j < 4; j++)
-            c[j] +=
-                rows.row[j / 2][i] * all.at(4 * (2 * t + j % 2) + from).col[i];
+            c[j] += rows.row[j / 2][i] * cols[j % 2]->col[i];
     }
 }
 
@@ -115,36 +116,30 @@ static inline void iz_put_pair(uint16_t *dst, uint32_t pair)
     memcpy(dst, &pair, sizeof(pair));
 }
 
+static inline void put_on_way(struct copy c)
+{
+    auto *q = &on_way[threadIdx.x];
+    if (q->n == COPIES)
+        emu_fail("more than %d copies on their way", COPIES);
+    q->copy[q->n++] = c;
+}
+
 template <int BYTES>
 static inline void iz_copy_start(void *dst, const void *src, bool valid)
 {
-    auto *q = &on_way[threadIdx.x];
     static_assert(BYTES == 16 || BYTES == 4, "what the instruction can");
     emu_needs(80, "cp.async");
     emu_aligned(dst, BYTES);
     if (valid)
         emu_aligned(src, BYTES);
-    if (q->n == COPIES)
-        emu_fail("more than %d copies on their way", COPIES);
     memset(dst, 0xff, BYTES);
-    q->copy[q->n++] = {dst, src, BYTES, valid};
+    put_on_way({dst, src, BYTES, valid});
 }
 
 static inline void iz_copy_group(void)
 {
-    auto *q = &on_way[threadIdx.x];
-    if (q->n == COPIES)
-        emu_fail("more than %d copies on their way", COPIES);
-    q->copy[q->n++] = {};
-    q->groups++;
-}
-
-static inline void copy_arrive(const struct copy *c)
-{
-    if (c->valid)
-        memcpy(c->dst, c->src, (size_t)c->bytes);
-    else
-        memset(c->dst, 0, (size_t)c->bytes);
+    put_on_way({});
+    on_way[threadIdx.x].groups++;
 }
 
 /* Lets the oldest groups arrive. */
@@ -153,10 +148,12 @@ template <int LEFT> static inline void iz_copy_wait(void)
     auto *q = &on_way[threadIdx.x];
     int i = 0;
     for (; q->groups > LEFT; i++) {
-        if (q->copy[i].bytes)
-            copy_arrive(&q->copy[i]);
-        else
-            q->groups--;
+        const struct copy *c = &q->copy[i];
+        if (c->valid)
+            memcpy(c->dst, c->src, (size_t)c->bytes);
+        else if (c->bytes)
+            memset(c->dst, 0, (size_t)c->bytes);
+        q->groups -= !c->bytes;
     }
     q->n -= i;
     memmove(q->copy, q->copy + i, (size_t)q->n * sizeof(*q->copy));
