@@ -98,15 +98,11 @@ def test_a_description_of_this_machine_is_what_a_run_finds(place):
     assert 0 < machine["host_bytes"] <= total
 
 
-def test_ranks_share_a_machine_without_a_network(place):
-    path, machine = described(place)
-    machine["host_bytes"] = 8 * 1000 * run.MIB
-    path.write_text(json.dumps(machine))
+def test_ranks_share_a_machine_without_a_network(there):
     for ranks, own, said in ((1, 0, None), (8, 0, "there are 1000.0 MiB"),
                              (8, 10**11, None), (1, 600 * run.MIB, "there are 600.0 MiB")):
-        r = place.launch(1, big(**{"zero_optimization.stage": 0,
-                                   "run.memory_limit_bytes": own}),
-                         ["--plan", "--machine", path, "--ranks", ranks])
+        r = there({"host_bytes": 8 * 1000 * run.MIB}, {
+            "zero_optimization.stage": 0, "run.memory_limit_bytes": own}, "--ranks", ranks)
         assert (r.rc == 0) == (said is None) and (not said or said in r.err), str(r)
 
 
