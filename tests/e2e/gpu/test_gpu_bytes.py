@@ -109,7 +109,8 @@ def traffic(counted, references):
     return traffic
 
 
-# Two ranks' shards have the same length.  What other tests below send is planned too.
+# Two ranks' shards have the same length.  Of whole masters are the other rows; what other
+# tests below send is planned too.
 FACTORS = "ranks", "comm", "stage", "optimizer", "micro", "param", "ratio"
 HOMES = [dict(zip(FACTORS, row)) for row in (
     (1, "mpi", 0, "none", 0, "none", 1), (1, "mpi", 3, "nvme", 0, "nvme", 1),
@@ -120,7 +121,7 @@ HOMES = [dict(zip(FACTORS, row)) for row in (
 
 
 @pytest.mark.parametrize("row", rows.cases([
-    *({**row, "master": kept} for row in HOMES for kept in ("full", "remainder")),
+    *({**row, "master": "remainder"} for row in HOMES),
     *({**COPIES, "comm": comm, "optimizer": "cpu", "param": param}
       for comm, param in (("nccl", "cpu"), ("mpi", "none"), ("mpi", "cpu"))),
     *(quant_row(*case) for case in QUANT)]))
@@ -165,16 +166,12 @@ def test_local_sums_come_down_once_a_step(comm, stage, schedule, ratio, traffic)
 
 @pytest.mark.parametrize("param", ("none", "cpu"))
 def test_fetches_of_copies_stay_on_the_host(param, start):
-    """More of them do not send more to the other one.  (GPUs of one machine are not
-    on two hosts for NCCL, which sends as much.)"""
-    def sent(steps, ring, comm, **env):
-        r = start({**COPIES, "comm": comm, "optimizer": "cpu", "param": param,
-                   "steps": steps, "ring": ring}, {"run.sum_group": 4}, env=env)
-        return r.summary["far_bytes"], r.summary["sent_bytes"]
-    few, many, more = (sent(*x, "mpi", **rows.on("aabb")) for x in ((2, 0), (2, 1), (3, 1)))
-    assert few[0] == many[0] < more[0] and few[1] < many[1]
-    if param == "cpu":
-        assert sent(3, 1, "nccl")[1] - sent(2, 1, "nccl")[1] == more[1] - many[1]
+    """More of them do not send more to the other one; how much: test_copies.py."""
+    few, many = (start({**COPIES, "comm": "mpi", "optimizer": "cpu", "param": param, "steps": 2,
+                        "ring": ring}, {"run.sum_group": 4}, env=rows.on("aabb")).summary
+                 for ring in (0, 1))
+    assert few["far_bytes"] == many["far_bytes"] > 0
+    assert few["sent_bytes"] < many["sent_bytes"]
 
 
 @pytest.mark.parametrize("param, ratio", (("none", 1), ("cpu", 0.4), ("none", 0.4), ("cpu", 0)))
