@@ -129,12 +129,15 @@ def valid_at_home(row):
     return valid_on_gpu(at_home(row))
 
 
+# Beside each update; of other pairs those that nothing else here has.
 UPDATES = cover.rows({**STATES, **WHERE}, valid_at_home, [
+    {"moments": moments, "home": home}
+    for moments in STATES["moments"] for home in WHERE["home"]] + [
     {"update": "muon", "products": products, **more}
     for products in WHERE["products"] for more in (
         *({"ratio": x} for x in WHERE["ratio"]),
         *({"ranks": x} for x in STATES["ranks"]))],
-    few=cover.rows(STATES, valid_at_home))
+    beside="update", few=cover.rows(STATES, valid_at_home))
 
 
 @standin
@@ -154,10 +157,11 @@ OTHER_SUMS = {"model": tuple(m for m in rows.MODELS if m not in (
                   *LIKE, "gpt2", "sparse", "parallel", "documents", "documents in units",
                   "frozen tables", "a frozen table", "a frozen token", "adapters")),
               "ranks": (1, 2, 3), "dtype": STATES["dtype"], "update": STATES["update"]}
+# What stages and homes do alike to all units has the rows above.
 OTHER_FREE = {**{k: FREE[k] for k in (
-                  "stage", "optimizer", "param", "ratio", "comm", "schedule", "jitter_us",
-                  "recompute", "boundaries")},
-              "param": (*FREE["param"], "none/cpu", "cpu/none", "cpu/nvme"),
+                  "optimizer", "ratio", "comm", "schedule", "jitter_us", "recompute",
+                  "boundaries")},
+              "stage": (1, 3), "param": (*FREE["param"], "none/cpu", "cpu/none"),
               "products": WHERE["products"]}
 OTHERS = cover.rows({**OTHER_SUMS, **OTHER_FREE}, valid_on_gpu, beside="model",
                     few=cover.rows(OTHER_SUMS, valid_on_gpu, beside="model"))
@@ -184,11 +188,10 @@ def test_units_that_repeat_differently_have_the_same_bits(part, row, start):
     rows.check_mixes(start, {**ROW, **row}, "device", parts=(part,))
 
 
-@pytest.mark.parametrize("row", rows.cases([
-    {"ranks": 1, **FAR}, {"ranks": 2, "comm": "nccl", "stage": 3},
-    {"ranks": 3, "stage": 2}]))
-def test_dropout_leaves_out_the_same(row, same, start):
-    row = {**ROW, "batch": 12, "tuned": "dropout", "micro": 2, **row}
+@pytest.mark.parametrize("more", (
+    {"ranks": 1, **FAR}, {"ranks": 2, "comm": "nccl", "stage": 3}, {"ranks": 3, "stage": 2}))
+def test_dropout_leaves_out_the_same(more, same, start):
+    row = {**ROW, "batch": 12, "tuned": "dropout", "micro": 2, **more}
     r = same(row)
     if row["ranks"] == 1:
         assert r.numbers != start(row, {"lora.dropout": 0.0}).numbers
@@ -232,32 +235,28 @@ def test_checkpoints_of_coded_states_on_the_gpu_wait(ratio, start):
 
 # ---- groups of ranks ----
 
+FOUR = {**ROW, "ranks": 4, "micro": 3}
+
+
 @standin
-@pytest.mark.parametrize("stage, dtype, optimizer, ratio, sums, comm", [
-    (0, "fp32", "none", 1, "local_first", "nccl"),
-    (1, "bf16", "none", 1, "ranks_first", "mpi"),
-    (2, "fp16", "cpu", 1, "local_first", "mpi"),
-    (3, "bf16", "cpu", 0.4, "ranks_first", "nccl")])
-def test_groups_of_ranks_have_the_bits_of_the_cpu(stage, dtype, optimizer, ratio, sums,
-                                                  comm, same):
-    same({**ROW, "ranks": 4, "stage": stage, "dtype": dtype, "micro": 3, "sums": sums,
-          "schedule": "breadth_first", "optimizer": optimizer, "ratio": ratio,
-          "comm": comm}, {"run.sum_group": 2})
+@pytest.mark.parametrize("row", rows.cases([
+    {"stage": 0, "dtype": "fp32", "sums": "local_first", "comm": "nccl"}, {"stage": 1},
+    {"stage": 2, "dtype": "fp16", "optimizer": "cpu", "sums": "local_first"},
+    {"stage": 3, "optimizer": "cpu", "ratio": 0.4, "comm": "nccl"}]))
+def test_groups_of_ranks_have_the_bits_of_the_cpu(row, same):
+    same({**FOUR, "schedule": "breadth_first", **row}, {"run.sum_group": 2})
 
 
 # Copies of the parameters in two groups of two ranks, where parameters live.
-COPIES = {**ROW, "ranks": 4, "group": 2, "stage": 3, "micro": 3}
+COPIES = {**FOUR, "group": 2, "stage": 3}
 
 
 @standin
-@pytest.mark.parametrize("comm, dtype, optimizer, param, ratio, tuned, ring", [
-    ("mpi", "fp32", "none", "none", 1, "all", 1),
-    ("nccl", "bf16", "cpu", "none", 0.4, "lora", 3),
-    ("nccl", "fp16", "cpu", "cpu", 1, "frozen", 1),
-    ("mpi", "bf16", "nvme", "cpu", 1, "lora", 3)])
-def test_copies_have_the_bits_of_the_cpu(comm, dtype, optimizer, param, ratio, tuned,
-                                         ring, same):
-    r = same({**COPIES, "comm": comm, "dtype": dtype, "optimizer": optimizer,
-              "param": param, "ratio": ratio, "tuned": tuned, "ring": ring,
-              "delay_us": 300, "jitter_us": 200})
+@pytest.mark.parametrize("row", rows.cases([
+    {"comm": "mpi", "dtype": "fp32"},
+    {"comm": "nccl", "optimizer": "cpu", "ratio": 0.4, "tuned": "lora", "ring": 3},
+    {"comm": "nccl", "dtype": "fp16", "optimizer": "cpu", "param": "cpu", "tuned": "frozen"},
+    {"comm": "mpi", "optimizer": "nvme", "param": "cpu", "tuned": "lora", "ring": 3}]))
+def test_copies_have_the_bits_of_the_cpu(row, same):
+    r = same({**COPIES, "ring": 1, "delay_us": 300, "jitter_us": 200, **row})
     assert r.bytes_of("parameter copies") > 0

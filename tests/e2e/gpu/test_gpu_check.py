@@ -24,18 +24,37 @@ pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
 SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of 256"
 
 
-def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD)):
-    """Status, text and the results that it left, the last of each name."""
-    p = subprocess.run([sys.executable, at / "tools/gpu-check", *build, "--tiny", "--limit",
-                        "1800", "--out", "out", *map(str, more)], cwd=folder, text=True,
-                       capture_output=True, env={**os.environ, **(env or {})}, timeout=1800)
-    return p.returncode, p.stdout + p.stderr, results(folder / "out")
+def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD), until=None):
+    """Status, text and the results that it left, the last of each name.  It is ended when
+    there is what `until` looks for."""
+    p = subprocess.Popen([sys.executable, at / "tools/gpu-check", *build, "--tiny", "--limit",
+                          "1800", "--out", "out", *map(str, more)], cwd=folder, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         env={**os.environ, **(env or {})})
+    if until:
+        while not until() and p.poll() is None:
+            time.sleep(0.02)
+        p.send_signal(signal.SIGTERM)
+    text = p.communicate(timeout=1800)[0]
+    return p.returncode, text, results(folder)
 
 
-def results(out):
-    path = out / "results.jsonl"
+def results(folder):
+    path = folder / "out/results.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     return {x["name"]: x for x in map(json.loads, lines)}
+
+
+def tool(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def ahead(folder, **more):
+    """With a folder's tools in place of others."""
+    return {"PATH": f"{folder}:{os.environ['PATH']}", **more}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +79,7 @@ def test_losses_are_judged(losses, want, words, tmp_path):
     assert f"{status} {why}".startswith(words)
 
 
-def tools(folder):
+def tools(folder, **more):
     """The environment with scripts instead of NVIDIA's tools."""
     for name, text in (
             ("compute-sanitizer", 'while [ "${1#-}" != "$1" ]; do shift 2; done\nexec "$@"'),
@@ -70,10 +89,8 @@ def tools(folder):
             ("nvidia-smi", 'case "$*" in --id=1*-lms*) while sleep 0.05; do date +"%Y/%m/%d '
                            '%T.000, 1755 MHz, 640.5 W, 50, 0x0"; done;; '
                            '*) echo NVIDIA H100 80GB HBM3;; esac')):
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "1,0"}
+        tool(folder / name, text)
+    return ahead(folder, CUDA_VISIBLE_DEVICES="1,0", **more)
 
 
 def test_both_calls_with_a_few_cases(tmp_path, losses):
@@ -131,74 +148,57 @@ def test_without_a_gpu_memory_or_time_it_says_so(tmp_path):
 
 
 def test_counters_that_it_may_not_read_are_skipped(tmp_path):
-    env = {**tools(tmp_path), "NCU_SAYS": "ERR_NVGPUCTRPERM - The user does not have it"}
+    env = tools(tmp_path, NCU_SAYS="ERR_NVGPUCTRPERM - The user does not have it")
     status, text, found = check(tmp_path, "--call", "2", "--only", "kernels", env=env)
     assert status == 0 and found["kernels"]["status"] == "skipped", text
     assert "ERR_NVGPUCTRPERM" in text
 
 
 def test_libraries_of_the_cuda_that_programs_have_are_looked_for(tmp_path, monkeypatch):
-    for name, text in (("ldd", "#!/bin/sh\necho libcudart.so.12 '=>' /somewhere\n"),
-                       ("libcublasLt.so.12", ""), ("libcublasLt.so.13", "")):
-        path = tmp_path / name[-1] / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'd'}:{os.environ['PATH']}")
+    tool(tmp_path / "ldd", "echo libcudart.so.12 '=>' /somewhere")
+    for version in "23":
+        tool(tmp_path / version / f"libcublasLt.so.1{version}", "")
+    monkeypatch.setenv("PATH", ahead(tmp_path)["PATH"])
     monkeypatch.setattr(machine, "CUDA_DIRS", [str(tmp_path / x) for x in "23"])
     path = machine.environment(["gpt2"], tmp_path)["LD_LIBRARY_PATH"].split(":")
     assert str(tmp_path / "2") in path and str(tmp_path / "3") not in path
 
 
 def test_what_there_is_stays_when_it_is_ended(tmp_path):
-    p = subprocess.Popen([sys.executable, run.ROOT / "tools/gpu-check", "--build", run.BUILD,
-                          "--tiny", "--call", "1", "--only", "facts,gpt2"], cwd=tmp_path,
-                         stdout=subprocess.PIPE, text=True)
-    out, end = tmp_path / "gpu-check", time.monotonic() + 300
-    while len(results(out)) < 2 and time.monotonic() < end:
-        time.sleep(0.02)
-    p.send_signal(signal.SIGTERM)
-    text = p.communicate(timeout=300)[0]
-    assert p.returncode == 1 and "stopped by SIGTERM" in text
-    assert results(out)["facts"]["status"] == "passed"
-    assert "left out: small: gpt2" in text
+    status, text, found = check(tmp_path, "--call", "1", "--only", "facts,gpt2",
+                                until=lambda: len(results(tmp_path)) > 1)
+    assert status == 1 and "stopped by SIGTERM" in text
+    assert found["facts"]["status"] == "passed" and "left out: small: gpt2" in text
 
 
 def test_a_signal_before_the_first_case_is_told(tmp_path):
-    asked, tool = tmp_path / "asked", tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 100\n")
-    tool.chmod(0o755)
-    p = subprocess.Popen([sys.executable, run.ROOT / "tools/gpu-check", "--build", run.BUILD,
-                          "--tiny", "--call", "1", "--only", "facts"], cwd=tmp_path,
-                         stdout=subprocess.PIPE, text=True,
-                         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    while not asked.is_file() and p.poll() is None:
-        time.sleep(0.02)
-    p.send_signal(signal.SIGTERM)
-    text = p.communicate(timeout=300)[0]
-    assert p.returncode == 1 and "stopped by SIGTERM" in text
+    asked = tmp_path / "asked"
+    tool(tmp_path / "nvidia-smi", f"touch {asked}\nexec sleep 100")
+    status, text, _ = check(tmp_path, "--call", "1", "--only", "facts", env=ahead(tmp_path),
+                            until=asked.is_file)
+    assert status == 1 and "stopped by SIGTERM" in text
+
+
+def pack(tmp_path, where, *more):
+    p = subprocess.run([run.ROOT / "tools/gpu-check", "--pack", where, "--build", run.BUILD,
+                        *more], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+                       env={**os.environ, **ahead(tmp_path)})
+    return p.returncode, p.stdout + p.stderr
 
 
 def test_a_checkout_is_no_pack(tmp_path):
     """A pack of before is replaced, and what is none stays."""
-    script = tmp_path / "tools/gpu-check"
-    script.parent.mkdir()
-    for x in (script, tmp_path / "patchelf"):
-        x.write_text("#!/bin/sh\n")
-        x.chmod(0o755)
-    p = subprocess.run([run.ROOT / "tools/gpu-check", "--pack", ".", "--build", run.BUILD],
-                       cwd=tmp_path, capture_output=True, text=True, timeout=600,
-                       env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert p.returncode == 2 and "is no pack" in p.stdout and script.is_file()
+    script = tool(tmp_path / "tools/gpu-check", "")
+    tool(tmp_path / "patchelf", "")
+    status, text = pack(tmp_path, ".")
+    assert status == 2 and "is no pack" in text and script.is_file()
 
 
 def test_a_pack_runs_alone(tmp_path):
     if not shutil.which("patchelf"):
         pytest.skip("needs patchelf")
-    p = subprocess.run([run.ROOT / "tools/gpu-check", "--pack", tmp_path / "pack", "--build",
-                        run.BUILD, "--only", "gpt2 fp32"], capture_output=True, text=True,
-                       timeout=600)
-    assert p.returncode == 0, p.stdout + p.stderr
+    status, text = pack(tmp_path, "pack", "--only", "gpt2 fp32")
+    assert status == 0, text
     shutil.rmtree(tmp_path / "pack")
     libraries = subprocess.run(["ldd", run.PROGRAM], capture_output=True, text=True)
     cuda = ":".join({os.path.dirname(x) for x in re.findall(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose kernels do attention's forward and backward on a GPU: what is chosen, kept and
-refused, on the stand-in, which does the same for both.  tests/codelets/gpu has what is
-asked of the library."""
+"""Whose kernels do attention's forward and backward on a GPU, and how many logits it
+computes at a time: what is chosen, kept and refused, on the stand-in, which does the same
+for all.  tests/codelets/gpu has what is asked of the library."""
 import re
 
 import pytest
@@ -16,6 +16,7 @@ CONFIG = {"bf16.enabled": True, "run.device": "cuda", "run.save": True,
 BY_CUDNN = "forward by cuDNN"
 BACKWARD = "backward by cuDNN"
 KEY, BOTH = "run.gpu_attention", "run.gpu_attention_backward"
+LOGITS, FEW = "run.gpu_logits_bytes", 20 << 10
 GPUS = {"IZ_STANDIN_DEVICES": "2", "IZ_STANDIN_CAPABILITY": "90", "STARPU_SILENT": "1"}
 
 
@@ -33,8 +34,8 @@ def go(place):
     return go
 
 
-def chosen(r, key="gpu_attention"):
-    return r.config["run"][key]
+def chosen(r, key=KEY):
+    return r.config["run"][key.removeprefix("run.")]
 
 
 def steps(n):
@@ -45,11 +46,14 @@ def steps(n):
 def test_a_run_says_whose_kernel_it_takes(recompute, go):
     more = {"run.recompute": recompute, "run.sample_tokens": 3, "run.eval_batches": 1,
             "run.sample_prompt": "a"}
-    r = {kind: go(kind, kind, **more) for kind in ("auto", "own", "cudnn")}
-    assert chosen(r["auto"]) == chosen(r["cudnn"]) == "cudnn" and chosen(r["own"]) == "own"
-    assert BY_CUDNN in r["auto"].out and BY_CUDNN in r["cudnn"].out
-    assert BY_CUDNN not in r["own"].out and chosen(r["own"], "gpu_attention_backward") == "cudnn"
-    assert r["auto"].bits == r["own"].bits == r["cudnn"].bits
+    bits = []
+    for kind, back in (("auto", "auto"), ("own", "auto"), ("cudnn", "own"), ("own", "own")):
+        r = go(kind, kind + back, **more, **{BOTH: back})
+        for key, asked, said in ((KEY, kind, BY_CUDNN), (BOTH, back, BACKWARD)):
+            assert chosen(r, key) == ("own" if asked == "own" else "cudnn"), str(r)
+            assert (said in r.out) == (asked != "own"), str(r)
+        bits.append(r.bits)
+    assert bits == bits[:1] * 4
 
 
 @pytest.mark.parametrize("cudnn, more, line", (
@@ -64,8 +68,8 @@ def test_a_run_says_whose_kernel_it_takes(recompute, go):
 def test_auto_goes_by_a_rule_and_tells_why_not(cudnn, more, line, go):
     r = go("auto", "out", cudnn, **more)
     assert f"      attention: {line}" in r.out, str(r)
-    for key, word in ((KEY, "forward"), (KEY + "_backward", "backward")):
-        assert chosen(r, key[4:]) == ("cudnn" if f"{word} by cuDNN" in line else "own")
+    for key, said in ((KEY, BY_CUDNN), (BOTH, BACKWARD)):
+        assert chosen(r, key) == ("cudnn" if said in line else "own")
 
 
 def test_attention_that_cudnn_has_not_is_ours(go, place):
@@ -80,7 +84,7 @@ def test_all_ranks_take_the_same(cudnn, place):
     """The second one has no cuDNN, and the first one says so."""
     r = place.apart([["env", f"IZ_STANDIN_CUDNN={x}"] for x in ("", cudnn)],
                     {**CONFIG}, env={"IZ_STANDIN_DEVICES": "2"})
-    assert r.rc == 0 and chosen(r) == chosen(r, "gpu_attention_backward") == "own", str(r)
+    assert r.rc == 0 and chosen(r) == chosen(r, BOTH) == "own", str(r)
     assert f"by izar: {'lib' if cudnn == 'gone' else 'no plan'}" in r.out, str(r)
 
 
@@ -89,49 +93,40 @@ BEGAN = "this run began with it: own goes on with other bits"
 
 
 @pytest.mark.parametrize("ranks, key, kind, lost, words", (
-    (1, KEY, "own", {}, ()),
+    (1, LOGITS, FEW, {}, ()), (1, KEY, "own", {}, ()),
     (1, KEY, "cudnn", GONE, ("libcudnn.so.9: not found", BEGAN)),
-    (1, KEY, "cudnn", NONE, ("no plan for", BEGAN)),
     (2, KEY, "cudnn", NONE, ("no plan for", BEGAN)),
     (2, KEY, "cudnn", {**NONE, KEY: "cudnn"}, ("no plan for", "; use own")),
-    (1, BOTH, "cudnn", GONE, ("libcudnn.so.9: not found", BEGAN)),
     (1, BOTH, "cudnn", {"IZ_STANDIN_CUDNN": "no backward"}, ("no plan", BEGAN))))
 def test_a_resumed_run_keeps_its_kernel(ranks, key, kind, lost, words, go, kept):
     r = kept(ranks, key, kind, {**CONFIG, **GPUS, KEY: "own", BOTH: "own", key: kind},
-             {key: "auto"}, lost, ("rank 0: ", *words))
-    by = BY_CUDNN if key == KEY else BACKWARD
-    assert (by in r.out) == (kind == "cudnn")
-    if lost == GONE and key == KEY:  # which is another choice
+             {key: 0 if key == LOGITS else "auto"}, lost, ("rank 0: ", *words))
+    assert (" by cuDNN" in r.out) == (kind == "cudnn")
+    if lost == GONE:  # which is another choice
         assert chosen(go("own", r.output.name, "gone", **steps(8))) == "own"
 
 
-@pytest.mark.parametrize("kind", ("cudnn", "own"))
-def test_steps_on_the_cpu_forget_no_kernel(kind, go):
-    go(kind, "out")
-    cpu = go("auto", "out", "gone", **steps(6), **{"run.device": "cpu"})
-    assert chosen(cpu) == kind and BY_CUDNN not in cpu.out
-    gpu = go("auto", "out", **steps(9))
-    assert chosen(gpu) == kind and (BY_CUDNN in gpu.out) == (kind == "cudnn")
+@pytest.mark.parametrize("key, auto, begun, goes_on", (
+    (KEY, "auto", "cudnn", "cudnn"), (KEY, "auto", "own", "own"), (KEY, "auto", None, "cudnn"),
+    (LOGITS, 0, FEW, FEW), (LOGITS, 0, None, 256 << 20)))
+def test_steps_on_the_cpu_forget_no_choice(key, auto, begun, goes_on, go):
+    """And make none, where a run begins with them."""
+    if begun:
+        go("auto", "out", **{key: begun})
+    cpu = go("auto", "out", "gone", **{**steps(6), "run.device": "cpu", key: auto})
+    assert chosen(cpu, key) == (begun or auto) and BY_CUDNN not in cpu.out
+    gpu = go("auto", "out", **{**steps(9), key: auto})
+    assert chosen(gpu, key) == goes_on and (BY_CUDNN in gpu.out) == (goes_on != "own")
 
 
-def test_a_run_that_began_without_a_gpu_has_chosen_nothing(go):
-    cpu = {"run.device": "cpu"}
-    for n in (3, 6):
-        assert chosen(go("auto", "cpu", **steps(n), **cpu)) == "auto"
-    gpu = go("auto", "cpu", **steps(9))
-    assert chosen(gpu) == "cudnn" and BY_CUDNN in gpu.out
-
-
-@pytest.mark.parametrize("cudnn, reason", (("gone", "libcudnn.so.9: not found; use own"),
-                                           ("none", "no plan for")))
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_what_cannot_be_is_refused_once(ranks, cudnn, reason, go):
-    r = go("cudnn", "out", cudnn, good=False, ranks=ranks)
-    run.refused(r, f"{KEY}: cudnn: rank 0: ", reason)
-    assert r.err.count(KEY) == 1 and not r.steps, str(r)
-    if ranks == 1 and cudnn == "gone":
-        r = go("cudnn", "plan", cudnn, good=False, options=["--plan"])
-        run.refused(r, f"{KEY}: cudnn: rank 0: ", reason)
+@pytest.mark.parametrize("ranks, key, cudnn, options, reason", (
+    (1, KEY, "gone", ["--plan"], "libcudnn.so.9: not found; use own"),
+    (2, KEY, "gone", [], "libcudnn.so.9: not found; use own"),
+    (1, KEY, "none", [], "no plan for"), (2, BOTH, "no backward", [], "no plan for")))
+def test_what_cannot_be_is_refused_once(ranks, key, cudnn, options, reason, go):
+    r = go("own", "out", cudnn, False, ranks, options, **{key: "cudnn"})
+    run.refused(r, f"{key}: cudnn: rank 0: ", reason)
+    assert r.err.count(key) == 1 and not r.steps, str(r)
 
 
 def test_without_a_gpu_nobody_asks(go):
@@ -139,30 +134,17 @@ def test_without_a_gpu_nobody_asks(go):
     assert BY_CUDNN not in r.out and chosen(r) == "cudnn"
 
 
-# ---- the backward ----
-
-def test_the_backward_is_chosen_and_refused(go):
-    key = "run.gpu_attention_backward"
-    r = {kind: go("own", kind, **{key: kind}) for kind in ("own", "cudnn")}
-    assert r["own"].bits == r["cudnn"].bits
-    assert BACKWARD in r["cudnn"].out and BACKWARD not in r["own"].out
-    assert chosen(r["own"], key[4:]) == "own" and BY_CUDNN not in r["cudnn"].out
-    run.refused(go("own", "new", "no backward", good=False, **{key: "cudnn"}),
-                f"{key}: cudnn: rank 0: no plan", "; use own")
-
-
 def test_the_plan_counts_the_backward(go):
     """A matrix of 16 bits for the scores of each head, of one sample of two."""
-    key = "run.gpu_attention_backward"
     plan = {"options": ["--plan"], "run.device_memory_limit_bytes": 100 << 20,
             "model.seq": 4096, "train_batch_size": 2, "run.recompute": "full"}
-    go("own", "own", **{**plan, key: "own"})
-    by = go("own", "cudnn", good=False, **{**plan, key: "cudnn"})
-    run.refused(by, f"izar: {key}: cudnn takes ", "bytes more than own: a matrix")
-    run.refused(by, f"izar: it fits with {key}=own (")
+    go("own", "own", **{**plan, BOTH: "own"})
+    by = go("own", "cudnn", good=False, **{**plan, BOTH: "cudnn"})
+    run.refused(by, f"izar: {BOTH}: cudnn takes ", "bytes more than own: a matrix")
+    run.refused(by, f"izar: it fits with {BOTH}=own (")
     scratch, more = (float(re.search(x, by.err)[1]) for x in (
         r"scratch +(\d+\.\d+)", r"takes (\d+) bytes more"))
-    auto = go("own", "auto", **{**plan, key: "auto"})
+    auto = go("own", "auto", **{**plan, BOTH: "auto"})
     assert "backward by izar: the plan has no room for cuDNN's scratch" in auto.out
     scores = 2 * 3 * 4096**2 / 2**20
     assert scores < scratch < 1.2 * scores, str(by)

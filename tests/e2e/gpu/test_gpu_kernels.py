@@ -52,10 +52,10 @@ FREE = {
     "schedule": ("depth_first", "breadth_first"),
     "recompute": ("full", "widened", "none"),
     "boundaries": ("none", "cpu", "nvme"),
-    "jitter_us": (0, 200),
 }
 KINDS = cover.rows(SUMS, valid_on_gpu)
-ROWS = cover.rows({**SUMS, **FREE}, valid_on_gpu, few=KINDS)
+# Each place in each type: test_gpu.py has the pairs of places.
+ROWS = cover.rows({**SUMS, **FREE}, valid_on_gpu, beside="dtype", few=KINDS)
 # Several chunks of a block's shard.
 PLACE = {**PLAIN, "ratio": 1, "comm": "mpi", "boundaries": "none", "batch": 2,
          "clip": 0.5, "chunk": 2048, "device": "cuda", "steps": 2}
@@ -135,10 +135,14 @@ def close(gpu, cpu, dtype, bounds=TOKENS):
         assert loss < bound[0] and norm < bound[1], f"{gpu}\n{cpu}"
 
 
-# Other models need no more than one way to split them: their ops are the same.
-@pytest.mark.parametrize("row", rows.cases(KINDS + [
-    {"model": model, "dtype": dtype, "split": "micro"}
-    for model in MODELS if model not in SUMS["model"] for dtype in SUMS["dtype"]]))
+# Other models: what there is beside ops, each of which is checked in each type alone.
+BESIDE = [{"model": model, "dtype": dtype, "split": "micro"} for model, dtype in (
+    ("vit", "fp16"), ("dlrm", "bf16"), ("moe", "bf16"), ("units of experts", "bf16"),
+    ("sinks", "fp16"))]
+
+
+@pytest.mark.parametrize("row", rows.cases(KINDS + BESIDE + [
+    {**row, "dtype": "fp32"} for row in BESIDE]))
 def test_numbers_of_the_cpu(row, near_cpu):
     near_cpu(row, bounds=OTHERS if row["model"] in RECORD else TOKENS)
 
@@ -160,8 +164,8 @@ def numbers(folder):
     return {k: array.array("f", t[2]) for k, t in hf.read(folder).items()}
 
 
-@pytest.mark.parametrize("dtype", SUMS["dtype"])
-@pytest.mark.parametrize("model", SUMS["model"])
+@pytest.mark.parametrize("model, dtype", (
+    ("gpt2", "fp32"), ("gpt2", "fp16"), ("llama", "fp32"), ("llama", "bf16")))
 def test_gradients_of_each_tensor(model, dtype, go, tmp_path):
     weights = []
     for steps, device in ((0, "cpu"), (1, "cpu"), (1, "cuda")):
@@ -177,17 +181,12 @@ def test_gradients_of_each_tensor(model, dtype, go, tmp_path):
 
 
 @pytest.mark.parametrize("row", rows.cases(ROWS + [
-    {"model": model, "split": "micro", **more} for model, more in (
-        ("vit", {"dtype": "fp16", "stage": 2, "optimizer": "cpu"}),
-        ("dlrm", {"dtype": "bf16", **FAR}), ("moe", {"dtype": "bf16", **FAR}),
-        ("units of experts", {"dtype": "fp16", "stage": 2, "optimizer": "cpu"}),
-        # Where what they hand over comes back to, the rows of other experts may
-        # have been.
-        *(("units of experts", {"dtype": "bf16", **FAR, "schedule": schedule,
-                                "boundaries": "cpu", "recompute": "none"})
-          for schedule in FREE["schedule"]))]))
+    {**row, **FAR} for row in BESIDE[:3]] + [
+    # Where what they hand over comes back to, the rows of other experts may have been.
+    {**BESIDE[3], **FAR, "schedule": schedule, "boundaries": "cpu", "recompute": "none"}
+    for schedule in FREE["schedule"]]))
 def test_same_bits_as_the_plain_run(row, same):
-    same({k: row[k] for k in SUMS}, row)
+    same({k: row[k] for k in SUMS}, {"jitter_us": 200, **row})
 
 
 LORA = {"lora": {"rank": 3, "alpha": 5, "targets": "*attn*,h.1.*"},
@@ -215,33 +214,28 @@ def muon(kind, *places, env=None, **more):
             {"dtype": row["dtype"] if kind == "host" else "bf16", "env": env})
 
 
-MUON, TWO = ("standard", "gram", "host"), {"split": "ranks"}
-EIGHT = {**TWO, "moments": "fp8"}
 # Row; what changes the bits; places, which must not; how near the numbers of a CPU are.
 CASES = [
     (ONE, LORA, [HELD]), (ONE, TOP, [HELD]),
     # A token may have another expert: 14 u of a norm of few gradients.
     *(({**ONE, "model": model}, {**rows.ON_EXPERTS, "model.base_dtype": base}, [HELD],
        {"bounds": ((0.3, 4), (1, 60))})
-      for model, base in (("moe", None), ("units of experts", None), ("moe", "nf4"))),
+      for model, base in (("units of experts", None), ("moe", "nf4"))),
     quant("nf4", "fp32", FAR), quant("nf4", "bf16", {**NVME, "comm": "nccl"}),
-    quant("nf4", "fp16", {**FAR, "comm": "nccl"}), quant("int8", "fp32", {**FAR, "comm": "nccl"}),
-    quant("int8", "bf16", FAR), quant("int8", "fp16", NVME),
+    quant("int8", "fp16", {**FAR, "comm": "nccl"}),
     # Rows of a sample whose first ones are elsewhere.
     ({**ONE, "model": "sinks"}, {"run.sequence_chunk": 5}, [HELD]),
-    *(({"model": "llama", "dtype": dtype, "split": "whole"}, {}, [], {"env": OLD})
-      for dtype in ("fp32", "fp16")),
+    ({"model": "llama", "dtype": "fp16", "split": "whole"}, {}, [], {"env": OLD}),
     # Two uses of one gradient.
     ({**ONE, "model": "llama"}, {"model.tie_embeddings": True}, [{**FAR, "ratio": 0.4}], WIDE),
-    *(muon(kind, dtype=dtype) for kind in MUON for dtype in ("fp32", "fp16")),
-    muon("gram", dtype="fp32", env=OLD),
+    muon("standard", dtype="fp32"), muon("gram", dtype="fp32", env=OLD),
+    *(muon(kind, dtype="fp16") for kind in ("gram", "host")),
     muon("standard", {"stage": 2, "optimizer": "cpu", "jitter_us": 200}, {**FAR, "ratio": 0.4}),
     muon("gram", FAR, {**NVME, "recompute": "none"}), muon("host", {**FAR, "ratio": 0.4}, FAR),
-    muon("standard", {"stage": 1}, **EIGHT),
-    *(muon(kind, {"stage": 1, "comm": "nccl"}, **EIGHT) for kind in ("gram", "host")),
-    muon("standard", {"stage": 3, "optimizer": "cpu", "comm": "nccl"}, **TWO),
-    *(muon(kind, {"stage": 3, "optimizer": "cpu"}, **TWO) for kind in ("gram", "host")),
-    *(muon(kind, FAR, model="moe") for kind in ("standard", "host"))]
+    *(muon(kind, {"stage": stage, "optimizer": home, "comm": comm}, split="ranks", moments="fp8")
+      for kind, stage, home, comm in (("standard", 3, "cpu", "nccl"), ("gram", 1, "none", "mpi"),
+                                      ("host", 1, "none", "nccl"))),
+    muon("standard", FAR, model="moe")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: rows.name_of(case[0]))
@@ -252,7 +246,7 @@ def test_near_the_cpu_and_the_same_in_every_place(case, near_cpu, same):
         same(row, more, changes, near.get("env"))
 
 
-@pytest.mark.parametrize("dtype, where", zip(SUMS["dtype"], (FAR, NVME, FAR)))
+@pytest.mark.parametrize("dtype, where", (("fp32", FAR), ("bf16", NVME)))
 def test_pairs_of_texts(dtype, where, go, place):
     """With copies of what is trained; a sample's rows are in two chunks of logits."""
     data = inputs.pairs_shard(place.folder / "pairs.bin", *inputs.pair_texts(

@@ -43,43 +43,36 @@ def left_over(config):
     """Processes that were started with this config and still live."""
     found = []
     for line in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = line.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(config).encode() in words and run.alive(line.parent.name):
-            found.append(line.parent.name)
+        with contextlib.suppress(OSError):
+            if str(config).encode() in line.read_bytes().split(b"\0") and \
+                    run.alive(line.parent.name):
+                found.append(line.parent.name)
     return found
 
 
-def run_once(place, config, ranks, env):
-    """How a run has ended, when, and its processes that were left then."""
-    run_ = run.Run(place.command(ranks, config), config, env)
-    try:
-        r = run_.finish()
-        now = time.time()
-    finally:
-        end = time.monotonic() + PROMPT_S
-        while left_over(config) and time.monotonic() < end:
-            time.sleep(0.05)
-        left = left_over(config)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-    return r, now, left
-
-
-def ended(place, nvme, ranks, env, **changes):
+def ended(place, nvme, row, env, act=lambda run_: None, **changes):
     """A run that trains for ever unless something is wrong; how it has ended.
     All of its processes are gone.  Open MPI 4.1's launcher may crash on a message
     that comes while it ends (abort_ranks in runtime/comm/open.c), and what it
     leaves then is not the program's: such a run is made again."""
-    row = {**ROW, "ranks": ranks, "stage": 3, "comm": "nccl"}
-    env = {**rows.environment(place, row), **env}
+    row = {**ROW, "stage": 3, **row}
     for _ in range(3):
         config = place.config({**rows.config_of(row, nvme), "run.steps": STEPS,
                                "gradient_clipping": 0, **changes})
-        r, now, left = run_once(place, config, ranks, env)
+        run_ = run.Run(place.command(row["ranks"], config), config,
+                       {**rows.environment(place, row), **env})
+        try:
+            act(run_)
+            r = run_.finish()
+            now = time.time()
+        finally:
+            end = time.monotonic() + PROMPT_S
+            while left_over(config) and time.monotonic() < end:
+                time.sleep(0.05)
+            left = left_over(config)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         if r.rc != -signal.SIGSEGV:
             break
     assert not left and r.rc == 1, str(r)
@@ -89,24 +82,28 @@ def ended(place, nvme, ranks, env, **changes):
     return r
 
 
-def said(r, victim):
+def said(r, victim=None):
     """What the first rank that noticed has said; a stuck rank may be one."""
     lines = [x for x in r.err.splitlines() if x.startswith("izar: rank ")]
     assert lines and not lines[0].startswith(f"izar: rank {victim}:"), str(r)
     return lines[0]
 
 
-def fault(victim, number, group=100):
-    return {"IZ_STANDIN_FAULT": f"{victim}:{group}:{int(number)}"}
+def nccl(ranks):
+    return {"ranks": ranks, "comm": "nccl"}
+
+
+def fault(victim, number, **more):
+    return {"IZ_STANDIN_FAULT": f"{victim}:100:{int(number)}", **more}
 
 
 @pytest.mark.parametrize("ranks, victim", [(2, 0), (3, 1)])
 def test_nccl_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme):
     place.wrap(REAPED)
-    r = ended(place, nvme, ranks, fault(victim, signal.SIGKILL))
-    assert "NCCL: remote process exited" in said(r, victim), str(r)
-    assert " (all-gather)" in said(r, victim) or \
-        " (reduce-scatter)" in said(r, victim), str(r)
+    r = ended(place, nvme, nccl(ranks), fault(victim, signal.SIGKILL))
+    line = said(r, victim)
+    assert "NCCL: remote process exited" in line, str(r)
+    assert " (all-gather)" in line or " (reduce-scatter)" in line, str(r)
     assert 1 <= len(r.steps) < 100 or victim == 0, str(r)
 
 
@@ -116,44 +113,30 @@ def test_nccl_tells_of_a_rank_that_was_killed(ranks, victim, place, nvme):
 def test_nobody_tells_of_a_rank_that_was_killed(ranks, victim, parent, place, nvme):
     """Between GPUs of one host NCCL does not notice."""
     place.wrap(parent)
-    r = ended(place, nvme, ranks,
-              {**fault(victim, signal.SIGKILL), "IZ_STANDIN_SILENT": "1"})
+    r = ended(place, nvme, nccl(ranks), fault(victim, signal.SIGKILL, IZ_STANDIN_SILENT="1"))
     assert f" through NCCL): rank {victim} is gone" in said(r, victim), str(r)
 
 
-def test_a_rank_that_was_stopped(place, nvme):
-    r = ended(place, nvme, 3, fault(0, signal.SIGSTOP),
-              **{"run.comm_timeout_s": TIMEOUT_S})
-    line = said(r, 0)
-    assert f": waited {TIMEOUT_S} s for " in line, str(r)
-    assert "through NCCL): is another rank dead or stopped?" in line, str(r)
-
-
-@pytest.mark.parametrize("call, what", [
-    ("ncclCommInitRank", "the communicator (connecting through NCCL)"),
-    ("ncclGroupEnd", " (reduce-scatter through NCCL)"),
-    ("ncclCommDestroy", "the communicator (closing through NCCL)")])
-def test_a_call_of_nccl_that_never_returns(call, what, place, nvme):
-    """The first calls wait for other ranks on the host, not on the GPU."""
-    r = ended(place, nvme, 2, {"IZ_STANDIN_BLOCKS": call},
-              **{"run.comm_timeout_s": TIMEOUT_S, "run.steps": 2})
-    assert f": waited {TIMEOUT_S} s for " in said(r, None), str(r)
-    assert what in said(r, None), str(r)
+# The first calls wait for other ranks on the host, not on the GPU.
+@pytest.mark.parametrize("ranks, victim, env, steps, what", [
+    (3, 0, fault(0, signal.SIGSTOP), STEPS, "through NCCL): is another rank dead or stopped?"),
+    *((2, None, {"IZ_STANDIN_BLOCKS": call}, 2, what) for call, what in (
+        ("ncclCommInitRank", "the communicator (connecting through NCCL)"),
+        ("ncclGroupEnd", " (reduce-scatter through NCCL)"),
+        ("ncclCommDestroy", "the communicator (closing through NCCL)")))])
+def test_a_rank_or_a_call_that_stops(ranks, victim, env, steps, what, place, nvme):
+    r = ended(place, nvme, nccl(ranks), env,
+              **{"run.comm_timeout_s": TIMEOUT_S, "run.steps": steps})
+    line = said(r, victim)
+    assert f": waited {TIMEOUT_S} s for " in line and what in line, str(r)
 
 
 def test_a_rank_that_was_killed_in_a_collective_of_the_host(place, nvme):
-    """The ranks' GPUs talk through MPI.  Again where the launcher crashed, as in
-    ended()."""
-    place.wrap(REAPED)
-    row = {**ROW, "ranks": 2, "stage": 3, "comm": "mpi"}
-    for _ in range(3):
-        run_ = place.start(2, {**rows.config_of(row, nvme), "run.steps": STEPS},
-                           env=rows.environment(place, row))
+    """The ranks' GPUs talk through MPI."""
+    def kill(run_):
         run_.until_step(3)
-        victim = run.children(run_.pids()[1])
-        assert len(victim) == 1
-        os.kill(victim[0], signal.SIGKILL)
-        r = run_.finish(PROMPT_S)
-        if r.rc != -signal.SIGSEGV:
-            break
-    assert r.rc == 1 and ": rank 1 is gone" in said(r, 1), str(r)
+        victim, = run.children(run_.pids()[1])
+        os.kill(victim, signal.SIGKILL)
+    place.wrap(REAPED)
+    r = ended(place, nvme, {"ranks": 2, "comm": "mpi"}, {}, kill)
+    assert ": rank 1 is gone" in said(r, 1), str(r)

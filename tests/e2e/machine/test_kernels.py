@@ -28,9 +28,8 @@ def old(**more):
 
 def multiplies(r):
     """Whose products the header has measured."""
-    found = re.findall(r"^run: .*; (\S.*), [\d.]+ GFLOP/s in GEMM", r.out, re.M)
-    assert len(found) == 1, str(r)
-    return found[0]
+    found, = re.findall(r"^run: .*; (\S.*), [\d.]+ GFLOP/s in GEMM", r.out, re.M)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +42,13 @@ def slow(shared):
         pytest.skip("this processor is as old as the kernels")
 
 
-def test_kernels_of_an_old_processor_are_replaced(slow, place):
-    r = place.good(1, asked("auto"), env=old())
-    assert "Prescott" not in multiplies(r)
-    assert r.config["run"]["cpu_kernels"] in ("oneDNN", "SkylakeX", "Haswell")
-
-
-def test_ranks_agree(slow, place):
-    """One of them has an old library, so its own kernels are no choice."""
-    r = place.good(2, asked("auto"), env=old(OLD_RANK="1"))
+@pytest.mark.parametrize("ranks, more", ((1, {}), (2, {"OLD_RANK": "1"})))
+def test_kernels_of_an_old_processor_are_replaced(ranks, more, slow, place):
+    """Also where one of the ranks alone has an old library."""
+    r = place.good(ranks, asked("auto"), env=old(**more))
     taken = r.config["run"]["cpu_kernels"]
-    assert taken in ("oneDNN", "SkylakeX", "Haswell")
-    assert place.good(2, asked(taken)).numbers == r.numbers
+    assert "Prescott" not in multiplies(r) and taken in ("oneDNN", "SkylakeX", "Haswell")
+    assert place.good(ranks, asked(taken)).numbers == r.numbers
 
 
 def test_kernels_that_the_processor_cannot_run_are_refused(place):
@@ -79,19 +73,14 @@ def test_a_resumed_run_keeps_its_kernels(begun, then, slow, kept):
     kept(1, key, None, {**asked(begun), **old()}, {key: "auto", **then})
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-def test_kernels_that_are_not_here_are_refused_once(ranks, place):
-    r = place.launch(ranks, asked("Zen99"))
-    run.refused(r, "run.cpu_kernels: Zen99: rank 0: this machine does not have them; "
-                "use auto")
+def test_kernels_that_are_not_here_are_refused_once(place):
+    """Those that are asked for, and those that a run began with."""
+    words = "run.cpu_kernels: Zen99: rank 0: this machine does not have them; "
+    r = place.launch(2, asked("Zen99"))
+    run.refused(r, words + "use auto")
     assert r.err.count("run.cpu_kernels") == 1, str(r)
-
-
-def test_kept_kernels_that_are_not_here_are_refused(place):
-    place.good(1, asked("BLAS"), output=place.folder / "a")
-    run.edit_index(place.folder / "a", lambda j: j.update(identity=[
+    output = place.good(1, asked("BLAS")).output
+    run.edit_index(output, lambda j: j.update(identity=[
         re.sub('(run.cpu_kernels) .*', r'\1 "Zen99"', x) for x in j["identity"]]))
-    r = place.launch(1, asked("auto", **{"run.steps": 6}), ["--resume"],
-                     output=place.folder / "a")
-    run.refused(r, "run.cpu_kernels: Zen99: rank 0: this machine does not have them; "
-                "this run began with it: BLAS goes on with other bits")
+    r = place.launch(1, asked("auto", **{"run.steps": 6}), ["--resume"], output)
+    run.refused(r, words + "this run began with it: BLAS goes on with other bits")

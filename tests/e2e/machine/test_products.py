@@ -17,35 +17,27 @@ WITHOUT = {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"}
 
 def products(r):
     """What the header says that products are made in."""
-    found = re.findall(r"GFLOP/s in GEMM( of bf16)?(?: on rank 0)?$", r.out, re.M)
-    assert len(found) == 1, str(r)
-    return "bf16" if found[0] else "fp32"
+    of_bf16, = re.findall(r"GFLOP/s in GEMM( of bf16)?(?: on rank 0)?$", r.out, re.M)
+    return "bf16" if of_bf16 else "fp32"
 
 
 def asked(kind, **more):
     return {**CONFIG, "run.cpu_products": kind, **more}
 
 
+# Small layers are faster in fp32 on any machine: rounding and calling cost more than the
+# product.
 @pytest.mark.sanitized
-def test_auto_takes_what_is_faster_and_says_why(place, bf16_products):
-    """Small layers are faster in fp32 on any machine: rounding and calling cost
-    more than the product."""
+@pytest.mark.parametrize("env, why", (({}, "in bf16 one of"), (WITHOUT, "oneDNN multiplies no")))
+def test_auto_takes_what_is_faster_and_says_why(env, why, place, bf16_products):
     model = {"layers": 2, "heads": 1, "width": 8, "seq": 8, "vocab": 256}
-    r = place.good(1, asked("auto", model=model))
-    assert products(r) == "fp32"
-    assert "products in fp32: in bf16 one of" in r.out, str(r)
-    assert r.config["run"]["cpu_products"] == "fp32"
+    r = place.good(1, asked("auto", model=model), env=env)
+    assert products(r) == r.config["run"]["cpu_products"] == "fp32"
+    assert f"products in fp32: {why}" in r.out, str(r)
 
 
-def test_auto_without_instructions_says_so(place, bf16_products):
-    r = place.good(1, asked("auto"), env=WITHOUT)
-    assert products(r) == "fp32"
-    assert "products in fp32: oneDNN multiplies no" in r.out, str(r)
-
-
-@pytest.mark.parametrize("ranks", (1, 3))
-def test_bf16_that_cannot_be_is_refused_once(ranks, place, bf16_products):
-    r = place.launch(ranks, asked("bf16"), env=WITHOUT)
+def test_bf16_that_cannot_be_is_refused_once(place, bf16_products):
+    r = place.launch(3, asked("bf16"), env=WITHOUT)
     run.refused(r, "run.cpu_products: bf16: rank 0: oneDNN multiplies no")
     assert r.err.count("run.cpu_products") == 1, str(r)
 
@@ -78,13 +70,12 @@ def test_less_memory_by_products_of_fp32_is_offered(place, bf16_products):
 def test_a_described_machine_makes_the_same_products(place, bf16_products):
     path, machine = described(place)
     assert machine["core_bf16_flops_per_s"] >= machine["core_flops_per_s"]
-    more = {"model": GPT2, "train_batch_size": 1, "run.workers": machine["cores"]}
-    free = {"run.memory_limit_bytes": 10**15}
-    here = place.launch(1, asked("bf16", **more, **free), ["--plan"])
-    for kind in ("auto", "bf16"):
-        there = place.launch(1, asked(kind, **more, **free),
-                             ["--plan", "--machine", path])
-        assert planned(there.out, ("scratch",)) == planned(here.out, ("scratch",))
+    more = {"model": GPT2, "train_batch_size": 1, "run.workers": machine["cores"],
+            "run.memory_limit_bytes": 10**15}
+    here, *there = (place.launch(1, asked(kind, **more), ["--plan", *at]) for kind, at in (
+        ("bf16", ()), ("auto", ("--machine", path)), ("bf16", ("--machine", path))))
+    for r in there:
+        assert planned(r.out, ("scratch",)) == planned(here.out, ("scratch",))
 
 
 def most_memory(config):

@@ -31,7 +31,7 @@ def big(**more):
 def planned_of(place, ranks, config, names=STATES):
     """Bytes of these classes in a plan of a large GPT-2."""
     r = place.launch(1, big(**config), ["--plan", "--ranks", ranks])
-    assert r.rc == 0, str(r)
+    assert r.rc == 0 and not r.output.exists(), str(r)
     return planned(r.out, names)
 
 
@@ -67,17 +67,7 @@ def test_a_run_allocates_the_papers_bytes(stage, place):
     assert per == pytest.approx(PAPER[stage](2), rel=5e-3)
 
 
-def test_plan_alone_writes_nothing(place):
-    r = place.launch(1, {}, ["--plan"])
-    assert r.rc == 0 and not r.output.exists()
-
-
 # ---- a machine that is described ----
-
-def test_a_description_that_cannot_be_written_is_refused():
-    r = run.call(run.built("tools/calibrate"), "--describe", "/dev/full")
-    assert r.rc == 1 and "/dev/full: cannot write: No space left" in r.err, str(r)
-
 
 def test_ranks_that_only_describe_a_machine_measure_no_collectives(tmp_path):
     r = run.call(*run.MPIRUN, "-np", 2, run.built("tools/calibrate"), "--describe",
@@ -88,9 +78,10 @@ def test_ranks_that_only_describe_a_machine_measure_no_collectives(tmp_path):
 
 
 @pytest.mark.parametrize("args, rc, words", [
+    (("/dev/full",), 1, "/dev/full: cannot write: No space left"),
     (("m.json", "/nowhere"), 1, "/nowhere: cannot be measured: No such file"),
     (("m.json", ".", "more"), 2, "usage: "), (("m.json", "--describe"), 2, "usage: ")])
-def test_a_folder_that_is_not_there_is_no_machine_without_a_disk(args, rc, words, tmp_path):
+def test_what_cannot_be_described_is_refused(args, rc, words, tmp_path):
     r = run.call(run.built("tools/calibrate"), "--describe", *args, cwd=tmp_path)
     assert r.rc == rc and words in r.err and not list(tmp_path.iterdir()), str(r)
 
@@ -107,15 +98,11 @@ def test_a_description_of_this_machine_is_what_a_run_finds(place):
     assert 0 < machine["host_bytes"] <= total
 
 
-def test_ranks_share_a_machine_without_a_network(place):
-    path, machine = described(place)
-    machine["host_bytes"] = 8 * 1000 * run.MIB
-    path.write_text(json.dumps(machine))
+def test_ranks_share_a_machine_without_a_network(there):
     for ranks, own, said in ((1, 0, None), (8, 0, "there are 1000.0 MiB"),
                              (8, 10**11, None), (1, 600 * run.MIB, "there are 600.0 MiB")):
-        r = place.launch(1, big(**{"zero_optimization.stage": 0,
-                                   "run.memory_limit_bytes": own}),
-                         ["--plan", "--machine", path, "--ranks", ranks])
+        r = there({"host_bytes": 8 * 1000 * run.MIB}, {
+            "zero_optimization.stage": 0, "run.memory_limit_bytes": own}, "--ranks", ranks)
         assert (r.rc == 0) == (said is None) and (not said or said in r.err), str(r)
 
 
@@ -180,13 +167,11 @@ def share(text):
     return found and (int(found[1]), float(found[2]))
 
 
-def test_files_that_a_described_disk_has_no_room_for_are_told(place, nvme):
-    path, machine = described(place)
-    path.write_text(json.dumps({**machine, "disk_bytes": run.MIB // 10}))
-    for config in ({}, run.offload(3, "nvme", "none", nvme)):
-        r = place.launch(1, {**config, "run.memory_limit_bytes": 10**8},
-                         ["--plan", "--machine", path])
-        assert r.rc == 0 and ("has 0.1 MiB" in r.err) == bool(config), str(r)
+def test_files_that_a_described_disk_has_no_room_for_are_told(there, nvme):
+    for home in ("none", "nvme"):
+        r = there({"disk_bytes": run.MIB // 10},
+                  {"model": run.MODEL, **run.offload(3, home, "none", nvme)})
+        assert r.rc == 0 and ("has 0.1 MiB" in r.err) == (home == "nvme"), str(r)
 
 
 def test_ranks_of_a_plan_share_this_machine(place):
@@ -211,10 +196,9 @@ def test_ranks_of_a_plan_cut_a_step_as_their_run_does(place):
     """Slices are of the whole batch."""
     c = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "model.seq": 64,
          "run.workers": 4, "run.slices": 0, "run.memory_limit_bytes": 2 * run.MIB}
-    said = [place.launch(ranks, c, ["--plan", *more]).out
-            for ranks, more in ((1, ["--ranks", 2]), (2, []))]
-    assert all("8 micro-batches a step, 1 at a time, 4 slices of 1 sample" in x
-               for x in said), said
+    for ranks, more in ((1, ["--ranks", 2]), (2, [])):
+        r = place.launch(ranks, c, ["--plan", *more])
+        assert "8 micro-batches a step, 1 at a time, 4 slices of 1 sample" in r.out, str(r)
 
 
 def test_ranks_of_a_plan_that_fill_this_machine_are_refused(place):
@@ -289,61 +273,40 @@ MODEL = {**run.MODEL, "vocab": 512}
 LAYERS, STEPS, G = MODEL["layers"], 3, 4
 
 
-def fetched(place, n, schedule, ring, reuse, size):
-    zero = {"stage": 3, "stage3_max_reuse_distance": reuse,
-            "offload_param": {"device": "cpu"}}
-    return place.good(n, {
-        "model": MODEL, "train_batch_size": G * n, "run.steps": STEPS,
-        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": G,
-        "zero_optimization": zero, "run.schedule": schedule,
-        "run.parallel_micro_batches": 1, "run.ring": ring,
-        "run.sum_order": "ranks_first",
-        "bf16.enabled": size == 2})
+def trained(place, ranks, nvme=None, home="none", param="none", stage=3, **more):
+    """Of G micro-batches a step, one after the other."""
+    return place.good(ranks, run.merge({
+        "model": MODEL, "train_batch_size": G * ranks, "run.steps": STEPS,
+        "train_micro_batch_size_per_gpu": 1, "run.parallel_micro_batches": 1,
+        "run.sum_order": "ranks_first", **run.offload(stage, home, param, nvme)}, more))
 
 
-@pytest.mark.parametrize("ranks, size, ring", [
-    (2, 2, 1), (2, 4, LAYERS), (3, 4, 3)])
-def test_breadth_first_divides_traffic_by_the_accumulation(ranks, size, ring,
-                                                           place):
-    """Without reuse a pass fetches what it uses: embedding three times (it is
-    the head's weight too), blocks twice, head once."""
+# What a pass fetches: without reuse what it uses, the embedding three times (it is the
+# head's weight too), blocks twice, the head once.  At the turn of a pass, and between two,
+# a full ring is used again: one that holds all fetches once a step.  A kept copy is
+# gathered once a step.  Nothing is fetched that is there, on a CPU in the cpu tier too.
+@pytest.mark.parametrize("ranks, stage, schedule, ring, reuse, dtype", [
+    *((ranks, 3, schedule, ring, 0, dtype) for schedule in ("breadth_first", "depth_first")
+      for ranks, dtype, ring in ((2, "bf16", 1), (2, "fp32", LAYERS), (3, "fp32", 3))),
+    *((2, 3, schedule, ring, 10**9, "fp32") for schedule in ("breadth_first", "depth_first")
+      for ring in (1, 3, LAYERS)),
+    (2, 1, "depth_first", 1, 0, "fp32"), (2, 2, "depth_first", 1, 0, "fp32"),
+    (1, 1, "depth_first", 1, 0, "fp32"), (1, 3, "depth_first", 1, 0, "fp32")])
+def test_a_ring_fetches_what_it_does_not_hold(ranks, stage, schedule, ring, reuse, dtype, place):
     embed, block, *_, head = run.units(MODEL, ranks)
-    one_pass = 3 * embed + 2 * LAYERS * block + head
-    deep = fetched(place, ranks, "depth_first", ring, 0, size)
-    broad = fetched(place, ranks, "breadth_first", ring, 0, size)
-    assert broad.summary["fetched_bytes"] == STEPS * size * one_pass
-    assert deep.summary["fetched_bytes"] == G * broad.summary["fetched_bytes"]
-    assert deep.numbers == broad.numbers
-
-
-@pytest.mark.parametrize("schedule, passes", (("breadth_first", 1), ("depth_first", G)))
-@pytest.mark.parametrize("ring", (1, 3, LAYERS))
-def test_a_ring_fetches_what_it_does_not_hold(ring, schedule, passes, place):
-    """At the turn of a pass, and between two, a full ring is used again: one that
-    holds all fetches once a step."""
-    embed, block, *_, head = run.units(MODEL, 2)
-    r = fetched(place, 2, schedule, ring, 10**9, 4)
-    blocks = LAYERS + (2 * passes - 1) * (LAYERS - ring)
-    assert r.summary["fetched_bytes"] == STEPS * 4 * (embed + blocks * block + head), str(r)
-
-
-@pytest.mark.parametrize("stage", (1, 3))
-def test_nothing_is_fetched_that_is_there(stage, place):
-    """On a CPU that goes for parameters in the cpu tier too."""
-    zero = {"stage": stage}
-    if stage == 3:
-        zero["offload_param"] = {"device": "cpu"}
-    r = place.good(1, {"zero_optimization": zero})
-    assert r.summary["fetched_bytes"] == 0
-    assert r.summary["sent_bytes"] == 0
-
-
-@pytest.mark.parametrize("stage", (1, 2))
-def test_a_kept_copy_is_gathered_once_a_step(stage, place):
-    embed, block, *_, head = run.units(MODEL, 2)
-    r = place.good(2, {"model": MODEL, "zero_optimization.stage": stage})
-    assert r.summary["fetched_bytes"] == \
-        STEPS * 4 * (embed + LAYERS * block + head)
+    passes = G if schedule == "depth_first" else 1
+    if stage < 3:
+        elems = embed + LAYERS * block + head
+    elif reuse:
+        elems = embed + (LAYERS + (2 * passes - 1) * (LAYERS - ring)) * block + head
+    else:
+        elems = passes * (3 * embed + 2 * LAYERS * block + head)
+    r = trained(place, ranks, stage=stage, param="cpu" if stage == 3 else "none", **{
+        "zero_optimization.stage3_max_reuse_distance": reuse, "run.schedule": schedule,
+        "run.ring": ring, **run.typed(dtype)})
+    size = 2 if dtype == "bf16" else 4
+    assert r.summary["fetched_bytes"] == (ranks > 1) * STEPS * size * elems, str(r)
+    assert ranks > 1 or r.summary["sent_bytes"] == 0
 
 
 # ---- gradient traffic ----
@@ -361,12 +324,8 @@ def test_local_sums_are_sent_once_a_step(ranks, stage, schedule, home, dtype, pl
         (4 if dtype == "fp32" else 2) * (ranks - 1) // ranks
     sent = {}
     for order in ("local_first", "ranks_first"):
-        r = place.good(ranks, {
-            "model": MODEL, "train_batch_size": G * ranks, "run.steps": STEPS,
-            "train_micro_batch_size_per_gpu": 1, "run.sum_order": order,
-            "run.schedule": schedule, "run.parallel_micro_batches": 1,
-            **run.typed(dtype),
-            **run.offload(stage, home, home if stage == 3 else "none", nvme)})
+        r = trained(place, ranks, nvme, home, home if stage == 3 else "none", stage, **{
+            "run.sum_order": order, "run.schedule": schedule, **run.typed(dtype)})
         sent[order] = r.summary["sent_bytes"]
     assert sent["ranks_first"] - sent["local_first"] == (G - 1) * once
     assert sent["local_first"] > once
@@ -380,10 +339,7 @@ def test_a_local_sum_takes_what_is_planned(place):
     ring = embed + 2 * block + head
     for stage, schedule, want in ((2, "depth_first", whole // 2),
                                   (3, "breadth_first", ring)):
-        r = {order: place.good(2, {
-            "model": MODEL, "train_batch_size": 2 * G, "run.sum_order": order,
-            "train_micro_batch_size_per_gpu": 1, "run.schedule": schedule,
-            "run.parallel_micro_batches": 1, "zero_optimization.stage": stage,
-            "run.steps": 1}).bytes_of("gradients", "unit gradients")
-            for order in ("local_first", "ranks_first")}
+        r = {order: trained(place, 2, stage=stage, **{
+            "run.sum_order": order, "run.schedule": schedule, "run.steps": 1}).bytes_of(
+                "gradients", "unit gradients") for order in ("local_first", "ranks_first")}
         assert r["local_first"] - r["ranks_first"] == 4 * want, schedule
