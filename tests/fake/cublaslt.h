@@ -14,7 +14,6 @@ struct fake_cublaslt {
     int fails;      /* status of every search, if not 0 */
     int bias_fails; /* the same of those with a bias */
     int searches;   /* calls of cublasLtMatmulAlgoGetHeuristic */
-    int products;   /* calls of cublasLtMatmul */
     int compute;    /* compute type of the last product */
 };
 

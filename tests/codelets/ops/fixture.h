@@ -30,9 +30,6 @@ struct tensor {
  * variable IZ_SEED or 1.  SEEDED: a test that begins so. */
 int fixture_seed(void **test);
 #define SEEDED(f) cmocka_unit_test_setup(f, fixture_seed)
-#define SEEDED_WITH(f, state)                                                  \
-    cmocka_unit_test_prestate_setup_teardown(f, fixture_seed, NULL,            \
-                                             (void *)(state))
 double fixture_uniform(void); /* [-1, 1) */
 int32_t fixture_below(int64_t n);
 
