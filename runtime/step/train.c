@@ -214,7 +214,6 @@ enum { EVAL_TASKS = 4096 };
 
 /* Ends early, and says of how many samples, when a signal asks for the end: a
  * batch system leaves the time for a save. */
-
 static void eval_samples(struct iz_engine *e, struct iz_samples all)
 {
     int64_t n = (int64_t)e->plan.tracks * e->plan.ranks * e->plan.samples;
