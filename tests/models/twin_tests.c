@@ -164,7 +164,8 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own, size_t n)
     };
     kind = k;
     int first = k->loss ? 0 : 1;
-    memcpy(tests + 5, own, n * sizeof(*own));
+    for (size_t i = 0; i < n; i++)
+        tests[5 + i] = own[i];
     iz_blas_open();
     return _cmocka_run_group_tests(k->name, tests + first, 5 - first + n, NULL,
                                    NULL);
