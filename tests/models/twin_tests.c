@@ -3,7 +3,6 @@
 #include "tests/models/twin.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "codelets/ops/blas.h"
 
