@@ -6,9 +6,10 @@ where the program does without a failed case.  A column is a fault:
   F  it fails      .  it passes or is skipped      ?  it did not come to an end
   -  it does not come where the fault is            (a blank) was not run yet
 A first run of all tests, with a mark in each function that has a fault, gives the
-seconds of every case and tells which faults a program comes to; of a fault outside of
-functions of C every program counts as coming to it.  What fails with the marks, as
-tests of the sources themselves do, is left out."""
+seconds of every case and tells which faults a program, or a case of pytest, comes to;
+what a fixture of a module starts counts for all cases of its file.  Of a fault outside
+of functions of C all count as coming to it.  What fails with the marks, as tests of the
+sources themselves do, is left out.  The faults that cost the least come first."""
 import difflib
 import hashlib
 import json
@@ -32,32 +33,33 @@ WHOLE = "*"
 # As tools/check has them: other suites of these builds are those of the first.
 SUITES = {"build": None, "build-standin": "standin", "build-simgrid": "simgrid"}
 INTERRUPTED_S = 60  # for pytest to write what it has seen
+FEW = 4  # cases that several processes of pytest would take longer for
 
 
 # ---- the tests ----
 
 class Unit(typing.NamedTuple):
-    """What is run at once: a test of meson, or one file of those that pytest has in
-    it."""
+    """A test of meson."""
     build: str
     name: str
     line: tuple
     env: tuple
     folder: str
 
+    def of(self, cases):
+        """The command that runs these alone, where it is one of pytest."""
+        if "pytest" not in self.line or cases is None:
+            return self.line
+        rest = [a for a in self.line if not a.startswith("tests/")]
+        if len(cases) < FEW:
+            rest = [a for a in rest if a not in ("-n", "auto")]
+        return [*rest, *(node(c) for c in sorted(cases) if c != WHOLE)]
 
-def split_by_file(test, line, env):
-    """(file, its command) for each file that has a case."""
-    paths = [a for a in line if (TREE / a).exists() and a.startswith("tests/")]
-    rest = [a for a in line if a not in paths]
-    bare = [a for a in rest if a not in ("-n", "auto")]
-    out = subprocess.run([*bare, "--collect-only", "-p", "no:cacheprovider", *paths],
-                         cwd=TREE, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
-                         capture_output=True, text=True, check=False).stdout
-    files = dict.fromkeys(x.partition("::")[0] for x in out.splitlines() if "::" in x)
-    if not files:
-        raise Trouble(f"{test}: pytest finds no case:\n{out[-2000:]}")
-    return [(f, [*rest, f]) for f in files]
+
+def node(case):
+    """What pytest calls a case that its report has as folder.file::name."""
+    file, colons, name = case.partition("::")
+    return file.replace(".", "/") + ".py" + colons + name
 
 
 def units_of(build, suites):
@@ -70,25 +72,21 @@ def units_of(build, suites):
         own = {s.partition(":")[2] for s in t["suite"]}
         if SUITES[build] not in (None, *own) or (suites and not own & set(suites)):
             continue
-        env = {**planting.environment(build), **t["env"]}
-        lines = [(None, t["cmd"])]
-        if "pytest" in t["cmd"]:
-            lines = split_by_file(t["name"], t["cmd"], env)
-        for file, line in lines:
-            yield Unit(build, t["name"] + (f": {file}" if file else ""), tuple(line),
-                       tuple(t["env"].items()), t["workdir"] or str(TREE / build))
+        yield Unit(build, t["name"], tuple(t["cmd"]), tuple(t["env"].items()),
+                   t["workdir"] or str(TREE / build))
 
 
-def run_unit(unit, limit_s, **env):
-    """{case: (verdict, seconds)}, and how long all took."""
+def run_unit(unit, limit_s, cases=None, **env):
+    """{case: (verdict, seconds)}, and how long all took; of pytest's these alone."""
+    line = unit.of(cases)
     results = WORK / "results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir()
     begin = time.monotonic()
     with open(WORK / "log", "a", encoding="utf-8") as log:
-        print("\n$", *unit.line, file=log, flush=True)
+        print("\n$", *line, file=log, flush=True)
         p = subprocess.Popen(
-            [TREE / "tests/record.sh", *unit.line], cwd=unit.folder, stdout=log,
+            [TREE / "tests/record.sh", *line], cwd=unit.folder, stdout=log,
             stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**planting.environment(unit.build), **dict(unit.env), **env,
                  "IZ_TEST_RESULTS": str(results),
@@ -102,13 +100,13 @@ def run_unit(unit, limit_s, **env):
                 os.killpg(p.pid, number)
         p.wait()
     seconds = time.monotonic() - begin
-    cases = {}
+    found = {}
     for folder in results.iterdir():
         command = (folder / "command").read_text().strip()
         for name, verdict, _, s in tally.verdicts(folder):
-            cases[WHOLE if name == command else name] = (verdict, s)
-    cases.setdefault(WHOLE, ("passed", 0))
-    return cases, seconds
+            found[WHOLE if name == command else name] = (verdict, s)
+    found.setdefault(WHOLE, ("passed", 0))
+    return found, seconds
 
 
 # ---- the table ----
@@ -155,22 +153,28 @@ class Table:
         return {key[2]: row for key, (_, row) in self.rows.items()
                 if key[:2] == (unit.build, unit.name)}
 
-    def seconds(self, unit):
-        return self.rows[unit.build, unit.name, WHOLE][0]
+    def lacking(self, unit, fault):
+        """Its cases that were not run with a fault they come to, if any."""
+        return {case for case, row in self.of(unit).items()
+                if row.get(fault.name, " ") == " "}
 
-    def lacks(self, unit, fault):
-        return any(row.get(fault.name, " ") == " " for row in self.of(unit).values())
+    def seconds(self, unit, cases):
+        """What they take: all cases of a program that is not pytest's."""
+        if "pytest" not in unit.line:
+            return self.rows[unit.build, unit.name, WHOLE][0]
+        return sum(self.rows[unit.build, unit.name, c][0] for c in cases - {WHOLE})
 
     def put(self, unit, fault, cases):
-        for case, row in self.of(unit).items():
+        of = self.of(unit)
+        for case in self.lacking(unit, fault):
             verdict = cases.get(case, ("?", 0))[0]
-            row[fault.name] = {"failed": "F", "?": "?"}.get(verdict, ".")
+            of[case][fault.name] = {"failed": "F", "?": "?"}.get(verdict, ".")
 
 
 # ---- which tests come to a fault ----
 
 MARK = ('    {{ static char seen; extern void iz_reached(const char *) '
-        '__asm__("iz_reached"); if (!seen) {{ seen = 1; iz_reached("{}\\n"); }} }}\n')
+        '__asm__("iz_reached"); if (!seen) {{ seen = 1; iz_reached("{}"); }} }}\n')
 
 
 def changed_lines(fault):
@@ -242,14 +246,29 @@ def begin(table, units, faults):
             if bad:
                 say("fails without a fault:", u.build, u.name, *bad)
             if WHOLE not in bad:
-                names = reached.read_text().split() if reached.exists() else ()
-                add(table, u, cases, s, faults, elsewhere.union(names))
+                lines = reached.read_text().splitlines() if reached.exists() else ()
+                add(table, u, cases, s, faults, came(lines, elsewhere))
     finally:
         planting.bring_up_to_date()
         table.save()
 
 
-def add(table, unit, cases, seconds, faults, reached):
+def came(lines, elsewhere):
+    """came(lines, elsewhere)(case, fault): whether it comes to it, by what
+    iz_reached has written."""
+    seen = set()
+    for line in set(lines):
+        fault, _, test = line.partition("\t")
+        case, _, phase = test.rpartition(" ")
+        if phase == "(setup)":
+            case = case.partition("::")[0]
+        seen |= {(fault, case), (fault, WHOLE)}
+    return lambda case, fault: fault in elsewhere or any(
+        (fault, x) in seen for x in (WHOLE if case == WHOLE else "", node(case),
+                                     node(case).partition("::")[0]))
+
+
+def add(table, unit, cases, seconds, faults, comes):
     """Rows of the cases that pass; of others there are none any more."""
     good = {c for c, (verdict, _) in cases.items() if verdict == "passed"}
     for case in set(table.of(unit)) - good:
@@ -258,23 +277,28 @@ def add(table, unit, cases, seconds, faults, reached):
         row = table.rows.setdefault((unit.build, unit.name, case), [0, {}])
         row[0] = seconds if case == WHOLE else cases[case][1]
         for f in faults:
-            row[1].setdefault(f.name, " " if f.name in reached else "-")
+            row[1].setdefault(f.name, " " if comes(case, f.name) else "-")
 
 
 # ---- the columns ----
 
+def work(table, units, fault):
+    """[(seconds, program, its cases that are to be run)], cheapest first."""
+    todo = [(u, table.lacking(u, fault)) for u in units]
+    return sorted(((table.seconds(u, cases), u, cases) for u, cases in todo if cases),
+                  key=lambda x: x[0])
+
+
 def column(table, units, fault):
-    """Runs what comes to the fault, cheapest first."""
-    todo = sorted((u for u in units if table.lacks(u, fault)), key=table.seconds)
+    todo = work(table, units, fault)
     if not todo:
         return
     begun = time.monotonic()
     try:
         planting.apply_patch(fault)
-        build_for(todo)
-        for u in todo:
-            limit = 60 + 5 * table.seconds(u)
-            table.put(u, fault, run_unit(u, limit)[0])
+        build_for([u for _, u, _ in todo])
+        for s, u, cases in todo:
+            table.put(u, fault, run_unit(u, 60 + 3 * s, cases)[0])
     except Trouble as trouble:
         say(fault.name, "--", trouble)
     finally:
@@ -300,7 +324,7 @@ def run(everything, faults, suites):
         say(f"without a fault: {len(fresh)} programs")
         begin(table, fresh, faults)
     sound = [u for u in units if (u.build, u.name, WHOLE) in table.rows]
-    for f in faults:
+    for f in sorted(faults, key=lambda f: sum(s for s, *_ in work(table, sound, f))):
         column(table, sound, f)
 
 

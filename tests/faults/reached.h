@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Behind a source that tests/faults/matrix.py has marked: appends the name of a
- * fault that a test has come to. */
+/* Behind a source that tests/faults/matrix.py has marked: appends the name of
+ * a fault that a test has come to, and the case that pytest is at. */
 #pragma once
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 /* As its callers declare it, in C++ as well as in C. */
@@ -17,7 +17,8 @@ __attribute__((weak)) void iz_reached(const char *fault)
     int fd = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
     if (fd < 0)
         return;
-    if (write(fd, fault, strlen(fault)) < 0)
+    const char *test = getenv("PYTEST_CURRENT_TEST");
+    if (dprintf(fd, "%s\t%s\n", fault, test ? test : "") < 0)
         abort();
     close(fd);
 }
