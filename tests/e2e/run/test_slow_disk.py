@@ -22,7 +22,7 @@ def slow(rank, name, **more):
     (0, "index.json", "the save of a checkpoint", "async"),
     (0, "config.json", "the start of the run", "sync")))
 def test_a_save_or_start_may_take_longer_than_a_wait(victim, name, phase, mode, place):
-    r = place.good(2, {**SAVES, "run.save_mode": mode}, env=slow(victim, name, S=3))
+    r = place.good(2, {**SAVES, "run.save_mode": mode}, env=slow(victim, name, S=5))
     assert r.saved[-1] == 3
     assert f"izar: rank {1 - victim}: has waited" in r.err, str(r)
     assert WAITS.format(phase) in r.err, str(r)
