@@ -46,14 +46,17 @@ class Unit(typing.NamedTuple):
     env: tuple
     folder: str
 
-    def of(self, cases):
-        """The command that runs these alone, where it is one of pytest."""
+    def command(self, cases=None, enough=None):
+        """Where it is one of pytest: of these alone, in this order, until enough of them
+        have failed."""
         if "pytest" not in self.line or cases is None:
             return self.line
         rest = [a for a in self.line if not a.startswith("tests/")]
         if len(cases) < FEW:
             rest = [a for a in rest if a not in ("-n", "auto")]
-        return [*rest, *(node(c) for c in sorted(cases) if c != WHOLE)]
+        if enough:
+            rest.append(f"--maxfail={enough}")
+        return [*rest, *(node(c) for c in cases if c != WHOLE)]
 
 
 def node(case):
@@ -76,9 +79,8 @@ def units_of(build, suites):
                    t["workdir"] or str(TREE / build))
 
 
-def run_unit(unit, limit_s, cases=None, **env):
-    """{case: (verdict, seconds)}, and how long all took; of pytest's these alone."""
-    line = unit.of(cases)
+def run_unit(unit, line, limit_s, **env):
+    """{case: (verdict, seconds)}, and how long all took."""
     results = WORK / "results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir()
@@ -154,19 +156,26 @@ class Table:
                 if key[:2] == (unit.build, unit.name)}
 
     def lacking(self, unit, fault):
-        """Its cases that were not run with a fault they come to, if any."""
-        return {case for case, row in self.of(unit).items()
-                if row.get(fault.name, " ") == " "}
+        """Its cases that were not run with a fault they come to, cheapest first."""
+        return sorted((case for case, row in self.of(unit).items()
+                       if row.get(fault.name, " ") == " "),
+                      key=lambda c: self.rows[unit.build, unit.name, c][0])
+
+    def caught(self, fault):
+        """How many cases have caught it."""
+        return sum(row.get(fault.name) == "F" for _, row in self.rows.values())
 
     def seconds(self, unit, cases):
         """What they take: all cases of a program that is not pytest's."""
         if "pytest" not in unit.line:
             return self.rows[unit.build, unit.name, WHOLE][0]
-        return sum(self.rows[unit.build, unit.name, c][0] for c in cases - {WHOLE})
+        return sum(self.rows[unit.build, unit.name, c][0] for c in cases if c != WHOLE)
 
-    def put(self, unit, fault, cases):
+    def put(self, unit, fault, cases, all_of_it=True):
         of = self.of(unit)
         for case in self.lacking(unit, fault):
+            if case not in cases and not all_of_it:
+                continue
             verdict = cases.get(case, ("?", 0))[0]
             of[case][fault.name] = {"failed": "F", "?": "?"}.get(verdict, ".")
 
@@ -241,13 +250,15 @@ def begin(table, units, faults):
         build_for(units)
         for u in units:
             reached.unlink(missing_ok=True)
-            cases, s = run_unit(u, planting.LIMIT_S, IZ_REACHED=str(reached))
+            cases, s = run_unit(u, u.line, planting.LIMIT_S, IZ_REACHED=str(reached))
             bad = sorted(c for c, (verdict, _) in cases.items() if verdict == "failed")
             if bad:
                 say("fails without a fault:", u.build, u.name, *bad)
-            if WHOLE not in bad:
-                lines = reached.read_text().splitlines() if reached.exists() else ()
-                add(table, u, cases, s, faults, came(lines, elsewhere))
+            if WHOLE in bad:  # nor is it tried again
+                add(table, u, {WHOLE: ("passed", 0)}, s, faults, lambda *_: False)
+                continue
+            lines = reached.read_text().splitlines() if reached.exists() else ()
+            add(table, u, cases, s, faults, came(lines, elsewhere))
     finally:
         planting.bring_up_to_date()
         table.save()
@@ -289,29 +300,34 @@ def work(table, units, fault):
                   key=lambda x: x[0])
 
 
-def column(table, units, fault):
+def column(table, units, fault, enough):
+    """Until enough cases have caught it, if that is a number."""
     todo = work(table, units, fault)
-    if not todo:
+    if not todo or enough and table.caught(fault) >= enough:
         return
     begun = time.monotonic()
     try:
         planting.apply_patch(fault)
-        build_for([u for _, u, _ in todo])
         for s, u, cases in todo:
-            table.put(u, fault, run_unit(u, 60 + 3 * s, cases)[0])
+            build_for([u])
+            left = enough and enough - table.caught(fault)
+            found, _ = run_unit(u, u.command(cases, left), 60 + 3 * s)
+            whole = not left or sum(v == "failed" for v, _ in found.values()) < left
+            table.put(u, fault, found, whole)
+            if not whole:
+                break
     except Trouble as trouble:
         say(fault.name, "--", trouble)
     finally:
         planting.bring_up_to_date()
         table.save()
-    failed = sum(row.get(fault.name) == "F" for _, row in table.rows.values())
     say(f"{fault.name}: {len(todo)} programs in {time.monotonic() - begun:.0f} s, "
-        f"{failed} cases fail")
+        f"{table.caught(fault)} cases fail")
 
 
-def run(everything, faults, suites):
+def run(everything, faults, suites, enough):
     """everything: all faults that there are; of these some, and tests of some suites,
-    are run."""
+    are run; enough: see column."""
     table = Table()
     table.fit(everything)
     units = [u for build in planting.STARPU for u in units_of(build, suites)]
@@ -325,7 +341,7 @@ def run(everything, faults, suites):
         begin(table, fresh, faults)
     sound = [u for u in units if (u.build, u.name, WHOLE) in table.rows]
     for f in sorted(faults, key=lambda f: sum(s for s, *_ in work(table, sound, f))):
-        column(table, sound, f)
+        column(table, sound, f, enough)
 
 
 # ---- what the table says ----
