@@ -20,7 +20,6 @@ const char *const iz_use_names[IZ_USES] = {
 /* What a logged span still counts for. */
 struct entry {
     struct iz_span span;
-    bool in_window;    /* the window's time; not after a stop */
     bool hides;        /* a computation: what runs beside it is hidden */
     int64_t block_end; /* of the computations that follow without a gap */
     enum { FRESH, DUE, COUNTED } hidden; /* time of its kind, beside those */
@@ -106,8 +105,7 @@ static struct entry *log_span(struct iz_time_shares *t, const struct iz_span *s)
     t->all_ns[use_of(t, s)] += (double)(s->end_ns - s->begin_ns);
     t->entry =
         iz_take_more(t->entry, t->n, &t->room, sizeof(*t->entry), "tasks");
-    t->entry[t->n] =
-        (struct entry){.span = *s, .in_window = true, .hidden = COUNTED};
+    t->entry[t->n] = (struct entry){.span = *s, .hidden = COUNTED};
     return &t->entry[t->n++];
 }
 
@@ -211,8 +209,6 @@ static void time_shares_apply(struct iz_time_shares *t, const struct edge *g)
         t->entry[t->block->entry].block_end = g->ns;
     if (e->hidden == DUE)
         t->now.due[e->span.kind] += g->change;
-    if (!e->in_window)
-        return;
     enum iz_use use = use_of(t, &e->span);
     t->now.running[use] += g->change;
     if (t->where[e->span.worker] == IZ_ON_COMPUTE)
@@ -236,9 +232,8 @@ static void time_shares_forget(struct iz_time_shares *t)
     }
     for (int i = 0; i < t->n; i++) {
         struct entry *e = &t->entry[i];
-        e->in_window &= e->span.end_ns > t->swept;
         e->hides &= e->block_end > oldest;
-        if (e->in_window || e->hides || e->hidden != COUNTED)
+        if (e->span.end_ns > t->swept || e->hides || e->hidden != COUNTED)
             t->entry[n++] = *e;
     }
     t->n = n;
@@ -283,8 +278,6 @@ void iz_time_shares_stop(struct iz_time_shares *t, bool last)
         t->entry[i].hidden += t->entry[i].hidden == FRESH;
     sweep(t, t->open ? t->until[2] : t->swept);
     t->open = false;
-    for (int i = 0; i < t->n; i++)
-        t->entry[i].in_window = false;
 }
 
 /* ---- figures ---- */
