@@ -65,7 +65,6 @@ static void log_task(const struct head *h, int id, int64_t begin_ns,
                         .unit = h->unit,
                         .step = h->step,
                         .position = h->position,
-                        .flops = h->flops,
                         .begin_ns = begin_ns,
                         .end_ns = end_ns};
     log_span(&h->g->worker[id].log, &s);

@@ -98,7 +98,6 @@ enum { IZ_TAG_WHERE_BITS = 4, IZ_TAG_UNIT_BITS = 16, IZ_TAG_BYTES_BITS = 40 };
 /* One executed task: times of CLOCK_MONOTONIC in ns. */
 struct iz_span {
     int64_t begin_ns, end_ns;
-    double flops;
     short kind, worker;
     int unit, step, position;
 };

@@ -21,18 +21,19 @@ bool iz_sum_possible(const struct iz_config *c, int ranks)
            ranks == 1;
 }
 
-struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
-                                    int micro_batches, int ranks, int group,
-                                    enum iz_dtype wire, enum iz_dtype kept)
+/* group: divides the ranks; 1 and all of them mean the same, one group. */
+static struct iz_sum_order sum_order_of(const struct iz_plan *p,
+                                        enum iz_sum_first first, int group)
 {
-    int groups = group > 1 ? ranks / group : 1;
-    struct iz_sum_level s = {IZ_SUM_SLICES, slices, IZ_F32, IZ_F32};
-    struct iz_sum_level m = {IZ_SUM_MICRO_BATCHES, micro_batches, kept, kept};
-    struct iz_sum_level r = {IZ_SUM_RANKS, ranks / groups, IZ_F32, IZ_F32};
+    int groups = group > 1 ? p->ranks / group : 1, micros = p->micro_batches;
+    enum iz_dtype wire = p->param_type, kept = p->grad_type;
+    struct iz_sum_level s = {IZ_SUM_SLICES, p->slices, IZ_F32, IZ_F32};
+    struct iz_sum_level m = {IZ_SUM_MICRO_BATCHES, micros, kept, kept};
+    struct iz_sum_level r = {IZ_SUM_RANKS, p->ranks / groups, IZ_F32, IZ_F32};
     struct iz_sum_level g = {IZ_SUM_GROUPS, groups, IZ_F32, IZ_F32};
-    bool many = ranks > 1;
+    bool many = p->ranks > 1;
     /* With one micro-batch a rank sends what it has without an accumulator. */
-    bool local = many && first == IZ_SUM_LOCAL_FIRST && micro_batches > 1;
+    bool local = many && first == IZ_SUM_LOCAL_FIRST && micros > 1;
     if (local)
         m.given = wire;
     else if (many)
@@ -42,8 +43,8 @@ struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
     if (groups > 1)
         r.given = wire; /* a link carries it */
     if (local)
-        return (struct iz_sum_order){wire, {s, m, r, g}};
-    return (struct iz_sum_order){wire, {s, r, g, m}};
+        return (struct iz_sum_order){{s, m, r, g}};
+    return (struct iz_sum_order){{s, r, g, m}};
 }
 
 int iz_sum_group(const struct iz_sum_order *o)
@@ -120,9 +121,7 @@ void iz_plan_stage(struct iz_plan *p, const struct iz_config *c)
     bool down = p->target.gpu && z->state.home != IZ_HOME_NONE;
     p->param_type = c->dtype;
     p->grad_type = c->grad_accum_fp32 && !once ? IZ_F32 : c->dtype;
-    p->sum = iz_sum_order_of(iz_sum_choose(c, p->target.gpu), p->slices,
-                             p->micro_batches, p->ranks, group, p->param_type,
-                             p->grad_type);
+    p->sum = sum_order_of(p, iz_sum_choose(c, p->target.gpu), group);
     z->sums = choose_sums(p, stage, down);
     z->group = c->zero.hpz_partition > 1 ? c->zero.hpz_partition : p->ranks;
     z->param.whole = z->frozen.whole = stage < 3;

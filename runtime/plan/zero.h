@@ -37,9 +37,8 @@ struct iz_sum_level {
 
 #define IZ_SUM_LEVELS 4
 
-/* From the contributions up.  A contribution has the type `wire`. */
+/* From the contributions up. */
 struct iz_sum_order {
-    enum iz_dtype wire;
     struct iz_sum_level level[IZ_SUM_LEVELS];
 };
 
@@ -52,11 +51,6 @@ enum iz_sum_first iz_sum_choose(const struct iz_config *c, bool gpu);
  * gradient, but of the unit whose micro-batches come together. */
 bool iz_sum_possible(const struct iz_config *c, int ranks);
 
-/* group: divides the ranks; 1 and all of them mean the same, one group.  kept:
- * type of the accumulators. */
-struct iz_sum_order iz_sum_order_of(enum iz_sum_first first, int slices,
-                                    int micro_batches, int ranks, int group,
-                                    enum iz_dtype wire, enum iz_dtype kept);
 /* Ranks of a group. */
 int iz_sum_group(const struct iz_sum_order *o);
 /* Whether several micro-batches are added below several ranks. */

@@ -120,7 +120,6 @@ void iz_time_shares_add(struct iz_time_shares *t, const struct iz_span *s)
     struct entry *e = log_span(t, s);
     struct iz_kind_time *k = &t->kind[s->kind];
     k->seconds += (double)(s->end_ns - s->begin_ns) * 1e-9;
-    k->flops += s->flops;
     k->tasks++;
     t->latest[2] = max64(t->latest[2], s->end_ns);
     e->hides = computes(s->kind);

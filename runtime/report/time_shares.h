@@ -26,7 +26,7 @@ extern const char *const iz_use_names[IZ_USES];
 /* All tasks of one kind so far, in the window or not.  Hidden: seconds during
  * which a forward, backward or evaluation was running on the same rank. */
 struct iz_kind_time {
-    double seconds, hidden_s, flops;
+    double seconds, hidden_s;
     int64_t tasks;
 };
 

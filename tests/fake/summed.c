@@ -132,7 +132,7 @@ static float slow_sum(struct slow *s, int levels)
         int64_t row = micro * p->ranks + rank;
         int64_t slice = row * p->slices + s->at[IZ_SUM_SLICES];
         struct source of = {slice * p->samples, s->unit, s->use};
-        return contribution(of, s->i, p->sum.wire);
+        return contribution(of, s->i, p->param_type);
     }
     for (int k = 0; k < l->n; k++) {
         s->at[l->over] = k;
