@@ -17,19 +17,13 @@ static void resolve_batch(struct iz_config_file *file, struct iz_faults *f,
 {
     int64_t t = file->c.train_batch_size;
     int64_t m = file->micro_batch, g = file->grad_accum;
-    file->c.cut_auto =
-        t && !m && !g &&
-        (*iz_config_given(file, "train_micro_batch_size_per_gpu") ==
-             IZ_GIVEN_AUTO ||
-         *iz_config_given(file, "gradient_accumulation_steps") ==
-             IZ_GIVEN_AUTO);
+    bool micro = iz_config_auto(file, "train_micro_batch_size_per_gpu");
+    bool accum = iz_config_auto(file, "gradient_accumulation_steps");
+    file->c.cut_auto = t && !m && !g && (micro || accum);
     if (iz_config_bad(file, "train_batch_size|train_micro_batch_size_per_gpu|"
                             "gradient_accumulation_steps"))
         return;
-    if (t == 0 && m == 0 &&
-        (*iz_config_given(file, "train_micro_batch_size_per_gpu") ==
-             IZ_GIVEN_AUTO ||
-         *iz_config_given(file, "train_batch_size") == IZ_GIVEN_AUTO))
+    if (t == 0 && m == 0 && (micro || iz_config_auto(file, "train_batch_size")))
         m = 8; /* as of TrainingArguments */
     if (t == 0 && m == 0) {
         iz_fault(f, "train_batch_size",
@@ -173,8 +167,7 @@ static void check_zero(struct iz_config_file *file, struct iz_faults *f)
          "{} leaves chunks to a GPU, run.device is {run.device}"},
     };
     iz_conflicts_tell(file, f, rows, sizeof(rows) / sizeof(rows[0]));
-    file->c.zero.optimizer.ratio_auto =
-        *iz_config_given(file, STATES "ratio") == IZ_GIVEN_AUTO;
+    file->c.zero.optimizer.ratio_auto = iz_config_auto(file, STATES "ratio");
 }
 
 static void resolve_run(struct iz_config_file *file, struct iz_faults *f)

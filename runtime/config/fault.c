@@ -94,6 +94,11 @@ enum iz_given *iz_config_given(struct iz_config_file *file, const char *name)
     return &file->given[k - iz_config_keys];
 }
 
+bool iz_config_auto(struct iz_config_file *file, const char *name)
+{
+    return *iz_config_given(file, name) == IZ_GIVEN_AUTO;
+}
+
 bool iz_config_gives(struct iz_config_file *file, const char *name)
 {
     return *iz_config_given(file, name) == IZ_GIVEN_VALUE;

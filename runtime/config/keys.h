@@ -68,8 +68,9 @@ enum { IZ_FAULTS_TOLD = 100 };
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
-/* Whether the file gives this key; and with a value of its own. */
+/* Whether the file gives this key; as "auto"; and with a value of its own. */
 enum iz_given *iz_config_given(struct iz_config_file *file, const char *name);
+bool iz_config_auto(struct iz_config_file *file, const char *name);
 bool iz_config_gives(struct iz_config_file *file, const char *name);
 /* Whether one of these keys, "a|b", has a fault of its own. */
 bool iz_config_bad(struct iz_config_file *file, const char *names);

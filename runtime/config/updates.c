@@ -102,22 +102,15 @@ static void resolve_scheduler(struct iz_config_file *file, struct iz_faults *f)
     lr->log_warmup = file->warmup_type == 0;
     if (lr->kind == IZ_LR_HF_WSD)
         lr->min_ratio = file->min_lr_ratio;
-    if (!iz_config_gives(file, "scheduler.params.warmup_max_lr"))
-        lr->warmup_max_lr =
-            lr->kind == IZ_LR_DECAY &&
-                    *iz_config_given(file, "scheduler.params.warmup_max_lr") !=
-                        IZ_GIVEN_AUTO
-                ? 0.001
-                : file->c.optimizer.lr;
+    bool own = lr->kind == IZ_LR_DECAY &&
+               !iz_config_auto(file, SCHEDULER "warmup_max_lr");
+    if (!iz_config_gives(file, SCHEDULER "warmup_max_lr"))
+        lr->warmup_max_lr = own ? 0.001 : file->c.optimizer.lr;
+    enum iz_given steps = *iz_config_given(file, SCHEDULER "warmup_num_steps");
     bool hf = lr->kind >= IZ_LR_HF_CONSTANT;
-    if (*iz_config_given(file, "scheduler.params.warmup_num_steps") ==
-        IZ_GIVEN_NOT)
+    if (steps == IZ_GIVEN_NOT || (hf && steps == IZ_GIVEN_AUTO))
         lr->warmup_num_steps = hf ? 0 : 1000;
-    if (*iz_config_given(file, "scheduler.params.warmup_num_steps") ==
-            IZ_GIVEN_AUTO &&
-        hf)
-        lr->warmup_num_steps = 0;
-    if (*iz_config_given(file, SCHEDULER "total_num_steps") == IZ_GIVEN_AUTO)
+    if (iz_config_auto(file, SCHEDULER "total_num_steps"))
         lr->total_num_steps = file->c.run.steps > 0 ? file->c.run.steps : 1;
 }
 
