@@ -6,34 +6,32 @@
 #include "models/dlrm.h"
 
 #include <math.h>
-#include <stddef.h>
 
+#include "models/keys.h"
 #include "models/parts.h"
 
+#define CONFIG struct iz_dlrm_config
+
 /* Larger widths are typing errors. */
-#define MOST (1 << 20)
+#define WIDEST (1 << 20)
 #define ROWS_MOST (1 << 30)
 
 static struct iz_dlrm_config config;
 
-#define FIELD(f, most)                                                         \
-    IZ_KEY_INT, .offset = offsetof(struct iz_dlrm_config, f), sizeof(int), 1,  \
-                most, NULL, IZ_CHANGE_SAME
-
 static const struct iz_key keys[] = {
-    {"dense", FIELD(dense, MOST), "13", "Numbers of a sample."},
-    {"tables", FIELD(tables, 1024), "26", "Categories of a sample."},
-    {"rows", FIELD(rows, ROWS_MOST), "1000000",
+    {KEY(dense, INT, 1, WIDEST, NULL), "13", "Numbers of a sample."},
+    {KEY(tables, INT, 1, 1024, NULL), "26", "Categories of a sample."},
+    {KEY(rows, INT, 1, ROWS_MOST, NULL), "1000000",
      "Rows of each table; a category is taken modulo this."},
-    {"dim", FIELD(dim, MOST), "64", "Numbers of a row."},
-    {"unit_rows", FIELD(unit_rows, ROWS_MOST), "1000000",
+    {KEY(dim, INT, 1, WIDEST, NULL), "64", "Numbers of a row."},
+    {KEY(unit_rows, INT, 1, ROWS_MOST, NULL), "1000000",
      "Rows of all tables that are gathered and updated as one unit."},
-    {"bottom_layers", FIELD(bottom_layers, IZ_DLRM_LAYERS), "2",
+    {KEY(bottom_layers, INT, 1, IZ_DLRM_LAYERS, NULL), "2",
      "Hidden layers of the MLP over the numbers."},
-    {"bottom_width", FIELD(bottom_width, MOST), "512", "Of these layers."},
-    {"top_layers", FIELD(top_layers, IZ_DLRM_LAYERS), "3",
+    {KEY(bottom_width, INT, 1, WIDEST, NULL), "512", "Of these layers."},
+    {KEY(top_layers, INT, 1, IZ_DLRM_LAYERS, NULL), "3",
      "Hidden layers of the MLP over the products."},
-    {"top_width", FIELD(top_width, MOST), "512", "Of these layers."},
+    {KEY(top_width, INT, 1, WIDEST, NULL), "512", "Of these layers."},
     {0},
 };
 
@@ -342,11 +340,11 @@ int iz_dlrm_open(struct iz_model **out, const void *target)
                 (long long)all_rows(c));
         return -EINVAL;
     }
-    if (units(c) > MOST) {
+    if (units(c) > WIDEST) {
         fprintf(stderr,
                 "dlrm: unit_rows = %d cuts the tables into %lld units; "
                 "%d are the most\n",
-                c->unit_rows, (long long)units(c), MOST);
+                c->unit_rows, (long long)units(c), WIDEST);
         return -EINVAL;
     }
     *out = iz_model_open("dlrm", (int)units(c) + 1, c, sizeof(*c));

@@ -3,27 +3,20 @@
  * those of block.h. */
 #include "models/gpt2.h"
 
-#include <stddef.h>
-
 #include "models/block.h"
+#include "models/keys.h"
 #include "models/parts.h"
 
-/* Larger widths, depths or vocabularies are typing errors. */
-#define MOST (1 << 24)
+#define CONFIG struct iz_gpt2_config
 
 static struct iz_gpt2_config config;
 
-#define FIELD(f)                                                               \
-    .offset = offsetof(struct iz_gpt2_config, f), sizeof(int), 1, MOST, NULL,  \
-    IZ_CHANGE_SAME
-
 static const struct iz_key keys[] = {
-    {"layers", IZ_KEY_INT, FIELD(layers), "12", "Transformer blocks."},
-    {"heads", IZ_KEY_INT, FIELD(heads), "12", "Attention heads of a block."},
-    {"width", IZ_KEY_INT, FIELD(width), "768",
-     "Channels; a multiple of heads."},
-    {"seq", IZ_KEY_INT, FIELD(seq), "1024", "Tokens of a sample."},
-    {"vocab", IZ_KEY_INT, FIELD(vocab), "50257",
+    {KEY(layers, INT, 1, MOST, NULL), "12", "Transformer blocks."},
+    {KEY(heads, INT, 1, MOST, NULL), "12", "Attention heads of a block."},
+    {KEY(width, INT, 1, MOST, NULL), "768", "Channels; a multiple of heads."},
+    {KEY(seq, INT, 1, MOST, NULL), "1024", "Tokens of a sample."},
+    {KEY(vocab, INT, 1, MOST, NULL), "50257",
      "Different tokens; 256 for bytes."},
     {0},
 };

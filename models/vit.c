@@ -3,33 +3,29 @@
  * an image, M = samples * T rows, C = width, K = numbers of a patch. */
 #include "models/vit.h"
 
-#include <stddef.h>
-
 #include "models/block.h"
+#include "models/keys.h"
 #include "models/parts.h"
 
+#define CONFIG struct iz_vit_config
+
 /* Larger widths or depths are typing errors; a label is a byte. */
-#define MOST (1 << 20)
+#define WIDEST (1 << 20)
 #define LABELS 256
 
 static struct iz_vit_config config;
 
-#define FIELD(f, most)                                                         \
-    IZ_KEY_INT, .offset = offsetof(struct iz_vit_config, f), sizeof(int), 1,   \
-                most, NULL, IZ_CHANGE_SAME
-
 static const struct iz_key keys[] = {
-    {"layers", FIELD(layers, MOST), "12", "Transformer blocks."},
-    {"heads", FIELD(heads, MOST), "12", "Attention heads of a block."},
-    {"width", FIELD(width, MOST), "768", "Channels; a multiple of heads."},
-    {"hidden", IZ_KEY_INT, .offset = offsetof(struct iz_vit_config, hidden),
-     sizeof(int), 0, MOST, NULL, IZ_CHANGE_SAME, "0",
+    {KEY(layers, INT, 1, WIDEST, NULL), "12", "Transformer blocks."},
+    {KEY(heads, INT, 1, WIDEST, NULL), "12", "Attention heads of a block."},
+    {KEY(width, INT, 1, WIDEST, NULL), "768", "Channels; a multiple of heads."},
+    {KEY(hidden, INT, 0, WIDEST, NULL), "0",
      "Hidden channels of the MLP; 0: 4 width."},
-    {"image", FIELD(image, 8192), "224",
+    {KEY(image, INT, 1, 8192, NULL), "224",
      "Pixels of a side; a multiple of patch."},
-    {"patch", FIELD(patch, 1024), "16", "Pixels of a side of a patch."},
-    {"channels", FIELD(channels, 64), "3", "Colours of a pixel."},
-    {"classes", FIELD(classes, LABELS), "10", "Different labels."},
+    {KEY(patch, INT, 1, 1024, NULL), "16", "Pixels of a side of a patch."},
+    {KEY(channels, INT, 1, 64, NULL), "3", "Colours of a pixel."},
+    {KEY(classes, INT, 1, LABELS, NULL), "10", "Different labels."},
     {0},
 };
 
@@ -197,7 +193,7 @@ int iz_vit_open(struct iz_model **out, const void *target)
 {
     struct iz_vit_config c = *(const struct iz_vit_config *)target;
     *out = NULL;
-    if (c.hidden == 0 && c.width > 0 && c.width <= MOST)
+    if (c.hidden == 0 && c.width > 0 && c.width <= WIDEST)
         c.hidden = 4 * c.width;
     if (check_keys("vit", keys, &c))
         return -EINVAL;
