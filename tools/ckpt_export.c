@@ -323,18 +323,12 @@ static int read_shape(const struct checkpoint *c, const struct iz_program *p)
     return err;
 }
 
-static bool is_enabled(const json_t *config, const char *section)
-{
-    return json_is_true(
-        json_object_get(json_object_get(config, section), "enabled"));
-}
-
 /* The type of the parameters of the run that wrote `config`. */
 static enum iz_dtype run_dtype(const json_t *config)
 {
-    if (is_enabled(config, "fp16"))
+    if (json_is_true(iz_json_at(config, "fp16.enabled")))
         return IZ_F16;
-    return is_enabled(config, "bf16") ? IZ_BF16 : IZ_F32;
+    return json_is_true(iz_json_at(config, "bf16.enabled")) ? IZ_BF16 : IZ_F32;
 }
 
 static bool learns_pairs(const json_t *config)
@@ -498,8 +492,7 @@ static int export_model(const struct ckpt_options *o, struct checkpoint *c,
              iz_json_text_of(json_object_get(config, "model"), "import"));
     snprintf(run.run.output, sizeof(run.run.output), "%s", o->dir);
     run.dtype = run_dtype(config);
-    run.lora.dropout = json_number_value(
-        json_object_get(json_object_get(config, "lora"), "dropout"));
+    run.lora.dropout = json_number_value(iz_json_at(config, "lora.dropout"));
     if (!err)
         err = iz_adapter_check_trained(m);
     if (!err)

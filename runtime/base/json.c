@@ -129,6 +129,18 @@ const char *iz_json_key(const json_t *object, const char *after)
     return at ? json_object_iter_key(at) : NULL;
 }
 
+const json_t *iz_json_at(const json_t *v, const char *name)
+{
+    char key[64];
+    while (v && *name) {
+        size_t n = strcspn(name, ".");
+        snprintf(key, sizeof(key), "%.*s", (int)n, name);
+        v = json_object_get(v, key);
+        name += n + (name[n] == '.');
+    }
+    return v;
+}
+
 int64_t iz_json_number(const json_t *v, int64_t max)
 {
     int64_t n = json_is_integer(v) ? json_integer_value(v) : -1;

@@ -31,6 +31,8 @@ int64_t iz_json_count(const json_t *v);
 const char *iz_json_key(const json_t *object, const char *after);
 /* -1 if it is not an integer from 0 to max. */
 int64_t iz_json_number(const json_t *v, int64_t max);
+/* The member "a.b" of nested objects; NULL: there is none. */
+const json_t *iz_json_at(const json_t *v, const char *name);
 /* Members of an object: a number, -1 where there is none; text, "" likewise. */
 int64_t iz_json_count_of(const json_t *object, const char *key);
 const char *iz_json_text_of(const json_t *object, const char *key);

@@ -93,19 +93,6 @@ static void published_fault(struct reader *r, const char *name,
     free(text);
 }
 
-/* The member "a.b" of nested objects; NULL: there is none. */
-static const json_t *lookup(const json_t *v, const char *name)
-{
-    char key[64];
-    while (v && *name) {
-        size_t n = strcspn(name, ".");
-        snprintf(key, sizeof(key), "%.*s", (int)n, name);
-        v = json_object_get(v, key);
-        name += n + (name[n] == '.');
-    }
-    return v;
-}
-
 static void put_member(struct reader *r, const char *key, const char *text)
 {
     fprintf(r->out, "%s\"%s\": %s", r->members++ ? ", " : "", key, text);
@@ -144,7 +131,7 @@ static bool applies(const struct iz_hf_key *k, const struct iz_hf_type *t)
 static const json_t *row_value(const struct reader *r,
                                const struct iz_hf_key *k)
 {
-    return k->key && applies(k, r->type) ? lookup(r->root, k->name) : NULL;
+    return k->key && applies(k, r->type) ? iz_json_at(r->root, k->name) : NULL;
 }
 
 static bool same_key(const struct iz_hf_key *a, const struct iz_hf_key *b)
@@ -183,7 +170,7 @@ static bool is_meant(const struct reader *r, const struct iz_hf_key *k)
 {
     char name[64];
     for (int i = 0; iz_text_word(name, sizeof(name), k->with, i); i++) {
-        const json_t *w = lookup(r->root, name);
+        const json_t *w = iz_json_at(r->root, name);
         if (w && iz_key_among(w, k->with_value))
             return true;
     }
@@ -207,7 +194,7 @@ static void check_with(struct reader *r, const struct iz_hf_key *k,
 static void read_shape(struct reader *r, const struct iz_hf *hf,
                        const struct iz_hf_key *k)
 {
-    const json_t *v = lookup(r->root, k->name);
+    const json_t *v = iz_json_at(r->root, k->name);
     char *text = v ? iz_json_dump(v) : NULL;
     if (k->with)
         check_with(r, k, v);
@@ -245,8 +232,8 @@ static bool all_among(const json_t *v, const char *values)
 
 static void read_constant(struct reader *r, const struct iz_hf_key *k)
 {
-    const json_t *v = lookup(r->root, k->name);
-    const json_t *w = k->same ? lookup(r->root, k->same) : NULL;
+    const json_t *v = iz_json_at(r->root, k->name);
+    const json_t *w = k->same ? iz_json_at(r->root, k->same) : NULL;
     if (!is_void(v) && !is_void(w) && !iz_json_same(v, w))
         published_fault(r, k->name, ", which is not ", v, k->same);
     if (!k->values || (!v && !k->told))
@@ -275,7 +262,7 @@ static void list_lacks(char *out, size_t size, const struct iz_hf *hf,
 static const struct iz_hf_type *read_type(struct reader *r,
                                           const struct iz_hf *hf)
 {
-    const json_t *v = lookup(r->root, "model_type");
+    const json_t *v = iz_json_at(r->root, "model_type");
     const char *name = json_string_value(v);
     const struct iz_hf_type *t = hf->types;
     char known[1024], lacks[256];

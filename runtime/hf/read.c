@@ -204,8 +204,8 @@ static void read_block(struct iz_hf_reader *r)
     char path[IZ_PATH_MAX + 32];
     snprintf(path, sizeof(path), "%s/" IZ_PUBLISHED_CONFIG, r->folder.path);
     json_t *root = iz_json_read(path, NULL);
-    const json_t *block = json_object_get(
-        json_object_get(root, "quantization_config"), "weight_block_size");
+    const json_t *block =
+        iz_json_at(root, "quantization_config.weight_block_size");
     for (size_t i = 0; i < 2; i++) {
         int64_t n = iz_json_number(json_array_get(block, i), 1 << 20);
         r->block[i] = n > 0 ? n : 128;
