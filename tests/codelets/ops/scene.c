@@ -12,7 +12,7 @@
 #include "codelets/ops/gpu_ops.h"
 
 enum { STRIP = 512, STRIP_BYTE = 0x3c, ALIGN = 256, SAMPLES = 20000 };
-enum { LARGE = 4 << 20, SPOILED = 256 << 10 };
+enum { SPOILED = 256 << 10 };
 #define STAGING (INT64_C(16) << 20)
 
 /* ---- memory of the backend ---------------------------------------------- */
@@ -26,23 +26,9 @@ static void *pinned_take(int64_t bytes)
     return p;
 }
 
-/* Of a large workspace little is used.  With MALLOC_PERTURB_, which meson sets,
- * glibc would write to all of it for each case. */
-static void *host_take(int64_t bytes)
-{
-    const char *perturb = getenv("MALLOC_PERTURB_");
-    if (bytes < LARGE || !perturb)
-        return malloc((size_t)bytes);
-    mallopt(M_MMAP_THRESHOLD, LARGE); /* and free writes to nothing */
-    mallopt(M_PERTURB, 0);
-    void *p = malloc((size_t)bytes);
-    mallopt(M_PERTURB, (int)strtol(perturb, NULL, 10));
-    return p;
-}
-
 static void *memory_take(int64_t bytes, bool pinned)
 {
-    void *p = !backend.device ? host_take(bytes)
+    void *p = !backend.device ? malloc((size_t)bytes)
               : pinned        ? pinned_take(bytes)
                               : iz_device_take(bytes);
     assert_non_null(p);
