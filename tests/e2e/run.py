@@ -36,6 +36,9 @@ MIB = 1 << 20
 MODEL = {"layers": 5, "heads": 3, "width": 24, "seq": 16, "vocab": 256}
 UNITS = set(range(MODEL["layers"] + 2))
 GPT2 = {"layers": 12, "heads": 12, "width": 768, "seq": 1024, "vocab": 50257}
+# Nothing moves: the loss of a step is that of the weights at the start.
+STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
+         "run.steps": 1}
 
 
 def built(path):

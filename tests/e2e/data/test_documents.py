@@ -6,12 +6,10 @@ import pytest
 
 import rows
 import run
-from run import hf
+from run import STILL, hf
 
 END = 0
 SEQ = 16
-STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
-         "run.steps": 1}
 
 
 def document(n, seed):

@@ -6,16 +6,14 @@ import re
 import pytest
 
 import run
-from run import ROOT
 
-STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
-         "model": {**run.MODEL, "layers": 1}, "run.workers": 1}
+ALONE = {**run.STILL, "model": {**run.MODEL, "layers": 1}, "run.workers": 1}
 T = run.MODEL["seq"]
 
 
 @pytest.fixture(scope="module")
 def start():
-    text = (ROOT / "docs/data.md").read_text()
+    text = (run.ROOT / "docs/data.md").read_text()
     code, = re.findall(r"```python\n(.*?)```", text, re.S)
     names = {}
     exec(code, names)
@@ -23,7 +21,7 @@ def start():
 
 
 def train_on(place, path, steps, batch=1, **more):
-    return place.good(1, {**STILL, "data.path": str(path), "data.val_fraction": 0,
+    return place.good(1, {**ALONE, "data.path": str(path), "data.val_fraction": 0,
                           "train_batch_size": batch, "run.steps": steps, **more})
 
 
@@ -49,7 +47,7 @@ def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start
     # The seed, which also makes the weights, is the same.
     one = train_on(place, alone, 1, **{"run.seed": seed})
     assert {one.losses[0]} == loss[at]
-    b = place.good(2, {**STILL, "data.path": str(path), "data.val_fraction": 0,
+    b = place.good(2, {**ALONE, "data.path": str(path), "data.val_fraction": 0,
                        "train_batch_size": 8, "gradient_accumulation_steps": 2,
                        "run.steps": 4, "run.seed": seed})
     for s, got in enumerate(b.losses):

@@ -10,15 +10,12 @@ import pytest
 
 import rows
 import run
-from run import ckpt, hf
+from run import STILL, ckpt, hf
 
 TYPE = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Written by every reader of a checkpoint; the rest of config.json is the same.
 CHANGED = {"architectures", "transformers_version", "torch_dtype"}
-# Nothing moves: the loss of a step is that of the weights at the start.
-STILL = {"optimizer.params.lr": 0.0, "optimizer.params.weight_decay": 0.0,
-         "run.steps": 1}
 EVAL = {"run.eval_batches": 2}
 LLAMAS = (*hf.LLAMA, *hf.MOE)
 KINDS = ("gpt2", *LLAMAS)

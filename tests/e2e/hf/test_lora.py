@@ -8,8 +8,8 @@ import re
 import pytest
 
 import run
-from run import ckpt, hf
-from test_hf import STILL, content, model, written
+from run import STILL, ckpt, hf
+from test_hf import content, model, written
 
 RANK, ALPHA = 4, 6.0
 # All linear layers of the blocks; without the rest nothing else is trained.

@@ -4,8 +4,8 @@ and leaves and comes as PEFT has them, one adapter of each expert's linear layer
 import pytest
 
 import run
-from run import hf
-from test_hf import STILL, model, written
+from run import STILL, hf
+from test_hf import model, written
 from test_lora import ADAPTER, ALPHA, RANK, adapters, floats, linear, \
     random_adapter, write_adapter
 

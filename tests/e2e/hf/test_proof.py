@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 import run
-from run import ckpt, hf
-from test_hf import EVAL, STILL, config_of, model, tensors_of, written
+from run import STILL, ckpt, hf
+from test_hf import EVAL, config_of, model, tensors_of, written
 
 # ---- what was written is read again ----
 

@@ -8,8 +8,8 @@ import os
 import pytest
 
 import run
-from run import hf
-from test_hf import KINDS, STILL, model, tensors_of, written
+from run import STILL, hf
+from test_hf import KINDS, model, tensors_of, written
 
 PYTHON = os.environ.get("IZ_TEST_PYTHON")
 pytestmark = pytest.mark.skipif(
