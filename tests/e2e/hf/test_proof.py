@@ -92,15 +92,6 @@ def test_what_was_written_wrongly_is_no_export(place):
     assert not left.exists()
 
 
-def test_an_export_never_overwrites(place):
-    out = place.folder / "taken"
-    out.mkdir()
-    (out / "notes").write_text("mine")
-    r = place.launch(1, {"run.export": str(out)})
-    run.refused(r, "export", str(out), "exists")
-    assert not r.steps and (out / "notes").read_text() == "mine"
-
-
 @pytest.mark.sanitized
 def test_what_a_crash_left_of_an_export_is_replaced(place):
     out, left = place.folder / "out", place.folder / "out.tmp"

@@ -23,22 +23,20 @@ def somebodys(folder, name="precious"):
 # ---- folders ----
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("name", ("precious", "config.json"))
-def test_an_export_removes_no_folder_that_it_did_not_make(name, place):
-    """Not even one that looks like an export: it may be one, moved away."""
-    file = somebodys(place.folder / "x.tmp", name)
+@pytest.mark.parametrize("folder, name, said", (
+    ("x", "precious", "x exists"),
+    ("x.tmp", "precious", "x.tmp exists and is no unfinished export"),
+    ("x.tmp", "config.json", "x.tmp exists and is no unfinished export"),
+    ("elsewhere", "izar-unfinished", "is not ours to remove")))
+def test_an_export_removes_no_folder_that_it_did_not_make(folder, name, said, place):
+    """Not even one that looks like an export: it may be one, moved away.  And it follows
+    no link."""
+    file = somebodys(place.folder / folder, name)
+    if folder == "elsewhere":
+        (place.folder / "x.tmp").symlink_to(file.parent)
     r = place.launch(1, {"run.export": str(place.folder / "x")})
-    run.refused(r, "x.tmp exists and is no unfinished export")
+    run.refused(r, str(place.folder / "x"), said)
     assert file.read_text() == "mine" and not r.steps
-
-
-@pytest.mark.sanitized
-def test_an_export_follows_no_link(place):
-    file = somebodys(place.folder / "elsewhere", "izar-unfinished")
-    (place.folder / "x.tmp").symlink_to(place.folder / "elsewhere")
-    r = place.launch(1, {"run.export": str(place.folder / "x")})
-    run.refused(r, "x.tmp", "is not ours to remove")
-    assert file.exists() and not r.steps
 
 
 def test_a_file_beside_a_checkpoints_stays(place):
