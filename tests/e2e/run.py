@@ -398,12 +398,6 @@ def children(pid, name=None):
     return found
 
 
-def ranks_of(mpirun):
-    """MPICH's has a process between itself and them."""
-    proxies = children(mpirun, "hydra_pmi_proxy")
-    return [y for x in proxies for y in children(x)] if proxies else children(mpirun)
-
-
 def stacks(pid):
     """Where each thread of a process stands, if gdb can say."""
     with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
@@ -431,9 +425,11 @@ class Run:
                 env=environment(env), start_new_session=True)
 
     def pids(self):
-        """Those of the ranks."""
+        """Those of the ranks: MPICH's mpirun has a process between itself and them."""
         pid = self.process.pid
-        return ranks_of(pid) if self.line[0] == MPIRUN[0] else [pid]
+        between = children(pid, "hydra_pmi_proxy") or [pid]
+        return [y for x in between for y in children(x)] if self.line[0] == MPIRUN[0] \
+            else [pid]
 
     def text(self, stream):
         return self.streams[stream].read_text(errors="replace")

@@ -89,6 +89,7 @@ def test_a_loss_that_is_no_number_is_none(place, tmp_path):
     (("verify", "OUT", "--step", "9"), 1, ("no checkpoint of step 9",)),
     (("export", "OUT", "--out", "OUT"), 1, ("exists",)),
     (("export", "OUT", "--out", "NEW", "--step", "9"), 1, ("step 9",)),
+    (("export", "OUT", "--out", "NEW", "--adapter"), 1, ("no adapters",)),
     (("export", "OUT", "--out", "/proc/x/y"), 1, ("/proc/x",))])
 def test_what_cannot_be_is_refused(args, status, words, two, tmp_path):
     _, out = two

@@ -113,12 +113,6 @@ def test_a_stacked_weight_shares_its_a(place):
     run.refused(r, "lora.import", missing, "missing")
 
 
-def test_a_run_without_adapters_has_none_to_export(place):
-    r = place.good(1, {"run.save": True, "run.steps": 1})
-    p = ckpt("export", r.output, "--out", place.folder / "x", "--adapter", rc=1)
-    assert "no adapters" in p.err
-
-
 # ---- an adapter as a start ----
 
 SHARDED = {"zero_optimization.stage": 3, "zero_optimization.offload_optimizer": {

@@ -14,10 +14,6 @@ def lora(targets, **more):
     return {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets}, **more}
 
 
-def experts(kind):
-    return linear(kind, ".experts.")
-
-
 @pytest.mark.parametrize("kind, size, parts", (
     ("qwen3_moe", 2, ".experts."), ("mixtral", 1, ".experts."), ("qwen3_moe", 3, ".q_proj")))
 def test_a_block_in_several_units_learns_the_same(kind, size, parts, place):
@@ -39,7 +35,7 @@ def test_adapters_of_some_experts_alone_are_refused(place):
     base = written(place, "qwen3_moe")
     r = place.launch(1, {**model(base), **lora("*experts.1.gate_proj.weight")})
     run.refused(r, "lora.targets", "1 of the", "experts", "gate_proj")
-    some = random_adapter({k: v for k, v in experts("qwen3_moe").items()
+    some = random_adapter({k: v for k, v in linear("qwen3_moe", ".experts.").items()
                            if ".experts.0." not in k})
     folder = write_adapter(place.folder / "adapter", some)
     r = place.launch(1, {**model(base), "lora.import": str(folder)})
@@ -102,7 +98,8 @@ def test_adapters_of_fused_experts_are_read(kind, targets, place):
 @pytest.mark.sanitized
 def test_fused_adapters_of_anything_else_are_refused(place):
     base = written(place, "qwen3_moe")
-    folder = write_adapter(place.folder / "adapter", random_adapter(experts("qwen3_moe")),
-                           target_parameters=["gate_up_proj", "mlp.gate.weight"])
+    folder = write_adapter(
+        place.folder / "adapter", random_adapter(linear("qwen3_moe", ".experts.")),
+        target_parameters=["gate_up_proj", "mlp.gate.weight"])
     r = place.launch(1, {**model(base), "lora.import": str(folder)})
     run.refused(r, "lora.import", "target_parameters", "mlp.gate.weight")

@@ -15,10 +15,13 @@ CONFIG = {"train_batch_size": 2, "run.save": True, "run.steps": 2,
 
 # ---- ranks ----
 
-def of_two(place, *second, before=(), program=run.PROGRAM, config=None, **changes):
-    """A rank as it should be, and another one with settings, or options."""
+def of_two(place, *second, program=run.PROGRAM, config=None, **changes):
+    """A rank as it should be, and another one with settings, options or, in capitals,
+    variables."""
     own = place.config({**CONFIG, **changes})
-    options = [y for x in second for y in ([x] if x.startswith("--") else ["--set", x])]
+    before = ["env", *(x for x in second if x[0].isupper())]
+    options = [y for x in second if x not in before
+               for y in ([x] if x.startswith("--") else ["--set", x])]
     r = run.call(*run.apart([run.PROGRAM, own],
                             [*before, program, config or own, *options]),
                  output=place.folder / f"out{place.count}")
@@ -39,18 +42,13 @@ def of_two(place, *second, before=(), program=run.PROGRAM, config=None, **change
     ('parameters=[{"match": "*", "weight_decay": 0}]',
      ("parameters: [] on", '"weight_decay": 0.0')),
     ("--resume", ("--resume: false on", ", true on")),
-    ("--plan", ("--plan: false on", ", true on"))])
-def test_ranks_with_other_settings_are_refused(second, words, place):
+    ("--plan", ("--plan: false on", ", true on")),
+    ("IZ_SIMD=portable", ('env.IZ_SIMD: nothing on', ', "portable" on')),
+    ("OPENBLAS_CORETYPE=Prescott", ("env.OPENBLAS_CORETYPE: nothing on",))])
+def test_ranks_with_other_settings_or_kernels_are_refused(second, words, place):
     r = of_two(place, second)
     run.refused(r, *words, "rank 0", "rank 1: all ranks of a run need the same")
     assert not r.output.exists()
-
-
-@pytest.mark.parametrize("variable, words", [
-    ("IZ_SIMD=portable", ('env.IZ_SIMD: nothing on', ', "portable" on')),
-    ("OPENBLAS_CORETYPE=Prescott", ("env.OPENBLAS_CORETYPE: nothing on",))])
-def test_ranks_with_other_kernels_are_refused(variable, words, place):
-    run.refused(of_two(place, before=["env", variable]), *words)
 
 
 def test_ranks_of_other_programs_are_refused(place):

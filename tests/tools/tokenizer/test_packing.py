@@ -14,17 +14,14 @@ from tokenizing import packing
 CONTEXT, LEARNT, BEGINS = 0, 1, 2
 
 
-def read_marks(path):
-    assert ints(path, 2, 4)[1] == 2
-    return list(path.read_bytes()[1024:])
-
-
 def samples(out, n, split="train"):
     """Of each sample, the documents in it: tokens and their mask; a fill is none."""
     found = []
     for path in sorted(out.glob(f"out_{split}_*.bin")):
-        ids, marks = read_shard(path), read_marks(path.with_suffix(".mask"))
+        ids, mask = read_shard(path), path.with_suffix(".mask")
         assert ints(path, 5, 4)[3:] == [0, n] and len(ids) % n == 0
+        assert ints(mask, 2, 4)[1] == 2
+        marks = mask.read_bytes()[1024:]
         for at in range(0, len(ids), n):
             assert marks[at] == BEGINS
             docs = []
