@@ -135,9 +135,8 @@ def gpt_oss():
 
 
 def llama():
-    c = hf.llama_config("llama", hidden_size=48, head_dim=8, intermediate_size=72,
-                        rope_theta=5e5, vocab_size=272, rope_scaling=None)
-    return hf.random_tensors(hf.llama_shapes(c), "BF16"), c
+    shapes, c = hf.model_of("llama", {256: 272})
+    return hf.random_tensors(shapes, "BF16"), c
 
 
 @pytest.mark.parametrize("title, name, mine, model, special, template, targets", (

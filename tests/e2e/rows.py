@@ -128,9 +128,12 @@ def use(place, name, models=None, kernels=False):
               else run.built(f"models/{program}"), shape, data)
 
 
+MIXTURES = ("qwen3_moe", "mixtral")
+
+
 def program_of(kind):
     """The program that reads folders of a type of model."""
-    name = "gpt2" if kind == "gpt2" else "moe" if kind in run.hf.MOE else "llama"
+    name = "gpt2" if kind == "gpt2" else "moe" if kind in MIXTURES else "llama"
     return run.built(f"models/{name}")
 
 

@@ -20,12 +20,11 @@ def document(n, seed):
 def weights(place, kind):
     """A folder of random ones, which a window of any length may have; and their
     program."""
-    gpt2 = kind == "gpt2"
     place.use(rows.program_of(kind))
-    config = hf.gpt2_config(run.MODEL) if gpt2 else hf.llama_config(kind)
-    tensors = hf.gpt2_tensors(run.MODEL, "F32", "transformer.") if gpt2 else \
-        hf.random_tensors(hf.llama_shapes(config, "model."), "F32")
-    return hf.write(place.folder / "in", hf.scaled(tensors, 4), config, 1, b"")
+    shapes, config = hf.model_of(kind) if kind != "gpt2" else \
+        (hf.gpt2_shapes(run.MODEL), hf.gpt2_config(run.MODEL))
+    tensors = hf.scaled(hf.random_tensors(shapes, "F32"), 4)
+    return hf.write(place.folder / "in", tensors, config)
 
 
 def losses(place, folder, text, seq, batch=1, **more):

@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "runtime/hf"))
 import folder as hf  # noqa: E402
 
-GOLDEN = pathlib.Path(__file__).with_suffix(".json")
+GOLDEN = hf.FAMILIES
 SEQ, STEPS = 24, 10
 ADAM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 CLIP, WARM, TOTAL = 0.5, 4, 14

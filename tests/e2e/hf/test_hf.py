@@ -17,22 +17,32 @@ TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Written by every reader of a checkpoint; the rest of config.json is the same.
 CHANGED = {"architectures", "transformers_version", "torch_dtype"}
 EVAL = {"run.eval_batches": 2}
-LLAMAS = (*hf.LLAMA, *hf.MOE)
-KINDS = ("gpt2", *LLAMAS)
+# What configs of transformers 4 have of their own.
+OWN = {"llama": {"eos_token_id": [2, 3], "rope_scaling": {
+           "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+       "mistral": {"sliding_window": 16, "rope_theta": 1e6},
+       "qwen2": {"sliding_window": 8, "max_window_layers": 2},
+       "qwen3": {"rope_scaling": None, "eos_token_id": 7},
+       "qwen3_moe": {"num_experts": 6},
+       "mixtral": {"num_local_experts": 6, "sliding_window": None}}
+KINDS = ("gpt2", *OWN)
+NEWER = {"dtype", "layer_types", "rope_parameters", "num_local_experts"}
 
 
-def config_of(kind, **changes):
+def config_of(kind):
     if kind == "gpt2":
-        return {**hf.gpt2_config(run.MODEL), **changes}
-    return hf.llama_config(kind, **changes)
+        return hf.gpt2_config(run.MODEL)
+    _, c = hf.model_of(kind)
+    return {**{k: v for k, v in c.items() if k not in NEWER}, "torch_dtype": "float64",
+            "rope_theta": c["rope_parameters"]["rope_theta"], **OWN[kind]}
 
 
 def tensors_of(kind, dtype="F32", prefix=None):
-    if kind == "gpt2":
-        return hf.gpt2_tensors(run.MODEL, dtype,
-                               "transformer." if prefix is None else prefix)
-    return hf.random_tensors(hf.llama_shapes(
-        hf.llama_config(kind), "model." if prefix is None else prefix), dtype)
+    shapes = hf.gpt2_shapes(run.MODEL) if kind == "gpt2" else hf.model_of(kind)[0]
+    head = "transformer." if kind == "gpt2" else "model."
+    return {k if prefix is None else k.removeprefix(head): t
+            for k, t in hf.random_tensors(shapes, dtype).items()}
 
 
 def written(place, kind, dtype="F32", files=1, prefix=None, pad=b"", tensors=None,
@@ -93,7 +103,7 @@ def test_untouched_tensors_come_back_bit_by_bit(kind, dtype, ranks, files, prefi
     assert got["architectures"] == c["architectures"]
     want = {k: v for k, v in c.items() if k not in CHANGED}
     if kind != "gpt2" and want.get("head_dim") is None:
-        want["head_dim"] = 4
+        want["head_dim"] = 8
     for key, value in want.items():
         assert got.get(key) == value, key
     assert got["torch_dtype"] == TORCH[dtype] and text.count('"torch_dtype"') == 1
@@ -118,7 +128,7 @@ def test_what_means_nothing_may_be_there(place):
 def test_fewer_positions_than_published(place, nvme):
     """The first rows of the table, no other number changed; more are refused."""
     wide = {**run.MODEL, "seq": 21}
-    tensors = hf.gpt2_tensors(wide, "F32")
+    tensors = hf.random_tensors(hf.gpt2_shapes(wide), "F32")
     folder = written(place, "gpt2", tensors=tensors, config=hf.gpt2_config(wide),
                      files=3)
     out = place.folder / "out"

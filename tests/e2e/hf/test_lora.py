@@ -104,7 +104,7 @@ def test_a_stacked_weight_shares_its_a(place):
     attn = "model.layers.1.self_attn."
     q, k, v = (pairs[f"{attn}{x}_proj"] for x in "qkv")
     assert q["lora_A"] == k["lora_A"] == v["lora_A"]
-    assert [x["lora_B"][1] for x in (q, k, v)] == [(24, 2), (8, 2), (8, 2)]
+    assert [x["lora_B"][1] for x in (q, k, v)] == [(48, 2), (24, 2), (24, 2)]
     assert k["lora_B"] != v["lora_B"] and len(pairs) == 12
     assert (config["r"], config["lora_alpha"]) == (2, 2.0)
     file, missing = out / "adapter_model.safetensors", f"{attn}k_proj.lora_A.weight"
@@ -144,7 +144,7 @@ def random_adapter(modules, size=0.3):
 def linear(kind, *parts):
     """{module: (inputs, outputs)} of the linear layers whose names have one of these."""
     return {name.removesuffix(".weight"): shape[::-1]
-            for name, shape in hf.llama_shapes(hf.llama_config(kind)).items()
+            for name, shape in hf.model_of(kind)[0].items()
             if any(p in name for p in parts)}
 
 
@@ -166,9 +166,9 @@ LEAVE = [
     ("llama", {"targets": "q_proj, up_proj", "use_dora": True}, {"model.base_dtype": "int8"}, 2),
     ("llama", {"targets": "q_proj", "modules_to_save": "embed_tokens, *norm*, lm_head, 1.mlp"},
      {}, 1),
-    ("qwen3_moe", {"targets": PARTS}, {"model.experts_per_unit": 3}, 2),
+    ("qwen3_moe", {"targets": PARTS}, {"model.experts_per_unit": 4}, 2),
     ("qwen3_moe", {"targets": "*experts*"}, {}, 1),
-    ("mixtral", {"targets": "w1, w2, w3"}, {"model.experts_per_unit": 3}, 1)]
+    ("mixtral", {"targets": "w1, w2, w3"}, {"model.experts_per_unit": 4}, 1)]
 
 
 @pytest.mark.parametrize("kind, lora, more, ranks", LEAVE)
@@ -250,7 +250,7 @@ FOREIGN = [
     ({"lora_alpha": None}, {}, [["lora_alpha"]]),
     ({}, {"lora.rank": 8}, [["lora.rank: 8", "r is 4"]]),
     ({}, {"lora.alpha": 8.0}, [["lora.alpha: 8", "lora_alpha is 6"]]),
-    ({"r": 2}, {}, [["layers.1.self_attn.q_proj.lora_A.weight", "[4, 24]", "[2, 24]"]]),
+    ({"r": 2}, {}, [["layers.1.self_attn.q_proj.lora_A.weight", "[4, 32]", "[2, 32]"]]),
     ({}, {"lora.targets": "q_proj"},
      [["layers.1.self_attn.v_proj.lora_A.weight", "no tensor"]]),
     ({}, {"lora.targets": "*"}, [["layers.0.self_attn.o_proj.lora_B.weight", "missing"]])]

@@ -15,7 +15,7 @@ def lora(targets, **more):
 
 
 @pytest.mark.parametrize("kind, size, parts", (
-    ("qwen3_moe", 2, ".experts."), ("mixtral", 1, ".experts."), ("qwen3_moe", 3, ".q_proj")))
+    ("qwen3_moe", 4, ".experts."), ("mixtral", 1, ".experts."), ("qwen3_moe", 4, ".q_proj")))
 def test_a_block_in_several_units_learns_the_same(kind, size, parts, place):
     """From adapters in a folder: of experts, or of attention, whose gradients units of
     frozen experts hand on."""

@@ -10,22 +10,21 @@ import pytest
 
 import coded
 import families
+import rows
 import run
 from run import ckpt, hf
 
 GROUP, BLOCK = 64 * 256, 64
 GROUP_BYTES = GROUP // 2 + 256 + 4 + 4
 # Two matrices have two groups, and no multiple of 64 divides any.
-CONFIG = hf.llama_config("llama", hidden_size=150, intermediate_size=131,
-                         num_hidden_layers=2)
-EXPERTS = hf.llama_config("qwen3_moe", hidden_size=150, moe_intermediate_size=131,
-                          num_hidden_layers=2, num_experts=3, mlp_only_layers=[])
+MODEL = hf.model_of("llama", {32: 150, 44: 131}, 2)
+EXPERTS = hf.model_of("qwen3_moe", {32: 150, 20: 131}, 1, mlp_only_layers=[])
 MATRICES = (*(f"self_attn.{x}_proj" for x in "qkvo"),
             *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
 # As they lie in a unit: of each expert its gate and up.
 OF_EXPERTS = (*MATRICES[:4],
-              *(f"mlp.experts.{i}.{x}_proj" for i in range(3) for x in ("gate", "up")),
-              *(f"mlp.experts.{i}.down_proj" for i in range(3)))
+              *(f"mlp.experts.{i}.{x}_proj" for i in range(6) for x in ("gate", "up")),
+              *(f"mlp.experts.{i}.down_proj" for i in range(6)))
 LORA = {"lora": {"rank": 4, "targets": "*"}, "train_batch_size": 6}
 NF4 = {"model.base_dtype": "nf4"}
 
@@ -57,16 +56,16 @@ def in_4_bits(name, shape, data):
         f"{name}.quant_state.bitsandbytes__nf4": ("U8", (len(state),), state)}
 
 
-def make(place, model=CONFIG, matrices=MATRICES):
+def make(place, model=MODEL, matrices=MATRICES):
     """A run from weights, and a folder with what it has in 4 bits."""
-    place.use(run.built("models/moe" if "num_experts" in model else "models/llama"))
-    shapes = hf.llama_shapes(model)
+    shapes, config = model
+    place.use(rows.program_of(config["model_type"]))
     weights = hf.random_tensors(shapes, "F32")
     c = {**LORA, **NF4, "model": {"seq": 16}, "run.save": True}
-    plain = hf.write(place.folder / "weights", weights, model)
+    plain = hf.write(place.folder / "weights", weights, config)
     r = place.good(1, {**c, "model.import": str(plain)})
     tensors, arrays = {}, run.arrays(r.output, 3)
-    for layer in range(2):
+    for layer in range(config["num_hidden_layers"]):
         data = arrays[f"layers.{layer}.base/nf4"]
         for m in matrices:
             name = f"model.layers.{layer}.{m}.weight"
@@ -91,9 +90,9 @@ def join(name, parts):
             **{name + end: x[0] for end, x in zip(ENDS[2:], rest)}}
 
 
-def folder(place, tensors, name="nf4", model=CONFIG):
+def folder(place, tensors, name="nf4", config=MODEL[1]):
     return hf.write(place.folder / name, tensors, {
-        **model, "quantization_config": {
+        **config, "quantization_config": {
             "quant_method": "bitsandbytes", "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}}, files=2)
 
@@ -125,13 +124,13 @@ def test_its_bytes_are_taken(place, nvme):
     assert many[0].numbers == many[1].numbers
 
 
-@pytest.mark.parametrize("per_unit, ranks", ((0, 1), (2, 3)))
+@pytest.mark.parametrize("per_unit, ranks", ((0, 1), (4, 3)))
 def test_those_of_experts_are_taken(per_unit, ranks, place):
     """However a block is cut, and not quantised again: ours would have other scales."""
     c, _, tensors = make(place, EXPERTS, OF_EXPERTS)
     most = next(k for k in tensors if k.endswith("experts.1.up_proj.weight.nested_absmax"))
     tensors[most] = *tensors[most][:2], coded.floats([0.125, 0.25])
-    packed = folder(place, tensors, model=EXPERTS)
+    packed = folder(place, tensors, config=EXPERTS[1])
     c["model.experts_per_unit"] = per_unit
     plain = place.folder / "plain"
     place.good(1, {"model": {"import": str(packed), "seq": 16}, "run.steps": 0,
@@ -144,9 +143,8 @@ def test_those_of_experts_are_taken(per_unit, ranks, place):
 
 def test_a_tensor_of_several_matrices_is_taken(place):
     """Each begins with a group."""
-    model = hf.llama_config("llama", hidden_size=128, intermediate_size=128, head_dim=32,
-                            num_attention_heads=4, num_key_value_heads=4,
-                            num_hidden_layers=2, rope_scaling=None)
+    model = hf.model_of("llama", {32: 128, 44: 128, 12: 32, 48: 128, 24: 128}, 2,
+                        num_key_value_heads=4)
     c, _, tensors = make(place, model)
     for layer in range(2):
         for name, parts in (("self_attn.qkv_proj", MATRICES[:3]),
@@ -154,7 +152,7 @@ def test_a_tensor_of_several_matrices_is_taken(place):
             of = [[tensors.pop(f"model.layers.{layer}.{x}.weight{end}") for x in parts]
                   for end in ("", *ENDS)]
             tensors |= join(f"model.layers.{layer}.{name}.weight", of)
-    packed = folder(place, tensors, model={**model, "model_type": "phi3"})
+    packed = folder(place, tensors, config={**model[1], "model_type": "phi3"})
     c["model.import"] = str(packed)
     assert place.good(2, c).bits == place.good(2, {**c, "model.base_dtype": None}).bits
 
@@ -166,7 +164,7 @@ def test_what_it_cannot_be_is_refused_by_name(place):
 
     text = tensors[state][2].replace(b'"blocksize": 64', b'"blocksize": 32')
     parts = {k: None for k in tensors if k.startswith(f"{name}.")}
-    whole = hf.random_tensors({name: hf.llama_shapes(CONFIG)[name]}, "F32")
+    whole = hf.random_tensors({name: MODEL[0][name]}, "F32")
     for words, changes in (
             ("are missing that belong", {f"{name}.nested_absmax": None}),
             ("is missing", {name: None}),
@@ -186,23 +184,21 @@ PYTHON = os.environ.get("IZ_TEST_PYTHON")
 HASHES = json.loads((run.ROOT / "tests/runtime/hf/coded.json").read_text())
 ROWS, COLS = coded.SHAPE
 # A matrix of each program that has the shape, and the model.
+GPT2 = {**run.MODEL, "width": COLS, "heads": 4, "layers": 2}
 HOLDERS = {
-    "gpt2": ("transformer.h.1.mlp.c_fc.weight", {**run.MODEL, "width": COLS, "heads": 4, "layers": 2}),
-    "llama": ("model.layers.1.mlp.gate_proj.weight", hf.llama_config(
-        "llama", hidden_size=COLS, intermediate_size=ROWS, num_hidden_layers=2)),
-    "moe": ("model.layers.1.mlp.experts.3.gate_proj.weight", hf.llama_config(
-        "qwen3_moe", hidden_size=COLS, moe_intermediate_size=ROWS, mlp_only_layers=[]))}
+    "gpt2": ("transformer.h.1.mlp.c_fc.weight", hf.gpt2_shapes(GPT2), hf.gpt2_config(GPT2)),
+    "llama": ("model.layers.1.mlp.gate_proj.weight", *hf.model_of("llama", {44: ROWS}, 2)),
+    "moe": ("model.layers.2.mlp.experts.3.gate_proj.weight",
+            *hf.model_of("qwen3_moe", {20: ROWS}))}
 
 
 def held(place, program, kind, change=None):
     """The name of a matrix, and a folder that has it so; None: it lacks a tensor."""
-    name, model = HOLDERS[program]
+    name, shapes, config = HOLDERS[program]
     place.use(run.built(f"models/{program}"))
-    tensors = hf.gpt2_tensors(model, "F32") if program == "gpt2" else \
-        hf.random_tensors(hf.llama_shapes(model), "F32")
+    tensors = hf.random_tensors(shapes, "F32")
     del tensors[name]
     tensors |= {**coded.tensors(kind, name), **(change or {})}
-    config = hf.gpt2_config(model) if program == "gpt2" else model
     return name, hf.write(place.folder / "in", {k: t for k, t in tensors.items() if t}, {
         **config, "quantization_config": {"weight_block_size": coded.BLOCK}}, files=2)
 

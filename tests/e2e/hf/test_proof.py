@@ -109,14 +109,14 @@ def test_what_a_crash_left_of_an_export_is_replaced(place):
 CHECKED = [  # a folder with changes: what is said of it, and what contradicts
     ("qwen2", {"logits_scaling": 8.0}, {},
      ["model_type qwen2, read by llama", "not read: logits_scaling",
-      "model.layers.2.self_attn.k_proj.bias [8] F32  is layers.2.self_attn.qkv_proj.bias,"
-      " columns 24 to 31", "rotary_emb.inv_freq [2] F32  means nothing here",
-      "15360 parameters in 5 units, all finite"], []),
+      "model.layers.2.self_attn.k_proj.bias [16] F32  is layers.2.self_attn.qkv_proj.bias,"
+      " columns 32 to 47", "rotary_emb.inv_freq [2] F32  means nothing here",
+      "38688 parameters in 5 units, all finite"], []),
     ("gpt2", {}, {}, ["h.1.mlp.c_fc.weight [24, 96] F32  is h.1.mlp.c_fc.weight"], []),
     ("mixtral", {}, {"model.extra": ("F32", (1,), bytes(4)),
-                     "model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)},
+                     "model.norm.weight": ("F32", (32,), b"\0\0\xc0\x7f" * 32)},
      ["model.extra [1] F32  is unknown"], ["model.extra: is no tensor of this model"]),
-    ("llama", {}, {"model.norm.weight": ("F32", (24,), b"\0\0\xc0\x7f" * 24)}, [],
+    ("llama", {}, {"model.norm.weight": ("F32", (32,), b"\0\0\xc0\x7f" * 32)}, [],
      ["model.norm.weight: has a value that is not finite"]),
     ("llama", {"vocab_size": 255, "hidden_act": "relu"}, {}, [], ['hidden_act is "relu"']),
     ("mistral", {"model_type": "rwkv"}, {}, [], ['model_type "rwkv" is read by none'])]

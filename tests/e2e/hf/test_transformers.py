@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+import rows
 import run
 from run import STILL, hf
 from test_hf import KINDS, model, tensors_of, written
@@ -56,8 +57,7 @@ def test_transformers_computes_our_loss_of_documents(kind, place, sample):
 
 
 # bitsandbytes takes whole blocks of 64 to a row on a CPU.
-WIDE = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16}
+WIDE = {32: 64, 44: 64, 16: 32}
 QUANTISE = """
 import json, sys, transformers
 c = transformers.BitsAndBytesConfig(**json.loads(sys.argv[3]))
@@ -75,9 +75,9 @@ BITS = ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
 @pytest.mark.parametrize("kind, bits", (("gpt2", BITS[0]), ("mixtral", BITS[1])))
 def test_transformers_saves_in_4_bits_what_we_read(kind, bits, place, sample):
     shape = {**run.MODEL, "width": 64, "heads": 4}
-    c = hf.gpt2_config(shape) if kind == "gpt2" else hf.llama_config(kind, **WIDE)
-    tensors = hf.gpt2_tensors(shape, "F32") if kind == "gpt2" else \
-        hf.random_tensors(hf.llama_shapes(c), "F32")
+    shapes, c = (hf.gpt2_shapes(shape), hf.gpt2_config(shape)) if kind == "gpt2" else \
+        hf.model_of(kind, WIDE)
+    tensors = hf.random_tensors(shapes, "F32")
     base, out = written(place, kind, tensors=tensors, config=c), place.folder / "out"
     r = run.call(PYTHON, "-c", QUANTISE, base, out, json.dumps(bits), timeout_s=600)
     assert r.rc == 0, str(r)
@@ -99,7 +99,7 @@ peft.get_peft_model(model, config).save_pretrained(sys.argv[1] + "-adapter")
 """
 
 
-@pytest.mark.parametrize("kind", tuple(hf.MOE))
+@pytest.mark.parametrize("kind", rows.MIXTURES)
 def test_a_fused_adapter_of_peft_is_a_start(kind, place, sample):
     """Others: test_families.py."""
     base = written(place, kind)
@@ -114,7 +114,7 @@ def test_a_fused_adapter_of_peft_is_a_start(kind, place, sample):
 
 # Each matrix of an expert has its A, or the two stacked ones share one.  Not of a dense
 # MLP beside them: PEFT takes its gate_proj and up_proj for those of experts.
-@pytest.mark.parametrize("kind", tuple(hf.MOE))
+@pytest.mark.parametrize("kind", rows.MIXTURES)
 @pytest.mark.parametrize("targets", ("q_proj, *experts.[0-9]*", "*experts*"))
 def test_peft_computes_our_loss_with_adapters_of_experts(kind, targets, place, sample):
     base = written(place, kind, tensors=hf.scaled(tensors_of(kind), 4))

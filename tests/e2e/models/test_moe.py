@@ -83,14 +83,14 @@ def test_a_line_of_what_is_not_finite_is_json(moe):
 def test_a_router_that_sees_no_difference(place):
     """All weights are zero: every token goes to the first experts."""
     place.use(run.built("models/moe"))
-    c = hf.llama_config("qwen3_moe")
-    tensors = hf.random_tensors(hf.llama_shapes(c), "F32")
+    shapes, c = hf.model_of("qwen3_moe")
+    tensors = hf.random_tensors(shapes, "F32")
     for name, (dtype, shape, data) in tensors.items():
         if name.endswith("mlp.gate.weight"):
             tensors[name] = dtype, shape, bytes(len(data))
     folder = hf.write(place.folder / "in", tensors, c)
     r = place.good(1, {"model": {"import": str(folder), "seq": 16}, "run.steps": 1})
-    e, k = c["num_experts"], c["num_experts_per_tok"]
+    e, k = c["num_local_experts"], c["num_experts_per_tok"]
     assert told(r)[0] == pytest.approx(
         [c["router_aux_loss_coef"] * k, k, math.log(e)**2, 0, e / k, 0])
     assert f"experts had 0.00 to {e / k:.2f} of an even share" in r.out

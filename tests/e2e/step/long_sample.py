@@ -16,11 +16,11 @@ import families  # noqa: E402
 
 SEQ = 1 << 16
 ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-CONFIG = families.hf.llama_config(
-    "llama", vocab_size=64, hidden_size=16, intermediate_size=1024, head_dim=8,
-    num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-    max_position_embeddings=SEQ, rope_theta=500000.0, rope_scaling=None)
-SHAPES = families.hf.llama_shapes(CONFIG)
+SHAPES, CONFIG = families.hf.model_of(
+    "llama", {256: 64, 32: 16, 44: 1024, 12: 8, 48: 8, 24: 8}, 1, num_attention_heads=1,
+    num_key_value_heads=1, max_position_embeddings=SEQ,
+    rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+ORDER = "embed l.norm head input post q_ k_ v_ o_ gate up_ down".split()  # as LOSSES had it
 LOSSES = [4.661716461181641, 4.582863807678223]
 
 
@@ -29,8 +29,8 @@ def write(path):
     rng = random.Random(11)
     sample = path.with_name("sample")
     sample.write_bytes(bytes(min(int(rng.expovariate(0.1)), 63) for _ in range(SEQ + 1)))
-    last = sorted(SHAPES, key=lambda name: ".layers." in name)  # as LOSSES had them
-    families.hf.write(path, families.tensors({k: SHAPES[k] for k in last}, "long"), CONFIG)
+    shapes = {k: s for part in ORDER for k, s in SHAPES.items() if part in k}
+    families.hf.write(path, families.tensors(shapes, "long"), CONFIG)
     return path, sample
 
 

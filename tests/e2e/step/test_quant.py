@@ -16,9 +16,8 @@ GROUP = 64 * 256
 GROUP_BYTES = {"nf4": GROUP // 2 + 256 + 4 + 4, "int8": GROUP + 4 * 256}
 ERROR = {"nf4": 0.15, "int8": 0.01}  # at most
 # Of experts: few weights each, and matrices that fill their groups.
-MIXTURES = {
-    "qwen3_moe": {}, "mixtral": {"intermediate_size": 12},
-    "whole groups": {"hidden_size": 128, "moe_intermediate_size": 128, "head_dim": 8}}
+MIXTURES = {"qwen3_moe": ("qwen3_moe",), "mixtral": ("mixtral", {44: 12}),
+            "whole groups": ("qwen3_moe", {32: 128, 20: 128, 12: 8, 48: 32, 24: 16})}
 
 # The model, format, ranks, stage and homes, type, exported adapters, and more.  What is
 # frozen may have a home of its own.  Of nf4 more places are in test_matrix.py.
@@ -34,26 +33,26 @@ CASES = [
      {"run.nvme_checksum": True}),
     ("qwen3_moe", "nf4", 1, (0, "none", "none"), "fp32", "adapter", {}),
     ("qwen3_moe", "int8", 2, (3, "none", "nvme"), "bf16", "merged",
-     {"model.experts_per_unit": 2, "lora.targets": "*experts*"}),
+     {"model.experts_per_unit": 4, "lora.targets": "*experts*"}),
     ("mixtral", "nf4", 3, (3, "cpu", "cpu"), "fp16", "merged",
-     {"model.experts_per_unit": 3}),
+     {"model.experts_per_unit": 4}),
     ("mixtral", "int8", 2, (1, "cpu", "none"), "fp32", "merged",
      {"lora.targets": "*attn*"}),
     ("whole groups", "nf4", 2, (3, "nvme", "nvme"), "bf16", "adapter",
      {"lora.targets": "*attn*"}),
     ("whole groups", "nf4", 1, (3, "none", "none/cpu"), "fp32", "merged",
-     {"model.experts_per_unit": 3})]
+     {"model.experts_per_unit": 4})]
 
 
 def weights(kind, dtype):
     """A model's tensors, its config, and the names of what is quantised."""
     dtype = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[dtype]
     if kind == "gpt2":
-        tensors = hf.gpt2_tensors(MODEL, dtype)
+        tensors = hf.random_tensors(hf.gpt2_shapes(MODEL), dtype)
         return tensors, hf.gpt2_config(MODEL), {
             k for k, (_, shape, _) in tensors.items() if ".h." in k and len(shape) > 1}
-    model = hf.llama_config(kind if kind in hf.MOE else "qwen3_moe", **MIXTURES[kind])
-    tensors = hf.random_tensors(hf.llama_shapes(model), dtype)
+    shapes, model = hf.model_of(*MIXTURES[kind])
+    tensors = hf.random_tensors(shapes, dtype)
     return tensors, model, {k for k in tensors if "experts" in k or "_proj" in k}
 
 

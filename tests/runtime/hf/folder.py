@@ -3,9 +3,11 @@
 libraries: a header of JSON behind its length, then the tensors' bytes."""
 import array
 import json
+import pathlib
 import random
 import struct
 
+FAMILIES = pathlib.Path(__file__).parents[2] / "e2e/hf/families.json"
 SIZE = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F64": 8}
 
 
@@ -119,115 +121,25 @@ def gpt2_shapes(m, prefix="transformer."):
     return {prefix + k: v for k, v in shapes.items()}
 
 
-def random_tensors(shapes, dtype, seed=3):
+def random_tensors(shapes, dtype):
     """A model of random numbers."""
-    rng, out = random.Random(seed), {}
+    rng, out = random.Random(3), {}
     for name, shape in shapes.items():
         n = shape[0] * (shape[1] if len(shape) > 1 else 1)
         out[name] = (dtype, shape, encode(dtype, numbers(rng, n)))
     return out
 
 
-def gpt2_tensors(m, dtype, prefix="transformer.", seed=3):
-    return random_tensors(gpt2_shapes(m, prefix), dtype, seed)
-
-
-# Of each type of the Llama family: its architecture, and a small shape with what
-# it has beside the others; groups of heads and widths that nothing divides.
-LLAMA_SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6,
-               "num_key_value_heads": 2, "hidden_size": 24,
-               "intermediate_size": 20, "vocab_size": 256,
-               "max_position_embeddings": 64, "hidden_act": "silu",
-               "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-               "tie_word_embeddings": False}
-LLAMA = {
-    "llama": ("LlamaForCausalLM",
-              {"attention_bias": False, "mlp_bias": False, "head_dim": 4,
-               "pretraining_tp": 1, "bos_token_id": 1, "eos_token_id": [2, 3],
-               "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
-                                "high_freq_factor": 4.0,
-                                "original_max_position_embeddings": 32,
-                                "rope_type": "llama3"}}),
-    "mistral": ("MistralForCausalLM",
-                {"sliding_window": 16, "rope_theta": 1e6, "head_dim": None,
-                 "num_key_value_heads": 3}),
-    "qwen2": ("Qwen2ForCausalLM",
-              {"use_sliding_window": False, "sliding_window": 8,
-               "max_window_layers": 2, "tie_word_embeddings": True}),
-    "qwen3": ("Qwen3ForCausalLM",
-              {"attention_bias": False, "head_dim": 6, "rope_scaling": None,
-               "use_sliding_window": False, "eos_token_id": 7}),
-}
-# Mixtures of experts of the same shape.
-MOE = {
-    "qwen3_moe": ("Qwen3MoeForCausalLM",
-                  {"attention_bias": False, "head_dim": 6, "mlp_only_layers": [1],
-                   "decoder_sparse_step": 1, "num_experts": 5,
-                   "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-                   "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
-                   "output_router_logits": False, "use_sliding_window": False}),
-    "mixtral": ("MixtralForCausalLM",
-                {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None,
-                 "sliding_window": None, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
-                 "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0}),
-}
-
-
-def llama_config(kind, **changes):
-    """What transformers writes for a small model of this type."""
-    architecture, own = {**LLAMA, **MOE}[kind]
-    return {"architectures": [architecture], "model_type": kind,
-            "attention_dropout": 0.0, "initializer_range": 0.02,
-            "use_cache": True, "torch_dtype": "float64", "transformers_version": "4.57.0",
-            **LLAMA_SHAPE, **own, **changes}
-
-
-def experts(c):
-    """The tensors of a block's router and experts."""
-    w, theirs = c["hidden_size"], c["model_type"] == "mixtral"
-    n = c["num_local_experts" if theirs else "num_experts"]
-    f = c["intermediate_size" if theirs else "moe_intermediate_size"]
-    head = "block_sparse_moe." if theirs else "mlp."
-    gate, up, down = ("w1", "w3", "w2") if theirs else \
-        ("gate_proj", "up_proj", "down_proj")
-    shapes = {head + "gate.weight": (n, w)}
-    for i in range(n):
-        shapes |= {f"{head}experts.{i}.{name}.weight": shape for name, shape in
-                   ((gate, (f, w)), (up, (f, w)), (down, (w, f)))}
-    return shapes
-
-
-def llama_shapes(c, prefix="model."):
-    """The tensors of a config of the Llama family."""
-    w, f = c["hidden_size"], c["intermediate_size"]
-    heads, kind = c["num_attention_heads"], c["model_type"]
-    d = c.get("head_dim") or w // heads
-    q, kv = heads * d, c["num_key_value_heads"] * d
-    shapes = {"embed_tokens.weight": (c["vocab_size"], w)}
-    for i in range(c["num_hidden_layers"]):
-        block = {"input_layernorm.weight": (w,),
-                 "post_attention_layernorm.weight": (w,),
-                 "self_attn.q_proj.weight": (q, w),
-                 "self_attn.k_proj.weight": (kv, w),
-                 "self_attn.v_proj.weight": (kv, w),
-                 "self_attn.o_proj.weight": (w, q),
-                 "mlp.gate_proj.weight": (f, w), "mlp.up_proj.weight": (f, w),
-                 "mlp.down_proj.weight": (w, f)}
-        if kind == "qwen2":
-            block |= {"self_attn.q_proj.bias": (q,),
-                      "self_attn.k_proj.bias": (kv,),
-                      "self_attn.v_proj.bias": (kv,)}
-        if kind == "mixtral" or kind == "qwen3_moe" and i not in c["mlp_only_layers"]:
-            block = {k: s for k, s in block.items() if "mlp." not in k} | experts(c)
-        if kind in ("qwen3", "qwen3_moe"):
-            block |= {"self_attn.q_norm.weight": (d,),
-                      "self_attn.k_norm.weight": (d,)}
-        shapes |= {f"layers.{i}.{k}": s for k, s in block.items()}
-    shapes["norm.weight"] = (w,)
-    shapes = {prefix + k: s for k, s in shapes.items()}
-    if not c["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (c["vocab_size"], w)
-    return shapes
+def model_of(family, sizes=None, layers=3, **changes):
+    """The shapes and the config of the small model of a family (families.json), with other
+    sizes in the place of these, and the first layers alone."""
+    def sized(x):
+        return (sizes or {}).get(x, x) if type(x) is int else x
+    one = json.loads(FAMILIES.read_text())[family]
+    return {k: tuple(map(sized, s)) for k, s in one["shapes"].items()
+            if ".layers." not in k or int(k.split(".")[2]) < layers}, \
+        {**{k: sized(v) for k, v in one["config"].items()},
+         "num_hidden_layers": layers, **changes}
 
 
 def scaled(tensors, by):
