@@ -21,8 +21,6 @@ HARMONY = ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|channel|>
            "<|message|>", "<|endoftext|>")
 MARKS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
          "<|eot_id|>")
-ALL = json.loads(families.GOLDEN.read_text())
-GOLDEN = ALL["gemma3_text"]
 VOCAB = 256 + len(SPECIAL) - 1  # without the last one, as the 1B has it
 
 
@@ -60,9 +58,7 @@ def write_tokenizer(path, special, template, inside=False):
 
 def write_models(path):
     """Of text; and the same one that has eyes, as they lie there."""
-    config = {**GOLDEN["config"], "vocab_size": VOCAB, "eos_token_id": [257, 259]}
-    shapes = {**GOLDEN["shapes"], "model.embed_tokens.weight": [VOCAB, 32]}
-    shapes = {k: s for k, s in shapes.items() if k != "lm_head.weight"}
+    shapes, config = hf.model_of("gemma3_text", {256: VOCAB}, eos_token_id=[257, 259])
     tensors = families.tensors(shapes, 1)
     hf.write(path / "gemma-3", tensors, config)
     eyes = {"vision_tower.patch.weight": ("F32", (2, 2), bytes(16)),
@@ -128,10 +124,8 @@ def test_the_commands_fine_tune_a_small_one(tmp_path, bash):
 
 
 def gpt_oss():
-    vocab = 256 + len(HARMONY)
-    shapes = {k: [vocab, 32] if s[0] == 256 else s
-              for k, s in ALL["gpt_oss"]["shapes"].items()}
-    return families.tensors(shapes, 1), {**ALL["gpt_oss"]["config"], "vocab_size": vocab}
+    shapes, config = hf.model_of("gpt_oss", {256: 256 + len(HARMONY)})
+    return families.tensors(shapes, 1), config
 
 
 def llama():
