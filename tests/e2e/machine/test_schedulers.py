@@ -47,12 +47,6 @@ def test_every_scheduler_has_the_bits_or_is_refused(ranks, disk, names, place,
     assert refused >= NEVER and (refused > NEVER) == disk
 
 
-@pytest.mark.sanitized
-def test_one_that_aborts_is_refused_by_its_variable_too(place):
-    r = place.launch(1, {}, env={"STARPU_SCHED": "modular-dmda"})
-    run.refused(r, "STARPU_SCHED", "modular-dmda", "never end")
-
-
 @pytest.mark.parametrize("name, disk, victim", (("prio", True, 0), ("eager", False, 1)))
 def test_a_task_that_no_worker_gets_ends_the_run(name, disk, victim, place, nvme):
     """A scheduler of the user's own, which no list knows: the rank that is stuck

@@ -82,6 +82,7 @@ REFUSED = {
         # variables
         ({"STARPU_SCHED": "quickest"}, "STARPU_SCHED", "quickest", "lws"),
         ({"STARPU_SCHED": "none"}, "STARPU_SCHED", "no scheduler 'none'"),
+        ({"STARPU_SCHED": "modular-dmda"}, "STARPU_SCHED", "modular-dmda", "never end"),
         ({"STARPU_USE_NUMA": "1", "ranks": 2}, "STARPU_USE_NUMA: rank 0:", "unset it"),
         *[({"IZ_REFERENCE_GEMM": side}, "IZ_REFERENCE_GEMM: rank 0:", "from 64 to 8192")
           for side in ("9000", "63", "many", "-1")],
@@ -112,6 +113,10 @@ REFUSED = {
         ({"data.document_end": 32, "run.gpu_attention": "cudnn", "bf16.enabled": True},
          "run.gpu_attention: cudnn, but data.document_end is 32"),
         # what is trained how
+        (rule("h.0.ln_1.wieght"),
+         "parameters[0].match", "h.0.ln_1.wieght", "the nearest is h.0.ln_1.weight"),
+        ({"parameters": [{"match": "*"}, {"match": "nothing"}]},
+         "parameters[1].match", "nothing"),
         (rule("*", frozen=True), "parameters", "every tensor", "frozen"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"frozen_device": "cpu"}}},
          "frozen_device: cpu", "no tensor is frozen"),
@@ -170,8 +175,11 @@ REFUSED = {
          "sparse: true for tables.2.rows", "it is frozen"),
         (rule("tables.*", sparse=1), "parameters[0].sparse"),
         ({"data.document_end": 0}, "data.document_end: 0, but the layers of dlrm")],
-    "sparse": [({"run.state_dtype": "fp8"},
-                "sparse: true for tables.0.rows", "no multiple of 64")],
+    "sparse": [
+        ({"run.state_dtype": "fp8"}, "sparse: true for tables.0.rows", "no multiple of 64"),
+        ({"ranks": 4, "zero_optimization.stage": 3,
+          "zero_optimization.zero_hpz_partition_size": 2},
+         "sparse: true for tables", "zero_hpz_partition_size copies whole")],
     "pairs": [
         ({"model.seq": 8}, "texts of 16 tokens", "a sample here has 8"),
         ({"loss": {}}, "has pairs of texts", "set loss.type to dpo or ipo"),

@@ -15,7 +15,7 @@ DIM, BATCH = DLRM["dim"], 12
 STEP = {"train_batch_size": BATCH, "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2,
                                                   "weight_decay": 0.1}}}
-NVME, CPU, NONE = ((3, "nvme", "nvme"), (3, "cpu", "cpu"), (0, "none", "none"))
+NVME, NONE = (3, "nvme", "nvme"), (0, "none", "none")
 
 
 @pytest.fixture
@@ -157,10 +157,3 @@ def test_coded_moments_of_untouched_rows_stay(moments, ranks, train):
     more = {**STEP, "run.state_dtype": moments, "run.steps": 6, "model.dim": 64}
     a, b = (train("sparse", ranks, more, home) for home in (NONE, (3, "cpu", "nvme")))
     assert a.numbers == b.numbers
-
-
-def test_copies_of_sparse_tables_are_refused(train):
-    r = train("sparse", 1, {"zero_optimization.zero_hpz_partition_size": 2,
-                            "train_batch_size": 4}, CPU, good=False,
-              options=["--plan", "--ranks", 4])
-    run.refused(r, "sparse: true for tables", "zero_hpz_partition_size copies whole")
