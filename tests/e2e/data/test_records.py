@@ -113,7 +113,8 @@ def test_a_wrong_line_is_named(bad, tmp_path):
     refused("line 2 is not", "criteo", text, tmp_path / "out")
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_what_cannot_be_read_or_written_is_named(tmp_path):
+    refused("No such file", "shapes", tmp_path / "no/x", "1")
     refused("Is a directory", "criteo", tmp_path, tmp_path / "out")
     (tmp_path / "empty").write_text("")
     refused("no lines", "criteo", tmp_path / "empty", tmp_path / "out")
@@ -126,11 +127,6 @@ def test_what_cannot_be_read_is_named(tmp_path):
 def test_a_wrong_command_line_says_how(args, tmp_path):
     r = records(*args)
     assert r.rc == 2 and "usage: records" in r.err
-
-
-def test_an_impossible_place_is_named(tmp_path):
-    r = records("shapes", tmp_path / "no" / "x", 1)
-    assert r.rc == 1 and "No such file" in r.err
 
 
 def test_a_full_disk_is_told_at_once(tmp_path):

@@ -79,31 +79,6 @@ def test_preset_is_planned_for_another_machine(name, model, millions, place):
     assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
 
 
-# Of a model of rows.py; the refusal names the last key.
-IMPOSSIBLE = {
-    "gpt2": ({"layers": 0}, {"heads": 0}, {"width": -6}, {"seq": 0}, {"vocab": 1 << 30}),
-    "llama": ({"head_dim": 258}, {"rope_theta": 0}),
-    "all of llama": ({"rope_scaling_high_freq_factor": 1},),
-    "moe": ({"num_experts": 0}, {"num_experts": 1025}, {"num_experts_per_tok": 8},
-            {"num_experts_per_tok": 0}, {"moe_intermediate_size": 0},
-            {"experts_per_unit": -1}, {"decoder_sparse_step": 5}, {"n_group": 3},
-            {"topk_group": 2}, {"qk_norm": False, "family": "llama"}, *(
-                {"mlp_only_layers": blocks} for blocks in ("-1", "4", "1,3", "1,4"))),
-    "groups": ({"n_group": 8},),
-    "vit": ({"heads": 2}, {"classes": 257}, {"hidden": -1}, {"width": 3 << 17, "hidden": 0}),
-    "dlrm": ({"rows": 0}, {"rows": 1 << 24, "unit_rows": 1}, {"unit_rows": 0},
-             {"top_layers": 9})}
-
-
-@pytest.mark.sanitized
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_impossible_models_are_refused(name, place):
-    rows.use(place, name)
-    for change in IMPOSSIBLE[name]:
-        r = place.launch(1, {f"model.{k}": v for k, v in change.items()})
-        run.refused(r, list(change)[-1])
-
-
 @pytest.mark.sanitized
 def test_a_click_is_an_answer_of_two(place):
     rows.use(place, "dlrm")

@@ -138,8 +138,6 @@ REFUSED = {
         ({**MUON, **ADAPTERS}, "optimizer.type", "no matrix"),
         (rule("h.*", use_muon=False), "use_muon", "AdamW")],
     "llama": [
-        *(({f"model.{key}": n}, key) for key, n in (
-            ("kv_heads", 4), ("head_dim", 5), ("head_dim", 0), ("ffn", 0))),
         ({CHUNK: 8, **rows.TUNED["dropout"]}, CHUNK, "lora.dropout"),
         *(({"lora": {"rank": 2, "targets": "o_proj", "modules_to_save": saved}},
            "lora.modules_to_save", told) for saved, told in (
@@ -186,6 +184,25 @@ REFUSED = {
         ({**ADAPTERS, "lora.import": "somewhere"},
          "lora.import: somewhere", "merge them first")],
 }
+
+# Keys of models; the refusal names the last one.
+IMPOSSIBLE = {
+    "gpt2": ({"layers": 0}, {"heads": 0}, {"width": -6}, {"seq": 0}, {"vocab": 1 << 30}),
+    "llama": ({"head_dim": 258}, {"rope_theta": 0}, {"kv_heads": 4}, {"head_dim": 5},
+              {"head_dim": 0}, {"ffn": 0}),
+    "all of llama": ({"rope_scaling_high_freq_factor": 1},),
+    "moe": ({"num_experts": 0}, {"num_experts": 1025}, {"num_experts_per_tok": 8},
+            {"num_experts_per_tok": 0}, {"moe_intermediate_size": 0},
+            {"experts_per_unit": -1}, {"decoder_sparse_step": 5}, {"n_group": 3},
+            {"topk_group": 2}, {"qk_norm": False, "family": "llama"}, *(
+                {"mlp_only_layers": blocks} for blocks in ("-1", "4", "1,3", "1,4"))),
+    "groups": ({"n_group": 8},),
+    "vit": ({"heads": 2}, {"classes": 257}, {"hidden": -1}, {"width": 3 << 17, "hidden": 0}),
+    "dlrm": ({"rows": 0}, {"rows": 1 << 24, "unit_rows": 1}, {"unit_rows": 0},
+             {"top_layers": 9})}
+for name, keys in IMPOSSIBLE.items():
+    REFUSED.setdefault(name, []).extend(
+        ({f"model.{k}": v for k, v in x.items()}, list(x)[-1]) for x in keys)
 
 
 @pytest.mark.parametrize("model, change, words", [
