@@ -27,11 +27,8 @@ OF_EXPERTS = (*MATRICES[:4],
               *(f"mlp.experts.{i}.down_proj" for i in range(6)))
 LORA = {"lora": {"rank": 4, "targets": "*"}, "train_batch_size": 6}
 NF4 = {"model.base_dtype": "nf4"}
-
-
-def dynamic():
-    """The values of all codes of a scale, from those of bitsandbytes."""
-    return (run.ROOT / "tests/codelets/flat/nf4_reference.bin").read_bytes()[:4 * 256]
+# The values of all codes of a scale, from those of bitsandbytes.
+DYNAMIC = (run.ROOT / "tests/codelets/flat/nf4_reference.bin").read_bytes()[:4 * 256]
 
 
 def in_4_bits(name, shape, data):
@@ -52,7 +49,7 @@ def in_4_bits(name, shape, data):
         f"{name}.absmax": ("U8", (blocks,), scale[:blocks]),
         f"{name}.quant_map": ("F32", (16,), coded.floats(coded.NF4)),
         f"{name}.nested_absmax": ("F32", (len(most) // 4,), most),
-        f"{name}.nested_quant_map": ("F32", (256,), dynamic()),
+        f"{name}.nested_quant_map": ("F32", (256,), DYNAMIC),
         f"{name}.quant_state.bitsandbytes__nf4": ("U8", (len(state),), state)}
 
 

@@ -141,7 +141,7 @@ class Job(run.Run):
 
     def __init__(self, slurm, place, ranks, settings, output, options=()):
         config = place.config(settings, output)
-        self.slurm, self.log = slurm, pathlib.Path(f"{config}.log")
+        self.log = pathlib.Path(f"{config}.log")
         super().__init__(
             ["sh", "-c", WAIT, "sbatch", "--nodes=1", f"--ntasks-per-node={ranks}",
              "--cpus-per-task=1", f"--output={self.log}", *options, str(SCRIPT),
@@ -151,10 +151,6 @@ class Job(run.Run):
     @property
     def id(self):
         return self.text(0).strip()
-
-    def cancel(self, *options):
-        r = self.slurm.call("scancel", *options, self.id)
-        assert r.rc == 0, str(r)
 
     def finish(self, timeout_s=run.TIMEOUT_S):
         r = super().finish(timeout_s)
@@ -172,7 +168,7 @@ def test_jobs_go_on_where_the_last_one_ended(slurm, place):
     for signal_ in (["--signal=USR1"], []):
         job = Job(slurm, place, 2, {**more, **FOREVER}, output)
         job.until_step((stops or [0])[-1] + 2)
-        job.cancel(*signal_)
+        assert slurm.call("scancel", *signal_, job.id).rc == 0
         r = job.finish()
         assert r.summary["reason"] == "interrupted", str(r)
         # srun ends with the job that is cancelled, before its ranks

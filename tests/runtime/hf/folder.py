@@ -3,6 +3,7 @@
 libraries: a header of JSON behind its length, then the tensors' bytes."""
 import array
 import json
+import math
 import pathlib
 import random
 import struct
@@ -88,11 +89,6 @@ def encode(dtype, values):
     return b"".join(f32[i + 2:i + 4] for i in range(0, len(f32), 4))
 
 
-def numbers(rng, n):
-    """Small dyadic ones: exact in all three types."""
-    return [rng.randrange(-127, 128) / 1024 for _ in range(n)]
-
-
 def gpt2_config(m):
     """What transformers writes for this shape, and what it adds to it."""
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
@@ -122,11 +118,11 @@ def gpt2_shapes(m, prefix="transformer."):
 
 
 def random_tensors(shapes, dtype):
-    """A model of random numbers."""
+    """A model of small random numbers that are exact in all three types."""
     rng, out = random.Random(3), {}
     for name, shape in shapes.items():
-        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        out[name] = (dtype, shape, encode(dtype, numbers(rng, n)))
+        values = [rng.randrange(-127, 128) / 1024 for _ in range(math.prod(shape))]
+        out[name] = dtype, shape, encode(dtype, values)
     return out
 
 
