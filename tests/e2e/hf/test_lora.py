@@ -246,6 +246,8 @@ FOREIGN = [
       ["peft_type", "IA3"]]),
     ({"target_parameters": "gate_up_proj"}, {}, [["target_parameters", "no list"]]),
     ({"target_parameters": [["down_proj"]]}, {}, [["target_parameters"]]),
+    pytest.param({"target_parameters": ["gate_up_proj", "mlp.gate.weight"]}, {},
+                 [["target_parameters", "mlp.gate.weight"]], marks=pytest.mark.sanitized),
     ({"r": 0}, {}, [["r is no rank"]]), ({"r": "4"}, {}, [["r is no rank"]]),
     ({"lora_alpha": None}, {}, [["lora_alpha"]]),
     ({}, {"lora.rank": 8}, [["lora.rank: 8", "r is 4"]]),
