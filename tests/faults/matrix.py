@@ -113,22 +113,28 @@ def run_unit(unit, line, limit_s, **env):
 
 # ---- the table ----
 
+def hash_of(*paths):
+    return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()[:12]
+
+
 class Table:
     """rows: {(build, unit, case): [seconds, {fault: letter}]}; faults: {name: hash of
-    its patch}."""
+    its patch}; tests: hash of all files of tests when the rows were listed."""
 
     def __init__(self):
-        self.rows, self.faults = {}, {}
+        self.rows, self.faults, self.tests = {}, {}, None
         if not FILE.exists():
             return
         head, *lines = lzma.decompress(FILE.read_bytes()).decode().splitlines()
-        self.faults = dict(x.split("=") for x in head.split("\t"))
+        tests, *faults = (x.split("=") for x in head.split("\t"))
+        self.tests, self.faults = tests[1], dict(faults)
         for line in lines:
             *key, seconds, letters = line.split("\t")
             self.rows[tuple(key)] = [float(seconds), dict(zip(self.faults, letters))]
 
     def save(self):
-        lines = ["\t".join(f"{n}={h}" for n, h in self.faults.items())]
+        lines = ["\t".join(f"{n}={h}" for n, h in (("tests", self.tests),
+                                                  *self.faults.items()))]
         lines += ["\t".join([*key, f"{s:.3f}",
                              "".join(row.get(f, " ") for f in self.faults)])
                   for key, (s, row) in sorted(self.rows.items())]
@@ -138,8 +144,7 @@ class Table:
 
     def fit(self, faults):
         """Forgets what was found of other patches."""
-        hashes = {f.name: hashlib.sha256(f.path.read_bytes()).hexdigest()[:12]
-                  for f in faults}
+        hashes = {f.name: hash_of(f.path) for f in faults}
         kept = {f for f in hashes if self.faults.get(f) == hashes[f]}
         self.faults = hashes
         self.rows = {key: [s, {f: x for f, x in row.items() if f in kept}]
@@ -333,12 +338,16 @@ def run(everything, faults, suites, enough):
     units = [u for build in planting.STARPU for u in units_of(build, suites)]
     if not suites:
         table.keep(units)
+    tests = hash_of(*(ROOT / n for n in planting.sources()
+                      if n.startswith("tests/") and not n.startswith("tests/faults/")))
     known = {key[:2] for key, (_, row) in table.rows.items()
-             if all(f.name in row for f in faults)}
+             if table.tests == tests and all(f.name in row for f in faults)}
     fresh = [u for u in units if (u.build, u.name) not in known]
     if fresh:
         say(f"without a fault: {len(fresh)} programs")
         begin(table, fresh, faults)
+    if not suites:
+        table.tests = tests
     sound = [u for u in units if (u.build, u.name, WHOLE) in table.rows]
     for f in sorted(faults, key=lambda f: sum(s for s, *_ in work(table, sound, f))):
         column(table, sound, f, enough)
