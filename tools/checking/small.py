@@ -145,8 +145,8 @@ def make_losses(c):
     not computed again.  Returns how many runs failed."""
     path, failed = c.o.losses, 0
     known = json.loads(path.read_text()) if path.is_file() else {}
-    jobs = [command(c, TABLE[n], "cpu") for n in TABLE if len(known.get(n, ())) < STEPS and
-            (not c.o.only or any(x in f"small {n}" for x in c.o.only.split(",")))]
+    jobs = [command(c, TABLE[n], "cpu") for n in c.todo("small", TABLE)
+            if len(known.get(n, ())) < STEPS]
     for job, status, text, seconds in c.run(jobs, 2):
         losses = losses_of(c, job.name)["losses"]
         if status or len(losses) != STEPS:
