@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import zipfile
 
 import pytest
 
@@ -198,6 +199,10 @@ def test_a_checkout_is_no_pack(tmp_path):
 def test_a_pack_runs_alone(tmp_path):
     if not shutil.which("patchelf"):
         pytest.skip("needs patchelf")
+    with zipfile.ZipFile(tmp_path / "large.whl", "w") as f:
+        f.writestr("large", os.urandom(56 << 20))
+    status, text = pack(tmp_path, "pack", "--only", "gpt2 fp32", "--wheels", ".")
+    assert status == 2 and "too large: " in text, text
     status, text = pack(tmp_path, "pack", "--only", "gpt2 fp32")
     assert status == 0, text
     shutil.rmtree(tmp_path / "pack")
