@@ -2,14 +2,17 @@
 """Small runs of every family and feature, against their losses on a CPU, which were
 computed before; those that only lie elsewhere, against each other, bit for bit.  A text
 that is generated in fp32 is that of the CPU."""
+import array
 import json
+import random
 import re
+import struct
 from typing import NamedTuple
 
 from checking.work import Job, harness, say
 
 STEPS = 6  # later a spike of the loss may part two runs that both are right
-AT_ONCE = 3
+AT_ONCE = 4
 # Of the loss of a step, relative.  In fp32 only the order of sums differs.  With 16 bits
 # the GPU also rounds every activation, by 2^-9 (2^-12) of it and more or less at random; a
 # loss is a mean over hundreds of tokens.  A router sends some tokens elsewhere in any type.
@@ -19,6 +22,10 @@ ZERO = "zero_optimization."
 BF16 = {"bf16.enabled": True}
 FP16 = {"fp16.enabled": True, "fp16.loss_scale": 1024}  # no step is left out
 MUON = {"optimizer.type": "Muon"}
+LION = {"optimizer.type": "Lion", "optimizer.params.lr": 3e-4}
+YARN = {"model.rope_scaling_type": "yarn", "model.rope_scaling_factor": 4,
+        "model.rope_scaling_original_seq": 32}
+BOUNDARIES = "activation_checkpointing.nvme_path"
 FULL = {"run.recompute": "full", "activation_checkpointing.cpu_checkpointing": True}
 CUDNN = {"run.gpu_attention": "cudnn", "run.gpu_attention_backward": "cudnn"}
 
@@ -26,6 +33,10 @@ CUDNN = {"run.gpu_attention": "cudnn", "run.gpu_attention_backward": "cudnn"}
 def homes(stage, optimizer, param):
     return {ZERO + "stage": stage, ZERO + "offload_optimizer.device": optimizer,
             ZERO + "offload_param.device": param}
+
+
+def family(name):
+    return {"model.family": name}
 
 
 def lora(rank, targets="*attn*, *mlp*"):
@@ -38,6 +49,8 @@ class Small(NamedTuple):
     config: str
     more: dict
     same: str = ""  # those with the same word here have the same bits
+    ranks: int = 1
+    resumed: bool = False  # saves at each step, ends after half, goes on and exports
 
 
 def table():
@@ -53,9 +66,18 @@ def table():
                  ("stage 0", homes(0, "none", "none")), ("stage 2", homes(2, "cpu", "none")),
                  ("remainder, ratio 0.5", {"run.master": "remainder",
                                            ZERO + "offload_optimizer.ratio": 0.5}),
+                 ("stage 1, delays", {**homes(1, "cpu", "none"), "run.inject_delay_us": 300}),
                  ("full, boundaries on host", FULL),
+                 ("full, boundaries on nvme", {**FULL, BOUNDARIES: ""}),
                  ("nvme", homes(3, "nvme", "nvme")),
                  ("ring 1, no overlap", {"run.ring": 1, "run.overlap": False}))]
+    rows += [Small("gpt2 resumed", "gpt2", "quickstart",
+                   {**BF16, "run.hash_interval": 1}, "gpt2", resumed=True)]
+    rows += [Small(f"gpt2 4 ranks {t}", "gpt2", "quickstart", {
+        **more, "run.comm": "mpi", "train_micro_batch_size_per_gpu": 1,
+        "run.slices": 1, "run.workers": 1, "run.sum_group": 2,
+        ZERO + "zero_hpz_partition_size": 2}, ranks=4)
+             for t, more in (("fp32", {}), ("bf16", BF16))]
     four = {**BF16, "gradient_accumulation_steps": 4}
     rows += [Small(f"gpt2 4 {name}", "gpt2", "quickstart", {**four, **more}, "gpt2 4")
              for name, more in (("stage 2", homes(2, "cpu", "none")),
@@ -63,31 +85,58 @@ def table():
                                 ("breadth first", {"run.schedule": "breadth_first"}))]
     rows += [Small(f"gpt2 {name}", "gpt2", "quickstart", more) for name, more in (
         ("muon fp32", MUON), ("muon bf16", {**BF16, **MUON}),
-        ("lion bf16", {**BF16, "optimizer.type": "Lion", "optimizer.params.lr": 3e-4}),
+        ("muon on the host", {**BF16, **MUON, "run.muon_products": "host"}),
+        ("lion bf16", {**BF16, **LION}),
+        ("lion on the GPU", {**BF16, **LION, **homes(3, "none", "none")}),
         ("states bf16", {**BF16, "run.state_dtype": "bf16"}),
         ("states fp8", {**BF16, "run.state_dtype": "fp8"}),
         ("states fp8 on the GPU", {**BF16, "run.state_dtype": "fp8",
                                    **homes(3, "none", "none")}),
-        ("odd sizes", {**BF16, "model.vocab": 257, "model.width": 132,
+        ("odd sizes", {**BF16, "model.vocab": 257, "model.heads": 3, "model.width": 120,
                        "model.seq": 127}),
+        ("pairs", {**BF16, "loss.type": "dpo", "loss.beta": 0.02, "loss.sft": 0.1,
+                   "optimizer.params.lr": 3e-4, "data.bytes": False,
+                   "data.val_fraction": 0.2, "run.slices": 1}),
         ("own attention", {**BF16, "run.gpu_attention": "own",
                            "run.gpu_attention_backward": "own"}),
         ("cudnn", {**BF16, **CUDNN, "model.width": 256}),
         *((f"text of {n}", {**more, "model.vocab": n, "run.sample_tokens": 8,
                             "run.sample_temperature": 0})
           for n, more in ((256, {}), (50257, BF16))))]
+    nf4 = {**BF16, **lora(8), "model.base_dtype": "nf4"}
+    rows += [Small(f"llama nf4 {name}", "llama", "llama-tiny", {**nf4, **more}, "nf4")
+             for name, more in (("lora", {}), ("base on the host", {
+                 **homes(3, "none", "none"), ZERO + "offload_param.frozen_device": "cpu"}))]
     rows += [Small(f"llama {name}", "llama", "llama-tiny", more) for name, more in (
-        ("nf4 lora", {**BF16, **lora(8), "model.base_dtype": "nf4"}),
         ("int8 lora", {**BF16, **lora(8), "model.base_dtype": "int8"}),
+        ("dora", {**nf4, "lora.use_dora": True}),
         ("lora dropout", {**lora(8), "lora.dropout": 0.1}),
         ("lora rank 3", {**BF16, **lora(3)}),
         ("documents", {**BF16, "data.document_end": 32}),
+        ("in chunks", {**BF16, **FULL, "run.sequence_chunk": 48, "run.slices": 1}),
+        ("gemma2", {**BF16, **family("gemma2"), "model.window": 48,
+                    "model.attn_logit_softcapping": 2, "model.final_logit_softcapping": 3,
+                    "model.tie_embeddings": True}),
+        ("cohere2", {**BF16, **family("cohere2"), "model.window": 48,
+                     "model.logit_scale": 0.5}),
+        ("phi", {**BF16, **family("phi"), "model.qkv_bias": True,
+                 "model.partial_rotary_factor": 0.5}),
+        ("ministral3", {**BF16, **family("ministral3"), **YARN,
+                        "model.rope_scaling_query_beta": 0.1}),
         ("tf32", {"run.tf32": True}),
         ("heads of 64", {**BF16, "model.width": 256}),
         ("heads of 128, 1024 tokens", {**BF16, "model.width": 512, "model.seq": 1024,
                                        "train_micro_batch_size_per_gpu": 1}))]
     rows += [Small(f"moe {name}", "moe", "moe-tiny", {**BF16, **more}) for name, more in (
-        ("lora", lora(4, "*")), ("experts in units", {"model.experts_per_unit": 3}))]
+        ("lora", lora(4, "*")), ("experts in units", {"model.experts_per_unit": 3}),
+        ("nf4 lora", {**lora(4, "*"), "model.base_dtype": "nf4"}),
+        ("qwen2", {**family("qwen2_moe"), "model.qkv_bias": True, "model.qk_norm": False,
+                   "model.shared_expert_intermediate_size": 64}),
+        ("glm4", {**family("glm4_moe"), "model.first_k_dense_replace": 1,
+                  "model.n_shared_experts": 2, "model.n_group": 4, "model.topk_group": 2,
+                  "model.routed_scaling_factor": 1.5, "model.router_aux_loss_coef": 0}),
+        ("gpt-oss", {**family("gpt_oss"), "model.window": 48, "model.qk_norm": False,
+                     "model.qkv_bias": True, "optimizer.params.lr": 2e-3}))]
     return {r.name: r for r in rows}
 
 
@@ -96,9 +145,28 @@ TABLE = table()
 OF_THE_GPU = ("run.gpu_", "run.tf32", ZERO + "offload_optimizer.ratio")
 
 
-def data_of(c, program):
-    """What it trains on; of records, the same on every machine."""
-    kind = {"vit": "shapes", "dlrm": "clicks"}.get(program)
+def pairs_file(path, n=100, length=128):
+    """Texts of random tokens with two answers each, and which tokens are answers'."""
+    rng, tokens, mask = random.Random(1), [], b""
+    for _ in range(n):
+        asked = rng.choices(range(256), k=length // 2)
+        for _ in range(2):
+            answer = rng.choices(range(256), k=rng.randrange(1, length // 2))
+            tokens += [*asked, *answer, *[0] * (length // 2 - len(answer))]
+            mask += bytes(len(asked)) + b"\1" * len(answer)
+            mask += bytes(len(tokens) - len(mask))
+    for to, magic, data, of in (
+            (path, 20240520, array.array("H", tokens).tobytes(), length),
+            (path.with_suffix(".mask"), int.from_bytes(b"mask", "little"), mask, 0)):
+        to.write_bytes(struct.pack("<256i", magic, 1, len(mask), of, *[0] * 252) + data)
+    return path
+
+
+def data_of(c, row):
+    """What it trains on, the same on every machine."""
+    if "loss.type" in row.more:
+        return pairs_file(c.folder / "pairs.bin")
+    kind = {"vit": "shapes", "dlrm": "clicks"}.get(row.program)
     if not kind:
         return harness.text_file(c.folder)
     path = c.folder / f"{kind}.bin"
@@ -112,20 +180,28 @@ def command(c, row, device):
         k: v for k, v in row.more.items() if not k.startswith(OF_THE_GPU)}
     s = {"run.output": c.folder / row.name.replace(" ", "-"), "run.steps": STEPS,
          "run.log_interval": 1, "run.eval_interval": 0, "run.save": False,
-         "run.device": device, "data.path": data_of(c, row.program),
+         "run.device": device, "data.path": data_of(c, row),
          "run.memory_limit_bytes": 8e9, "run.workers": 4 if device == "cuda" else 2, **more}
     if device == "cuda" and not c.o.tiny:
         s["run.device_memory_limit_bytes"] = 4e9
     if row.program in ("gpt2", "llama", "moe") and row.config != "lora":
         s.setdefault("run.sample_tokens", 0)
     if row.program == "moe":
-        s["run.slices"] = 0
+        s["run.slices"] = 1  # the balance loss depends on it
+    if BOUNDARIES in more:
+        s[BOUNDARIES] = c.o.nvme or c.folder
     for key in ("offload_optimizer", "offload_param"):
         if more.get(f"{ZERO}{key}.device") == "nvme":
             s[f"{ZERO}{key}.nvme_path"] = c.o.nvme or c.folder
-    return Job(row.name, [c.programs[row.program], harness.ROOT / f"configs/{row.config}.json",
-                          *harness.settings(s)],
-               120, {"IZ_REFERENCE_GEMM": "256"})  # the rate of products is of no interest
+    line = [*harness.ranks_line(row.ranks), c.programs[row.program],
+            harness.ROOT / f"configs/{row.config}.json", *harness.settings(s)]
+    if row.resumed:
+        more = {"run.save": True, "run.save_interval": 1}
+        line = ["sh", "-c", f'"$@" --set run.steps={STEPS // 2} && '
+                'exec "$@" --resume --set run.export="$0"', s["run.output"] / "export",
+                *line, *harness.settings(more)]
+    # the rate of products is of no interest
+    return Job(row.name, line, 120, {"IZ_REFERENCE_GEMM": "256"})
 
 
 def losses_of(c, name):

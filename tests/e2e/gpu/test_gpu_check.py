@@ -22,7 +22,7 @@ from checking import machine, small  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
-SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of 256"
+SMALL = "gpt2 fp32,stage 0,gpt2 bf16,text of 256,on nvme,resumed,4 ranks fp32,gpt2 pairs"
 
 
 def check(folder, *more, env=None, at=run.ROOT, build=("--build", run.BUILD), until=None):
@@ -103,10 +103,13 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     row = found["1.5B resident"]
     assert row["clock_mhz"] == 1755 and row["power_w"] == 640.5
     assert row["device_gib"] > 0 and "% MFU" in text and "limited by: " in text
-    assert found["gpt2 stage 0"]["losses"] == found["gpt2 bf16"]["losses"]
+    for name in ("stage 0", "full, boundaries on nvme", "resumed"):
+        assert found[f"gpt2 {name}"]["losses"] == found["gpt2 bf16"]["losses"]
+    log = (tmp_path / "out/log.txt").read_text()
+    assert all(x in log for x in ("exported step 6", "4 ranks;", "dpo")), log
     with gzip.open(tmp_path / "out/tasks-1-5B-resident.jsonl.gz", "rt") as f:
         assert json.loads(f.readline())
-    assert "#### quant, exit 0" in (tmp_path / "out/log.txt").read_text()
+    assert "#### quant, exit 0" in log
     # the second goes on with the folder of the first
     status, text, more = check(tmp_path, "--call", "2", "--only",
                                "memcheck,kernels,Muon,2 ranks", env=env)
