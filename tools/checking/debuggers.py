@@ -75,27 +75,25 @@ def add(c, job, status, text, seconds):
 
 
 def beside(c):
-    """What tells no times, and what a later case would wait for, beside each other."""
+    """What tells no times, beside each other."""
     rows = {r.name: r for r in training.BESIDE}
     jobs = [training.job_of(c, rows[n]) for n in c.todo("training", rows)]
     jobs += jobs_of(c, ["memcheck"])
-    if c.left() > 0 and c.todo("peers", ["deepspeed"]):
-        jobs += training.adam_job(c)
     for ended in c.run(jobs, len(jobs)):
         if ended[0].name in rows:
             training.add(c, "training", rows[ended[0].name], *ended)
-        elif ended[0].name in CASES:
+        else:
             add(c, *ended)
 
 
-def alone(c, name):
-    for ended in c.run(jobs_of(c, [name])):
-        add(c, *ended)
-
-
 def kernel_times(c):
-    alone(c, "kernels")
+    """Those of the GPU; meanwhile the host compiles what a peer would wait for."""
+    jobs = [*jobs_of(c, ["kernels"]), *training.adam_job(c)]
+    for ended in c.run(jobs, len(jobs)):
+        if ended[0].name in CASES:
+            add(c, *ended)
 
 
 def last(c):
-    alone(c, "times of ops")
+    for ended in c.run(jobs_of(c, ["times of ops"])):
+        add(c, *ended)

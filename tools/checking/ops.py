@@ -23,7 +23,7 @@ def nearest(text):
 
 
 def part(c):
-    jobs = [Job(g, [c.programs["test_ops_gpu"], g], 90, {"IZ_SHOW": "1"})
+    jobs = [Job(g, [c.programs["test_ops_gpu"], g], 120, {"IZ_SHOW": "1"})
             for g in c.todo("ops", TINY if c.o.tiny else GROUPS)]
     for job, status, text, seconds in itertools.chain(
             c.run([j for j in jobs if j.name == "matmul"]),

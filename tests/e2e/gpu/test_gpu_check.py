@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu-check on the stand-in: both calls with a few cases, what it leaves where nothing
 can run, without time and when it is ended, and a pack."""
+import collections
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 import run
 
 sys.path.insert(0, str(run.ROOT / "tools"))
-from checking import machine, small  # noqa: E402
+from checking import machine, small, training  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("IZ_TEST_GPU") != "standin",
                                 reason="needs the stand-in for a GPU")
@@ -148,8 +149,30 @@ def test_without_a_gpu_memory_or_time_it_says_so(tmp_path):
                                 env={"IZ_STANDIN_MEM_MB": "48"})
     assert status == 0 and re.search(r"resident +skipped .* izar: this run needs", text), text
     status, text, found = check(tmp_path, "--call", "2", "--limit", "0")
-    assert status == 3 and "left out: training: 14B 128K" in text
+    assert status == 3 and re.search(  # in this order: what no GPU has run, what ran
+        "out: training: 14B 128K\n(.*\n)*.*training: 1.5B Muon\n(.*\n)*.*peers", text), text
     assert {x["status"] for x in found.values()} == {"passed", "skipped"}
+
+
+def test_what_would_be_cut_off_is_not_begun(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(training, "python_with", lambda *_: sys.executable)
+    c = types.SimpleNamespace(
+        o=types.SimpleNamespace(tiny=False), out=tmp_path, folder=tmp_path, env={},
+        programs=collections.defaultdict(str), left=lambda: 25, todo=lambda _, names: names,
+        run=lambda jobs, *_: begun.extend(j.name for j in jobs) or ())
+    machine.calibrate(c)
+    c.run(training.adam_job(c))
+    training.peers(c)
+    training.second(c)
+    assert begun == ["1.5B Muon"]
+
+
+def test_a_peer_that_cannot_be_imported_says_why(tmp_path):
+    tool(tmp_path / "torch/__init__.py", "").write_text("raise ImportError('no libcudart')")
+    status, text, found = check(tmp_path, "--call", "2", "--only", "compile",
+                                env={"PYTHONPATH": str(tmp_path)})
+    assert status == 1 and "ImportError: no libcudart" in text
 
 
 def test_counters_that_it_may_not_read_are_skipped(tmp_path):
