@@ -21,13 +21,16 @@ def tool(name):
     return shutil.which(name) or (found[-1] if found else None)
 
 
-def memcheck(c):
+def memcheck(c, name="memcheck", row=TABLE["gpt2 own attention"]):
     """"Not ready" of an event is an answer; the program looks at all other errors itself."""
-    row = TABLE["gpt2 bf16"]
-    job = command(c, row._replace(name="memcheck", more={**row.more, "run.steps": 2}), "cuda")
+    job = command(c, row._replace(name=name, more={**row.more, "run.steps": 2}), "cuda")
     line = [tool("compute-sanitizer"), "--tool", "memcheck", "--report-api-errors", "no",
             "--error-exitcode", "9", *job.line]
-    return Job("memcheck", line, 90, SMALL_REFERENCE_GEMM)
+    return Job(name, line, 90, SMALL_REFERENCE_GEMM)
+
+
+def memcheck_of_experts(c):
+    return memcheck(c, "memcheck of experts", TABLE["moe gpt-oss"])
 
 
 def kernels(c):
@@ -50,8 +53,9 @@ def op_times(c):
 
 
 # What it needs of NVIDIA's tools, and its job.
-CASES = {"memcheck": ("compute-sanitizer", memcheck), "kernels": ("ncu", kernels),
-         "times of ops": (None, op_times)}
+CASES = {"memcheck": ("compute-sanitizer", memcheck),
+         "memcheck of experts": ("compute-sanitizer", memcheck_of_experts),
+         "kernels": ("ncu", kernels), "times of ops": (None, op_times)}
 
 
 def jobs_of(c, names):
@@ -78,7 +82,7 @@ def beside(c):
     """What tells no times, beside each other."""
     rows = {r.name: r for r in training.BESIDE}
     jobs = [training.job_of(c, rows[n]) for n in c.todo("training", rows)]
-    jobs += jobs_of(c, ["memcheck"])
+    jobs += jobs_of(c, ["memcheck", "memcheck of experts"])
     for ended in c.run(jobs, len(jobs)):
         if ended[0].name in rows:
             training.add(c, "training", rows[ended[0].name], *ended)

@@ -115,8 +115,8 @@ def test_both_calls_with_a_few_cases(tmp_path, losses):
     status, text, more = check(tmp_path, "--call", "2", "--only",
                                "memcheck,kernels,Muon,2 ranks", env=env)
     assert status == 0, text
-    assert set(more) - set(found) == {"memcheck", "kernels", "1.5B Muon",
-                                      "124M, 2 ranks on one GPU"}
+    assert set(more) - set(found) == {"memcheck", "memcheck of experts", "kernels",
+                                      "1.5B Muon", "124M, 2 ranks on one GPU"}
     assert {x["status"] for x in more.values()} == {"passed"}
     # wrong losses and texts are seen; what passed is not run again
     wrong = tmp_path / "wrong.json"
