@@ -67,17 +67,23 @@ def losses(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("losses, want, words", [
-    ([5.0] * 6, [5.0] * 6, "passed bound"), ([5.0] * 6, [5.0] * 5 + [5.1], "failed bound"),
-    ([5.0] * 5 + ["nan"], [5.0] * 6, "failed bound"), ([5.0] * 6, [5.0] * 2, "failed L has no"),
-    ([5.0] * 6, None, "failed L has no"), ([5.0] * 5, [5.0] * 6, "failed exit 0, 5 steps")])
-def test_losses_are_judged(losses, want, words, tmp_path):
-    (tmp_path / "gpt2-fp32").mkdir()
-    (tmp_path / "gpt2-fp32/metrics.jsonl").write_text("".join(
+@pytest.mark.parametrize("row, losses, want, words", [
+    ("gpt2 fp32", [5.0] * 6, [5.0] * 6, "passed bound"),
+    ("gpt2 fp32", [5.0] * 6, [5.0] * 5 + [5.1], "failed bound"),
+    ("gpt2 fp32", [5.0] * 5 + ["nan"], [5.0] * 6, "failed bound"),
+    ("gpt2 fp32", [5.0] * 6, [5.0] * 2, "failed L has no"),
+    ("gpt2 fp32", [5.0] * 6, None, "failed L has no"),
+    ("gpt2 fp32", [5.0] * 5, [5.0] * 6, "failed exit 0, 5 steps"),
+    ("moe fp32", [5.0] * 6, [5.00001] * 6, "failed bound 1e-06"),
+    ("moe fp16", [5.0] * 6, [5.001] * 6, "passed bound 2e-03")])
+def test_losses_are_judged(row, losses, want, words, tmp_path):
+    folder = tmp_path / row.replace(" ", "-")
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(
         json.dumps({"step": i, "loss": x, "grad_norm": 1}) + "\n"
         for i, x in enumerate(losses)))
     c = types.SimpleNamespace(folder=tmp_path, o=types.SimpleNamespace(losses="L"))
-    status, _, why = small.judged(c, small.TABLE["gpt2 fp32"], 0, "", want, {})
+    status, _, why = small.judged(c, small.TABLE[row], 0, "", want, {})
     assert f"{status} {why}".startswith(words)
 
 
