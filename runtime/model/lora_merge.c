@@ -6,8 +6,11 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "codelets/base/build.h"
 #include "codelets/base/int64.h"
 #include "codelets/base/take.h"
+
+enum { TILE = 1024 }; /* elements merged at a time */
 
 struct merge {
     const struct iz_param *w, *a, *b;
@@ -30,30 +33,59 @@ float iz_lora_norm(const int64_t sum[2])
     return (float)sqrt((double)sum[0] * 0x1p-30 + (double)sum[1] * 0x1p-70);
 }
 
+IZ_SIMD static void add_times(float *restrict sum, const float *restrict a,
+                              float b, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        sum[j] += b * a[j];
+}
+
+/* Row i of w, n columns from `from` on, which are at most TILE: all lie in one
+ * output, or begin with output o and each has its own.  An element's products
+ * are added in the order of ranks. */
+static void merge_tile(const struct merge *g, const float *av, const float *bv,
+                       int64_t i, int64_t from, int64_t o, float *out,
+                       int64_t n)
+{
+    int64_t rank = g->b->cols, in = g->a->cols, one = g->a->out_in ? 0 : 1;
+    float sum[TILE] = {0};
+    for (int64_t r = 0; r < rank && av; r++)
+        if (g->a->out_in)
+            add_times(sum, av + r * in + from, bv[o * rank + r], n);
+        else
+            for (int64_t j = 0; j < n; j++)
+                sum[j] += bv[(o + j) * rank + r] * av[r * in + i];
+    for (int64_t j = 0; j < n; j++, o += one) {
+        float v = out[j] + g->scale * sum[j];
+        if (g->sums)
+            add_square(g->sums + 2 * o, v);
+        else
+            out[j] = g->gain ? g->gain[o] * v : v;
+    }
+}
+
 /* Row i of w, columns [from, from + n).  Rows of an expert meet its own parts
- * of a and b. */
+ * of a and b; outputs of another adapter are left alone. */
 static void merge_row(const struct merge *g, int64_t i, int64_t from,
                       float *out, int64_t n)
 {
     int64_t rank = g->b->cols, in = g->a->cols, experts = g->a->rows / rank;
-    int64_t outputs = g->b->rows / experts;
+    int64_t outputs = g->b->rows / experts, first = g->b->first;
     int64_t e = experts > 1 ? i / (g->w->rows / experts) : 0;
     const float *av = g->av ? g->av + e * rank * in : NULL;
     const float *bv = g->av ? g->bv + e * outputs * rank : NULL;
+    int64_t begin = from, end = from + n;
     i -= e * (g->w->rows / experts);
-    for (int64_t j = 0; j < n; j++) {
-        int64_t o = (g->a->out_in ? i : from + j) - g->b->first;
-        int64_t k = g->a->out_in ? from + j : i;
-        float sum = 0;
-        if (o < 0 || o >= outputs)
-            continue;
-        for (int64_t r = 0; r < rank && av; r++)
-            sum += bv[o * rank + r] * av[r * in + k];
-        sum = out[j] + g->scale * sum;
-        if (g->sums)
-            add_square(g->sums + 2 * o, sum);
-        else
-            out[j] = g->gain ? g->gain[o] * sum : sum;
+    if (!g->a->out_in) {
+        begin = max64(from, first);
+        end = min64(end, first + outputs);
+    } else if (i < first || i >= first + outputs) {
+        return;
+    }
+    for (int64_t at = begin, k; at < end; at += k) {
+        k = min64(end - at, TILE);
+        merge_tile(g, av, bv, i, at, (g->a->out_in ? i : at) - first,
+                   out + (at - from), k);
     }
 }
 
