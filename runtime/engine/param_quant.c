@@ -2,27 +2,43 @@
 #include "runtime/engine/param_quant.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codelets/base/int64.h"
+#include "codelets/base/take.h"
+#include "codelets/task/task.h"
 #include "runtime/comm/coll.h"
 #include "runtime/engine/access.h"
 #include "runtime/engine/bounce.h"
 
-enum { RUN = 64 }; /* groups that are filled at a time */
+enum { RUN = 16 }; /* groups that are filled at a time */
+
+/* Some groups of a matrix, all of this rank: [first, last). */
+struct run {
+    struct iz_quant_matrix m;
+    int64_t first, last;
+    float mean; /* of the scales of the matrix, once known */
+};
 
 /* What a unit passes through: the groups of this rank and their scales, none
- * of those that are ready; and the sums of the scales of all ranks' groups. */
+ * of those that are ready; and the sums of the scales of all ranks' groups.
+ * Each worker takes the next run. */
 struct filling {
+    int unit;
+    const struct iz_quant_source *from;
     enum iz_quant format;
     char *group;
-    float *scale, *values;
+    float *scale, *values; /* values: of a run for each worker */
     bool *ready;
     double *sum;
     int64_t shard; /* groups of each rank, with padding */
     struct iz_quant_groups own;
     bool on_gpu; /* the groups are a buffer's, and go to a GPU */
+    struct run *run;
+    int n, room;
+    _Atomic int next, err;
 };
 
 /* Group g of the unit. */
@@ -31,80 +47,84 @@ static char *group_at(const struct filling *f, int64_t g)
     return f->group + (g - f->own.first) * iz_quant_bytes(f->format);
 }
 
-/* Those of a matrix that are this rank's. */
-static struct iz_quant_groups own_of(const struct filling *f,
-                                     const struct iz_quant_matrix *m)
+static float *scales_at(const struct filling *f, int64_t g)
 {
-    return (struct iz_quant_groups){max64(m->group, f->own.first),
-                                    min64(m->group + m->groups, f->own.last)};
+    return f->scale + (g - f->own.first) * IZ_QUANT_SCALES;
 }
 
-static void fill_ready(struct filling *f, int unit,
-                       const struct iz_quant_matrix *m,
-                       const struct iz_quant_source *from)
+/* Elements of its matrix before group g; there is none behind the last. */
+static int64_t before(const struct run *r, int64_t g)
 {
-    struct iz_quant_groups own = own_of(f, m);
-    for (int64_t g = own.first; g < own.last && from->group; g++) {
-        f->ready[g - f->own.first] =
-            from->group(from->arg, unit, m, g - m->group, group_at(f, g));
-    }
+    return min64((g - r->m.group) * IZ_QUANT_GROUP, r->m.n);
 }
 
-/* The values of a run of groups of a matrix follow one another. */
-static int fill_codes(struct filling *f, int unit, const struct iz_unit *u,
-                      const struct iz_quant_matrix *m,
-                      const struct iz_quant_source *from)
-{
-    struct iz_quant_groups own = own_of(f, m);
-    int64_t begin, first, n;
-    int err = 0;
-    for (int64_t g = own.first; g < own.last && !err; g += RUN) {
-        int64_t end = min64(g + RUN, own.last);
-        if (f->ready[g - f->own.first])
-            continue;
-        iz_unit_quant_group(u, g, &begin);
-        n = iz_unit_quant_group(u, end - 1, &first);
-        err = from->read(from->arg, unit, begin, f->values, first + n - begin);
-        for (int64_t i = g; i < end && !err; i++) {
-            int64_t at = i - f->own.first;
-            n = iz_unit_quant_group(u, i, &first);
-            f->sum[i] = iz_quant_codes(f->format, group_at(f, i),
-                                       f->scale + at * IZ_QUANT_SCALES,
-                                       f->values + (first - begin), n);
-        }
-    }
-    return err;
-}
-
-static int fill_matrices(struct filling *f, int unit, const struct iz_unit *u,
-                         const struct iz_quant_source *from)
-{
-    struct iz_quant_matrix m = {0};
-    int err = 0;
-    while (!err && iz_unit_next_quant(u, &m)) {
-        fill_ready(f, unit, &m, from);
-        err = fill_codes(f, unit, u, &m, from);
-    }
-    return err;
-}
-
-static void fill_scales(struct filling *f, const struct iz_unit *u)
+static void list_runs(struct filling *f, const struct iz_unit *u)
 {
     struct iz_quant_matrix m = {0};
     while (iz_unit_next_quant(u, &m)) {
-        float mean = iz_quant_mean(f->sum + m.group, m.n);
-        struct iz_quant_groups own = own_of(f, &m);
-        for (int64_t g = own.first, first; g < own.last; g++) {
-            int64_t at = g - f->own.first,
-                    n = iz_unit_quant_group(u, g, &first);
-            if (!f->ready[at])
-                iz_quant_scales(f->format, group_at(f, g),
-                                f->scale + at * IZ_QUANT_SCALES, n, mean);
+        int64_t last = min64(m.group + m.groups, f->own.last);
+        for (int64_t g = max64(m.group, f->own.first); g < last; g += RUN) {
+            f->run = iz_take_more(f->run, f->n, &f->room, sizeof(*f->run),
+                                  "groups of quantised parameters");
+            f->run[f->n++] = (struct run){m, g, min64(g + RUN, last), 0};
         }
     }
 }
 
-static int filling_open(struct filling *f, struct iz_engine *e, int unit)
+/* A matrix is quantised there already, or all of it is not. */
+static int fill_run(struct filling *f, const struct run *r, float *values)
+{
+    const struct iz_quant_source *from = f->from;
+    int64_t at = before(r, r->first);
+    for (int64_t g = r->first; g < r->last && from->group; g++)
+        f->ready[g - f->own.first] = from->group(
+            from->arg, f->unit, &r->m, g - r->m.group, group_at(f, g));
+    if (f->ready[r->first - f->own.first])
+        return 0;
+    int err = from->read(from->arg, f->unit, r->m.first + at, values,
+                         before(r, r->last) - at);
+    for (int64_t g = r->first; g < r->last && !err; g++)
+        f->sum[g] = iz_quant_codes(f->format, group_at(f, g), scales_at(f, g),
+                                   values + (before(r, g) - at),
+                                   before(r, g + 1) - before(r, g));
+    return err;
+}
+
+static void fill_codes(void *arg, int i, struct iz_exec *x)
+{
+    struct filling *f = arg;
+    float *values = f->values + (int64_t)i * RUN * IZ_QUANT_GROUP;
+    int k, err;
+    while (!f->err && (k = atomic_fetch_add(&f->next, 1)) < f->n)
+        if ((err = fill_run(f, &f->run[k], values)))
+            f->err = err;
+}
+
+static void fill_scales(void *arg, int i, struct iz_exec *x)
+{
+    struct filling *f = arg;
+    int k;
+    while ((k = atomic_fetch_add(&f->next, 1)) < f->n) {
+        const struct run *r = &f->run[k];
+        for (int64_t g = r->first; g < r->last; g++)
+            if (!f->ready[g - f->own.first])
+                iz_quant_scales(f->format, group_at(f, g), scales_at(f, g),
+                                before(r, g + 1) - before(r, g), r->mean);
+    }
+}
+
+static void set_means(struct filling *f)
+{
+    for (int k = 0; k < f->n; k++) {
+        struct run *r = &f->run[k];
+        r->mean = k && r[-1].m.group == r->m.group
+                      ? r[-1].mean
+                      : iz_quant_mean(f->sum + r->m.group, r->m.n);
+    }
+}
+
+static int filling_open(struct filling *f, struct iz_engine *e, int unit,
+                        const struct iz_quant_source *from)
 {
     const struct iz_unit_memory *g = &e->unit[unit];
     const struct iz_plan_quant *q = &g->plan->quant;
@@ -114,13 +134,16 @@ static int filling_open(struct filling *f, struct iz_engine *e, int unit)
     bool on_gpu = held && iz_bounce_on_gpu(e, g->quant->param_home);
     iz_access_let_go(e);
     *f = (struct filling){
+        .unit = unit,
+        .from = from,
         .format = q->format,
         .group = on_gpu ? calloc(shard, bytes)
                  : held ? held
                         : e->staging[IZ_STAGING_PARAM].buffer[0].p,
         .on_gpu = on_gpu,
         .scale = malloc(shard * IZ_QUANT_SCALES * sizeof(float)),
-        .values = malloc(RUN * IZ_QUANT_GROUP * sizeof(float)),
+        .values = malloc((size_t)e->plan.target.workers * RUN * IZ_QUANT_GROUP *
+                         sizeof(float)),
         .ready = calloc(shard, sizeof(bool)),
         .shard = (int64_t)shard,
         .sum = calloc(shard * (size_t)e->plan.ranks, sizeof(double)),
@@ -149,19 +172,24 @@ static void store(const struct filling *f, struct iz_engine *e, int unit)
 int iz_param_quant_fill(struct iz_engine *e, int unit,
                         const struct iz_quant_source *from)
 {
-    const struct iz_unit *u = &e->model->unit[unit];
     struct filling f;
     if (!e->unit[unit].plan->quant.n)
         return 0;
-    int err = filling_open(&f, e, unit);
-    if (!err)
-        err = fill_matrices(&f, unit, u, from);
+    int err = filling_open(&f, e, unit, from);
+    if (!err) {
+        list_runs(&f, &e->model->unit[unit]);
+        iz_graph_on_workers(e->graph, fill_codes, &f);
+        err = f.err;
+    }
     err = iz_agree(e->coll, err);
     if (!err && e->plan.ranks > 1)
         iz_coll_all_gather(e->coll, f.sum, f.shard * (int64_t)sizeof(double),
                            "scales of quantised parameters");
-    if (!err)
-        fill_scales(&f, u);
+    if (!err) {
+        set_means(&f);
+        f.next = 0;
+        iz_graph_on_workers(e->graph, fill_scales, &f);
+    }
     if (!err)
         store(&f, e, unit);
     if (f.on_gpu)
@@ -170,5 +198,6 @@ int iz_param_quant_fill(struct iz_engine *e, int unit,
     free(f.values);
     free(f.ready);
     free(f.sum);
+    free(f.run);
     return err;
 }

@@ -4,7 +4,8 @@
 
 #include "runtime/engine/engine.h"
 
-/* Where values come from: [from, from + n) of a unit's. */
+/* Where values come from: [from, from + n) of a unit's.  All workers ask at
+ * once. */
 struct iz_quant_source {
     int (*read)(void *arg, int unit, int64_t from, float *out, int64_t n);
     /* Group g of a matrix that is quantised there already; false: it is not.

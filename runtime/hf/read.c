@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,10 +30,11 @@ struct iz_hf_reader {
     bool bits4;             /* some are in 4 bits */
     const struct iz_model *model;
     int64_t rows; /* of tensors whose first rows are read; 0: there are none */
-    int64_t tokens;  /* rows of tensors that grow; 0: the model's */
-    float **mean;    /* per tensor of the map: that of its rows, once made */
-    const char *key; /* of the config: whose folder it is */
-    int last;        /* tensor that a group was asked of */
+    int64_t tokens;    /* rows of tensors that grow; 0: the model's */
+    float **mean;      /* per tensor of the map: that of its rows, once made */
+    const char *key;   /* of the config: whose folder it is */
+    _Atomic int last;  /* tensor that a group was asked of */
+    _Atomic bool told; /* that a value is not finite, by one of all threads */
     FILE *err;
 };
 
@@ -417,22 +419,22 @@ static void take_more(const struct iz_hf_reader *r, int i,
 }
 
 /* A file that is damaged, or of a training that failed. */
-static int check_finite(const struct iz_hf_reader *r,
-                        const struct iz_hf_tensor *t,
+static int check_finite(struct iz_hf_reader *r, const struct iz_hf_tensor *t,
                         const struct iz_hf_rect *rect, const float *v)
 {
     for (int64_t i = 0; i < rect->rows; i++)
         for (int64_t k = 0; k < rect->cols; k++)
             if (!isfinite(v[i * t->width + k])) {
-                tell(r, t->name, "has a value that is not finite");
+                if (!atomic_exchange(&r->told, true))
+                    tell(r, t->name, "has a value that is not finite");
                 return -EINVAL;
             }
     return 0;
 }
 
 /* What tensor i has of the range. */
-static int read_tensor(const struct iz_hf_reader *r, int i, int64_t from,
-                       int64_t n, float *out, float *second)
+static int read_tensor(struct iz_hf_reader *r, int i, int64_t from, int64_t n,
+                       float *out, float *second)
 {
     const struct iz_hf_tensor *t = &r->map.tensor[i];
     struct iz_hf_rect rect[3];
@@ -517,8 +519,9 @@ bool iz_hf_read_nf4(struct iz_hf_reader *r, int unit,
                     const struct iz_quant_matrix *m, int64_t g,
                     struct iz_nf4_group *out)
 {
-    for (int k = 0; r->bits4 && k < r->map.n; k++) { /* mostly the last one */
-        int i = (r->last + k) % r->map.n;
+    int last = r->last; /* mostly this one */
+    for (int k = 0; r->bits4 && k < r->map.n; k++) {
+        int i = (last + k) % r->map.n;
         const struct iz_hf_tensor *t = &r->map.tensor[i];
         int64_t at = t->unit == unit ? matrix_at(r, t, m) : -1;
         if (r->entry[i].kind != IZ_CODED_BITS4 || at < 0)
