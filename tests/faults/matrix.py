@@ -33,6 +33,7 @@ WHOLE = "*"
 # As tools/check has them: other suites of these builds are those of the first.
 SUITES = {"build": None, "build-standin": "standin", "build-simgrid": "simgrid"}
 INTERRUPTED_S = 60  # for pytest to write what it has seen
+IN_ORDER = "tests/docs/"  # whose cases go on from one another: files are run whole
 FEW = 4  # cases that several processes of pytest would take longer for
 
 
@@ -56,7 +57,9 @@ class Unit(typing.NamedTuple):
             rest = [a for a in rest if a not in ("-n", "auto")]
         if enough:
             rest.append(f"--maxfail={enough}")
-        return [*rest, *(node(c) for c in cases if c != WHOLE)]
+        names = (node(c) for c in cases if c != WHOLE)
+        return [*rest, *dict.fromkeys(n.partition("::")[0] if n.startswith(IN_ORDER) else n
+                                      for n in names)]
 
 
 def node(case):
@@ -187,8 +190,9 @@ class Table:
 
 # ---- which tests come to a fault ----
 
-MARK = ('    {{ static char seen; extern void iz_reached(const char *) '
-        '__asm__("iz_reached"); if (!seen) {{ seen = 1; iz_reached("{}"); }} }}\n')
+# Initialised: the emulation of kernels spoils other variables.
+MARK = ('    {{ static char fresh = 1; extern void iz_reached(const char *) '
+        '__asm__("iz_reached"); if (fresh) {{ fresh = 0; iz_reached("{}"); }} }}\n')
 
 
 def changed_lines(fault):
@@ -293,7 +297,8 @@ def add(table, unit, cases, seconds, faults, comes):
         row = table.rows.setdefault((unit.build, unit.name, case), [0, {}])
         row[0] = seconds if case == WHOLE else cases[case][1]
         for f in faults:
-            row[1].setdefault(f.name, " " if comes(case, f.name) else "-")
+            if row[1].get(f.name, " ") in " -":
+                row[1][f.name] = " " if comes(case, f.name) else "-"
 
 
 # ---- the columns ----
