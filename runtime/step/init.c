@@ -18,7 +18,7 @@
 #include "runtime/step/submit.h"
 #include "runtime/step/train.h"
 
-#define PIECE (1 << 18)
+#define PIECE (1 << 17)
 
 /* Parameters count from the first unit on.  Adapters have streams of their own:
  * those of the others are the same as in the model without. */

@@ -100,9 +100,9 @@ def table():
         ("own attention", {**BF16, "run.gpu_attention": "own",
                            "run.gpu_attention_backward": "own"}),
         ("cudnn", {**BF16, **CUDNN, "model.width": 256}),
-        *((f"text of {n}", {**more, "model.vocab": n, "run.sample_tokens": 8,
-                            "run.sample_temperature": 0})
-          for n, more in ((256, {}), (50257, BF16))))]
+        *((name, {**more, "run.sample_tokens": 8, "run.sample_temperature": 0})
+          for name, more in (("text of 256", {}), ("text in bf16", BF16),
+                             ("text of 50257", {**BF16, "model.vocab": 50257}))))]
     nf4 = {**BF16, **lora(8), "model.base_dtype": "nf4"}
     rows += [Small(f"llama nf4 {name}", "llama", "llama-tiny", {**nf4, **more}, "nf4")
              for name, more in (("lora", {}), ("base on the host", {

@@ -36,5 +36,5 @@ def test_memory_that_one_rank_lacks_in_an_import(victim, place):
     folder = place.folder / "weights"
     place.good(1, {**SCARCE, "run.export": str(folder)})
     c = {"model.import": str(folder), "lora": {"rank": 2, "targets": "*"}}
-    assert WEIGHTS in scarce(place, c, victim, 1 << 20)
+    assert WEIGHTS in scarce(place, c, victim, 1 << 19)
     assert "a buffer of parameters" in scarce(place, c, victim, 16 << 20)
