@@ -18,7 +18,8 @@ from tokenizing.shards import Refused, map_file
 from tokenizing.tokens import package
 
 BOM = b"\xef\xbb\xbf"
-PACKED = {b"\x1f\x8b": ("gzip", gzip), b"BZh": ("bzip2", bz2), b"\xfd7zXZ\0": ("xz", lzma)}
+PACKED = {b"\x1f\x8b": ("gzip", gzip), b"BZh": ("bzip2", bz2), b"\xfd7zXZ\0": ("xz", lzma),
+          b"]\0\0": ("lzma", lzma)}
 TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 REFUSED = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd",
            b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"Rar!\x1a\7": "a RAR archive",

@@ -47,6 +47,7 @@ FILES = {
                                     for m in MESSAGES).encode()),
     "gzip": ("t.jsonl.gz", gzip.compress(LINES)), "bzip2": ("t.bz2", bz2.compress(LINES)),
     "xz": ("t.json.xz", lzma.compress(json.dumps(MESSAGES).encode())),
+    "lzma": ("t.lzma", lzma.compress(LINES, lzma.FORMAT_ALONE)),
 }
 
 
