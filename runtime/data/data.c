@@ -23,6 +23,7 @@ struct stream {
     struct iz_shard *shard;
     int64_t *first; /* shards + 1; the last is the length */
     int shards;     /* as many are open or half-open */
+    FILE *err;      /* where faults are told, or NULL, while it opens */
 };
 
 /* Tokens [first, first + count) of a stream. */
@@ -67,7 +68,7 @@ static int masks_check(const struct stream *t)
     for (int i = 1; i < t->shards; i++)
         if (!t->shard[i].mask.at != !t->shard[0].mask.at)
             return iz_text_refuse(
-                stderr,
+                t->err,
                 "data: %s has a loss mask beside it and %s has none: all "
                 "shards of a split have one or none",
                 t->shard[t->shard[i].mask.at ? i : 0].path,
@@ -82,7 +83,7 @@ static int packed_check(const struct stream *t, int seq)
         const struct iz_shard *s = &t->shard[i];
         if (s->sample != seq)
             return iz_text_refuse(
-                stderr,
+                t->err,
                 !seq ? "data: %s is packed, and the first file of data.path is "
                        "not"
                 : s->sample
@@ -93,7 +94,7 @@ static int packed_check(const struct stream *t, int seq)
                 s->path, s->sample, seq);
         if (seq && (s->count % seq || !s->mask.at))
             return iz_text_refuse(
-                stderr, "data: %s: %s", s->path,
+                t->err, "data: %s: %s", s->path,
                 s->mask.at ? "its last packed sample is not whole"
                            : "its packed samples have no mask beside them");
     }
@@ -106,8 +107,9 @@ static int stream_fill(struct stream *t, const struct iz_paths *p, bool bytes,
     t->shard = iz_take(p->count, sizeof(*t->shard), "the data");
     t->first = iz_take(p->count + 1, sizeof(*t->first), "the data");
     for (int i = 0; i < p->count; i++) {
-        int err = m ? iz_shard_open_records(&t->shard[i], p->path[i], m)
-                    : iz_shard_open(&t->shard[i], p->path[i], bytes, vocab);
+        int err =
+            m ? iz_shard_open_records(&t->shard[i], p->path[i], m, t->err)
+              : iz_shard_open(&t->shard[i], p->path[i], bytes, vocab, t->err);
         t->shards = i + 1;
         if (err)
             return err;
@@ -120,7 +122,7 @@ static int stream_open(struct stream *t, const char *list, bool bytes,
                        int vocab, const struct iz_model *m)
 {
     struct iz_paths p;
-    int err = iz_paths_open(&p, list);
+    int err = iz_paths_open(&p, list, t->err);
     if (!err)
         err = stream_fill(t, &p, bytes, vocab, m);
     iz_paths_close(&p);
@@ -220,7 +222,7 @@ static int pairs_check(const struct iz_data *d, const struct stream *t, int seq)
         const struct iz_shard *s = &t->shard[i];
         if (s->text != seq)
             return iz_text_refuse(
-                stderr,
+                t->err,
                 s->text && seq
                     ? "data: %s has texts of %d tokens, and a sample here has "
                       "%d: set model.seq, or write it anew"
@@ -231,12 +233,12 @@ static int pairs_check(const struct iz_data *d, const struct stream *t, int seq)
                 s->path, s->text, seq);
         if (seq && (s->count % (2 * (int64_t)seq) || !s->mask.at))
             return iz_text_refuse(
-                stderr, "data: %s: %s", s->path,
+                t->err, "data: %s: %s", s->path,
                 s->mask.at ? "its last pair is not whole"
                            : "its pairs have no loss mask beside them");
         for (int64_t at = 0; seq && at < s->count; at += seq)
             if (!sample_loss_tokens(d, t, t->first[i] + at))
-                return iz_text_refuse(stderr,
+                return iz_text_refuse(t->err,
                                       "data: %s: text %" PRId64
                                       " has nothing to be learnt",
                                       s->path, at / seq);
@@ -282,7 +284,7 @@ static int split_check(const struct iz_data *d, enum iz_split s,
     int64_t windows = d->split[s].windows;
     if (windows <= 0)
         return iz_text_refuse(
-            stderr,
+            d->train.err,
             "data: %s: %" PRId64 " %s for %s, but one window needs %" PRId64
             " (sequence length %d * %d + %d)%s",
             path, d->split[s].count, d->model ? "records" : "tokens", use,
@@ -292,7 +294,7 @@ static int split_check(const struct iz_data *d, enum iz_split s,
         if (iz_data_loss_tokens(d, s, i, 1))
             return 0;
     return iz_text_refuse(
-        stderr, "data: %s: %s nothing to be learnt for %s", path,
+        d->train.err, "data: %s: %s nothing to be learnt for %s", path,
         d->document_end < 0 ? "the mask leaves"
                             : "the mask or data.document_end leaves",
         use);
@@ -307,13 +309,14 @@ static int documents_check(const struct iz_data *d, const char *path, int vocab)
     int32_t token[512];
     if (end >= vocab)
         return iz_text_refuse(
-            stderr, "data.document_end: %d is outside the vocabulary of %d",
-            end, vocab);
+            d->train.err,
+            "data.document_end: %d is outside the vocabulary of %d", end,
+            vocab);
     for (int64_t at = 0, here; end >= 0; at += here) {
         here = min64(stream_count(t) - at, 512);
         if (here == 0)
             return iz_text_refuse(
-                stderr,
+                d->train.err,
                 "data.document_end: %s has no token %d: no document ends", path,
                 end);
         stream_read(t, at, token, here, false);
@@ -353,19 +356,20 @@ static int splits_open(struct iz_data *d, const struct iz_data_config *c,
 }
 
 static int data_open(struct iz_data **out, const struct iz_data_config *c,
-                     struct iz_data kind, int vocab, bool need_val)
+                     struct iz_data kind, int vocab, bool need_val, FILE *err)
 {
     struct iz_data *d = iz_take(1, sizeof(*d), "the data");
     *d = kind;
-    int err = splits_open(d, c, vocab, need_val);
-    if (err)
+    d->train.err = d->val.err = err;
+    int why = splits_open(d, c, vocab, need_val);
+    if (why)
         iz_data_close(&d);
     *out = d;
-    return err;
+    return why;
 }
 
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
-                 int vocab, uint64_t seed, bool need_val)
+                 int vocab, uint64_t seed, bool need_val, FILE *err)
 {
     bool whole = c->group > 1 || c->packed; /* nothing follows a sample */
     assert(seq > 0 && vocab > 0);
@@ -377,16 +381,17 @@ int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
                                       .document_end = c->document_end,
                                       .packed = c->packed,
                                       .seed = seed},
-                     vocab, need_val);
+                     vocab, need_val, err);
 }
 
 int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
-                         const struct iz_model *m, uint64_t seed, bool need_val)
+                         const struct iz_model *m, uint64_t seed, bool need_val,
+                         FILE *err)
 {
     *out = NULL;
     if (c->bytes)
         return iz_text_refuse(
-            stderr, "data.bytes: true: %s reads records, no tokens", m->name);
+            err, "data.bytes: true: %s reads records, no tokens", m->name);
     return data_open(out, c,
                      (struct iz_data){.seq = 1,
                                       .group = 1,
@@ -394,7 +399,7 @@ int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
                                       .document_end = -1,
                                       .model = m,
                                       .seed = seed},
-                     0, need_val);
+                     0, need_val, err);
 }
 
 void iz_data_close(struct iz_data **d)

@@ -20,14 +20,14 @@ enum iz_split { IZ_TRAIN, IZ_VAL };
  * token below `vocab`, at least one window of seq + 1 tokens in each split that
  * is used. data.path and val_path may name several files (shard.h): they
  * are one stream in the order of the list. Refuses with file, position and
- * reason printed.  Negative errno. */
+ * reason told on `err`, or silently if that is NULL.  Negative errno. */
 int iz_data_open(struct iz_data **out, const struct iz_data_config *c, int seq,
-                 int vocab, uint64_t seed, bool need_val);
+                 int vocab, uint64_t seed, bool need_val, FILE *err);
 /* Like iz_data_open, for files of the model's records; a window is a record.
  * The model is borrowed until close. */
 int iz_data_open_records(struct iz_data **out, const struct iz_data_config *c,
-                         const struct iz_model *m, uint64_t seed,
-                         bool need_val);
+                         const struct iz_model *m, uint64_t seed, bool need_val,
+                         FILE *err);
 void iz_data_close(struct iz_data **d);
 /* Whether the samples of c->path are packed, as its first file says: sets
  * c->packed and c->apart.  A file that is not there is none.  Refuses

@@ -18,7 +18,7 @@ static int paths_add(struct iz_paths *p, const char *path)
 {
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->path[i], path) == 0)
-            return iz_text_refuse(stderr, "data: %s is named twice", path);
+            return iz_text_refuse(p->err, "data: %s is named twice", path);
     p->path =
         iz_take_more(p->path, p->count, &p->room, sizeof(*p->path), "files");
     p->path[p->count++] = iz_take_text(path, (int64_t)strlen(path));
@@ -30,7 +30,7 @@ static int paths_add_pattern(struct iz_paths *p, const char *pattern)
     glob_t g = {0};
     int rc = glob(pattern, GLOB_ERR, NULL, &g), err = 0;
     if (rc != 0) {
-        iz_text_refuse(stderr, "data: %s: %s", pattern,
+        iz_text_refuse(p->err, "data: %s: %s", pattern,
                        rc == GLOB_NOMATCH ? "no file matches"
                                           : "a folder cannot be read");
         err = -ENOENT;
@@ -41,20 +41,20 @@ static int paths_add_pattern(struct iz_paths *p, const char *pattern)
     return err;
 }
 
-int iz_paths_open(struct iz_paths *p, const char *list)
+int iz_paths_open(struct iz_paths *p, const char *list, FILE *err)
 {
-    *p = (struct iz_paths){0};
+    *p = (struct iz_paths){.err = err};
     if (access(list, F_OK) == 0) /* a file's name may have a comma */
         return paths_add(p, list);
     char *copy = iz_take_text(list, (int64_t)strlen(list)), *rest = copy;
     char *entry;
-    int err = 0;
-    while (!err && (entry = strsep(&rest, ",")))
-        err = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
+    int why = 0;
+    while (!why && (entry = strsep(&rest, ",")))
+        why = strpbrk(entry, "*?[") && access(entry, F_OK) != 0
                   ? paths_add_pattern(p, entry)
                   : paths_add(p, entry);
     free(copy);
-    return err;
+    return why;
 }
 
 void iz_paths_close(struct iz_paths *p)

@@ -42,43 +42,43 @@ static const struct shard_format {
 
 /* ---- files ---- */
 
-static int data_shard_refuse(const char *path, int err)
+static int data_shard_refuse(FILE *err, const char *path, int why)
 {
-    fprintf(stderr, "izar: data: %s: %s\n", path, strerror(err));
-    return -err;
+    iz_text_refuse(err, "data: %s: %s", path, strerror(why));
+    return -why;
 }
 
-static int map(struct iz_mapping *m, int fd, const char *path)
+static int map(struct iz_mapping *m, int fd, const char *path, FILE *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
-        return data_shard_refuse(path, errno);
+        return data_shard_refuse(err, path, errno);
     if (!S_ISREG(st.st_mode))
-        return iz_text_refuse(stderr, "data: %s is not a regular file", path);
+        return iz_text_refuse(err, "data: %s is not a regular file", path);
     if (st.st_size == 0)
-        return iz_text_refuse(stderr, "data: %s is empty", path);
+        return iz_text_refuse(err, "data: %s is empty", path);
     m->bytes = st.st_size;
     m->at = mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (m->at == MAP_FAILED) {
         m->at = NULL;
-        return data_shard_refuse(path, errno);
+        return data_shard_refuse(err, path, errno);
     }
     if (iz_text_is_pointer(m->at, m->bytes))
-        return iz_text_refuse(stderr, "data: %s " IZ_TEXT_POINTER, path);
+        return iz_text_refuse(err, "data: %s " IZ_TEXT_POINTER, path);
     return 0;
 }
 
 /* Nothing but a regular file with something in it. */
-static int mapping_open(struct iz_mapping *m, const char *path)
+static int mapping_open(struct iz_mapping *m, const char *path, FILE *err)
 {
     /* Not blocking: a named pipe is refused, not waited for. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), err;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), why;
     *m = (struct iz_mapping){0};
     if (fd < 0)
-        return data_shard_refuse(path, errno);
-    err = map(m, fd, path);
+        return data_shard_refuse(err, path, errno);
+    why = map(m, fd, path, err);
     close(fd);
-    return err;
+    return why;
 }
 
 static void mapping_close(struct iz_mapping *m)
@@ -94,12 +94,12 @@ enum { HEADER_READ = 5 };
 
 /* The first integers; refuses a file that ends within the header. */
 static int header_read(int32_t h[HEADER_READ], const struct iz_mapping *m,
-                       const char *path)
+                       const char *path, FILE *err)
 {
     int64_t need = HEADER_INTS * (int64_t)sizeof(int32_t);
     if (m->bytes < need)
         return iz_text_refuse(
-            stderr,
+            err,
             "data: %s has %" PRId64 " bytes, fewer than the %" PRId64
             " of a token shard's header (data.bytes = true reads raw text)",
             path, m->bytes, need);
@@ -108,13 +108,13 @@ static int header_read(int32_t h[HEADER_READ], const struct iz_mapping *m,
 }
 
 static int length_check(const struct iz_mapping *m, const char *path,
-                        int64_t count, int64_t token_bytes)
+                        int64_t count, int64_t token_bytes, FILE *err)
 {
     int64_t want = HEADER_INTS * (int64_t)sizeof(int32_t);
     want += count * token_bytes;
     if (count > 0 && want == m->bytes)
         return 0;
-    return iz_text_refuse(stderr,
+    return iz_text_refuse(err,
                           "data: %s: the header says %" PRId64
                           " tokens, that is %" PRId64
                           " bytes, but the file has %" PRId64 " bytes (%s)",
@@ -133,13 +133,13 @@ static const struct shard_format *format_find(int32_t magic, int32_t version)
 static int header_check(struct iz_shard *s)
 {
     int32_t h[HEADER_READ];
-    int err = header_read(h, &s->tokens, s->path);
+    int err = header_read(h, &s->tokens, s->path, s->err);
     if (err)
         return err;
     const struct shard_format *f = format_find(h[0], h[1]);
     if (!f)
         return iz_text_refuse(
-            stderr,
+            s->err,
             "data: %s begins with magic %" PRId32 " version %" PRId32
             "; a token shard has 20240520 version 1 or 20240801 version 7"
             " (data.bytes = true reads raw text)",
@@ -149,7 +149,7 @@ static int header_check(struct iz_shard *s)
     s->text = h[3];
     s->sample = h[4];
     s->token_bytes = f->token_bytes;
-    return length_check(&s->tokens, s->path, s->count, s->token_bytes);
+    return length_check(&s->tokens, s->path, s->count, s->token_bytes, s->err);
 }
 
 /* ---- tokens ---- */
@@ -219,7 +219,7 @@ static int tokens_check(const struct iz_shard *s, int vocab)
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
     if (bad == s->count)
         return 0;
-    return iz_text_refuse(stderr,
+    return iz_text_refuse(s->err,
                           "data: %s: token %" PRId64 " is %" PRIu32
                           ", outside the vocabulary of %d",
                           s->path, bad, tokens_max(s, bad, 1), vocab);
@@ -242,21 +242,21 @@ static int mask_check(const struct iz_shard *s, const char *path)
 {
     int32_t h[HEADER_READ];
     const unsigned char *mask = s->mask.at + HEADER_INTS * sizeof(int32_t);
-    int err = header_read(h, &s->mask, path);
+    int err = header_read(h, &s->mask, path, s->err);
     if (err)
         return err;
     if (h[0] != IZ_MASK_MAGIC || h[1] != mask_version(s) || h[2] != s->count)
-        return iz_text_refuse(stderr,
+        return iz_text_refuse(s->err,
                               "data: %s begins with magic %" PRId32
                               " version %" PRId32 " and %" PRId32
                               " tokens; the mask of %s has %d version %d and "
                               "%" PRId64 " tokens",
                               path, h[0], h[1], h[2], s->path, IZ_MASK_MAGIC,
                               mask_version(s), s->count);
-    err = length_check(&s->mask, path, s->count, 1);
+    err = length_check(&s->mask, path, s->count, 1, s->err);
     if (err || largest(mask, s->count, 1) <= (uint32_t)mask_version(s))
         return err;
-    return iz_text_refuse(stderr, "data: %s: a byte is neither 0 nor 1%s", path,
+    return iz_text_refuse(s->err, "data: %s: a byte is neither 0 nor 1%s", path,
                           s->sample ? " nor 2" : "");
 }
 
@@ -266,7 +266,7 @@ static int mask_open(struct iz_shard *s)
     char *path = mask_path(s->path);
     int err = 0;
     if (access(path, F_OK) == 0 || errno != ENOENT) {
-        err = mapping_open(&s->mask, path);
+        err = mapping_open(&s->mask, path, s->err);
         if (!err)
             err = mask_check(s, path);
     }
@@ -276,20 +276,22 @@ static int mask_open(struct iz_shard *s)
 
 /* ---- shards ---- */
 
-int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab)
+int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab,
+                  FILE *err)
 {
     assert(vocab > 0);
-    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path))};
-    int err = mapping_open(&s->tokens, path);
-    if (err)
-        return err;
+    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path)),
+                           .err = err};
+    int why = mapping_open(&s->tokens, path, err);
+    if (why)
+        return why;
     s->count = s->tokens.bytes;
     s->token_bytes = 1;
     if (!bytes)
-        err = header_check(s);
-    if (!err)
-        err = tokens_check(s, vocab);
-    return err || bytes ? err : mask_open(s);
+        why = header_check(s);
+    if (!why)
+        why = tokens_check(s, vocab);
+    return why || bytes ? why : mask_open(s);
 }
 
 /* ---- records ---- */
@@ -300,7 +302,7 @@ static int records_length(const struct iz_shard *s, const struct iz_model *m)
 {
     if (s->tokens.bytes % m->record.bytes == 0)
         return 0;
-    return iz_text_refuse(stderr,
+    return iz_text_refuse(s->err,
                           "data: %s has %" PRId64
                           " bytes, which is no multiple of the %" PRId64
                           " of a record of %s",
@@ -314,7 +316,7 @@ static int records_check(const struct iz_shard *s, const struct iz_model *m)
         const char *why = m->record.check(m->self, iz_shard_record(s, i));
         if (!why)
             continue;
-        return iz_text_refuse(stderr, "data: %s: record %" PRId64 ": %s",
+        return iz_text_refuse(s->err, "data: %s: record %" PRId64 ": %s",
                               s->path, i, why);
     }
     posix_madvise(s->tokens.at, (size_t)s->tokens.bytes, POSIX_MADV_NORMAL);
@@ -322,15 +324,16 @@ static int records_check(const struct iz_shard *s, const struct iz_model *m)
 }
 
 int iz_shard_open_records(struct iz_shard *s, const char *path,
-                          const struct iz_model *m)
+                          const struct iz_model *m, FILE *err)
 {
     assert(m->record.bytes > 0 && m->record.bytes <= INT_MAX);
-    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path))};
-    int err = mapping_open(&s->tokens, path);
-    if (!err)
-        err = records_length(s, m);
-    if (err)
-        return err;
+    *s = (struct iz_shard){.path = iz_take_text(path, (int64_t)strlen(path)),
+                           .err = err};
+    int why = mapping_open(&s->tokens, path, err);
+    if (!why)
+        why = records_length(s, m);
+    if (why)
+        return why;
     s->token_bytes = (int)m->record.bytes;
     s->count = s->tokens.bytes / m->record.bytes;
     return records_check(s, m);

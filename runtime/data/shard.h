@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "codelets/unit/layer.h"
 
@@ -18,6 +19,7 @@ struct iz_mapping {
 
 struct iz_shard {
     char *path; /* owned */
+    FILE *err;  /* where faults are told, or NULL; borrowed for the opening */
     struct iz_mapping tokens, mask;
     int64_t header_bytes, count;
     int text;        /* tokens of each text of pairs; 0: no pairs */
@@ -27,11 +29,12 @@ struct iz_shard {
 
 /* `bytes`: any file, a token is a byte.  Else a token shard; X.mask beside
  * X.bin is its loss mask.  Every token is checked against `vocab`. */
-int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab);
+int iz_shard_open(struct iz_shard *s, const char *path, bool bytes, int vocab,
+                  FILE *err);
 /* A file of the model's records, without header.  Its tokens are
  * records, each of them checked. */
 int iz_shard_open_records(struct iz_shard *s, const char *path,
-                          const struct iz_model *m);
+                          const struct iz_model *m, FILE *err);
 void iz_shard_close(struct iz_shard *s);
 
 /* Record `at`, in place. */

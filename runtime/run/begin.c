@@ -230,15 +230,15 @@ static char *model_before(const struct run *r)
     return iz_text_close(&text);
 }
 
-static int open_data(struct run *r)
+static int open_data(struct run *r, FILE *err)
 {
     const struct iz_model *m = r->model;
     const struct iz_data_config *c = &r->c.data;
     bool val = r->c.run.eval_batches > 0;
     return m->record.bytes
-               ? iz_data_open_records(&r->data, c, m, r->c.run.seed, val)
+               ? iz_data_open_records(&r->data, c, m, r->c.run.seed, val, err)
                : iz_data_open(&r->data, c, m->tokens, m->vocab, r->c.run.seed,
-                              val);
+                              val, err);
 }
 
 /* What the engine's tasks will want of one of the GPU's libraries, and why it
@@ -432,7 +432,11 @@ static int open_metrics(struct run *r)
 
 int iz_run_start(struct run *r)
 {
-    int s = iz_run_agree(r, open_data(r), "the data");
+    int s = open_data(r, iz_run_err(r));
+    int q = iz_coll_refuser(r->coll, s != 0);
+    if (q > 0 && q == r->coll->rank) /* of several one tells it */
+        s = open_data(r, stderr);
+    s = iz_run_agree(r, s, "the data");
     if (!s)
         s = identify(r);
     if (!s)

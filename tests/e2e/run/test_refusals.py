@@ -480,6 +480,10 @@ def test_ranks_that_were_stopped_together_go_on(place):
     assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
 
 
+def test_what_all_ranks_would_find_is_told_once(place):
+    run.refused(place.launch(2, {"data.path": "nowhere"}), "data: ", "nowhere", "No such file")
+
+
 @pytest.mark.parametrize("where, more, words", [
     ("elsewhere", [], ("text", "No such file")),
     ("here", ["--set", "run.memory_limit_bytes=100000"], ("needs", "there are 0.1 MiB"))])

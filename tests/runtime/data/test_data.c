@@ -60,7 +60,8 @@ static void use(const char *path, const char *val, double fraction)
 static struct iz_data *opened(int seq, uint64_t seed, bool need_val)
 {
     struct iz_data *d = NULL;
-    assert_int_equal(iz_data_open(&d, &used, seq, MANY, seed, need_val), 0);
+    assert_int_equal(iz_data_open(&d, &used, seq, MANY, seed, need_val, stderr),
+                     0);
     return d;
 }
 
@@ -68,7 +69,8 @@ static struct iz_data *opened(int seq, uint64_t seed, bool need_val)
 static void refused(int seq, int vocab, bool need_val, const char *words)
 {
     struct iz_data *d = NULL;
-    assert_true(HEARD(iz_data_open(&d, &used, seq, vocab, 1, need_val)) < 0);
+    assert_true(
+        HEARD(iz_data_open(&d, &used, seq, vocab, 1, need_val, stderr)) < 0);
     assert_null(d);
     assert_said(words);
 }
