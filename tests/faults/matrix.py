@@ -68,6 +68,14 @@ def node(case):
     return file.replace(".", "/") + ".py" + colons + name
 
 
+def is_named(fault, unit, case):
+    """Whether the patch says that it is caught by this one."""
+    file = node(case).partition("::")[0]
+    return any(head.split() == [unit.build, *unit.name.split()] or
+               (args.split()[:1] == [file] and head.split()[0] == unit.build)
+               for head, _, args in (t.partition(" : ") for t in fault.tests))
+
+
 def units_of(build, suites):
     """Of these suites, or all."""
     planting.set_up(build)
@@ -164,10 +172,12 @@ class Table:
                 if key[:2] == (unit.build, unit.name)}
 
     def lacking(self, unit, fault):
-        """Its cases that were not run with a fault they come to, cheapest first."""
+        """Its cases that were not run with a fault they come to: those that its patch
+        names, then the cheapest first."""
         return sorted((case for case, row in self.of(unit).items()
                        if row.get(fault.name, " ") == " "),
-                      key=lambda c: self.rows[unit.build, unit.name, c][0])
+                      key=lambda c: (not is_named(fault, unit, c),
+                                     self.rows[unit.build, unit.name, c][0]))
 
     def caught(self, fault):
         """How many cases have caught it."""
@@ -304,10 +314,11 @@ def add(table, unit, cases, seconds, faults, comes):
 # ---- the columns ----
 
 def work(table, units, fault):
-    """[(seconds, program, its cases that are to be run)], cheapest first."""
+    """[(seconds, program, its cases that are to be run)]: with those that its patch names,
+    then cheapest first."""
     todo = [(u, table.lacking(u, fault)) for u in units]
     return sorted(((table.seconds(u, cases), u, cases) for u, cases in todo if cases),
-                  key=lambda x: x[0])
+                  key=lambda x: (not is_named(fault, x[1], x[2][0]), x[0]))
 
 
 def column(table, units, fault, enough):
