@@ -68,6 +68,18 @@ enum { IZ_FAULTS_TOLD = 100 };
 void iz_fault(struct iz_faults *f, const char *key, const char *fmt, ...)
     IZ_PRINTF(3, 4);
 
+/* Whether a key is one of this section: "run.steps" of "run". */
+bool iz_config_in(const char *key, const char *section);
+
+/* The file with the overrides put in; path NULL: these alone.  New reference;
+ * NULL after a fault of the file, *rc is then a negative errno. */
+json_t *iz_config_object(const struct iz_section *model, struct iz_faults *f,
+                         const char *path, int *rc);
+/* Whether an override gives this key a value that begins with one of these
+ * characters; NULL: any. */
+bool iz_config_overridden(const struct iz_faults *f, const char *key,
+                          const char *begin);
+
 /* Whether the file gives this key; as "auto"; and with a value of its own. */
 enum iz_given *iz_config_given(struct iz_config_file *file, const char *name);
 bool iz_config_auto(struct iz_config_file *file, const char *name);

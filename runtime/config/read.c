@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads a config: the file, then the overrides, into the fields the tables
- * name. Every fault is reported, not only the first. */
+/* Reads a config's object into the fields the tables name. Every fault is
+ * reported, not only the first. */
 #include "runtime/config/config.h"
 
 #include "runtime/config/keys.h"
@@ -105,20 +105,14 @@ static const struct iz_foreign_key *find_foreign(const char *name)
     return NULL;
 }
 
-static bool starts_section(const char *key, const char *name)
-{
-    size_t n = strlen(name);
-    return strncmp(key, name, n) == 0 && key[n] == '.';
-}
-
 /* "model" is one only where there is a model. */
 static bool is_section(const char *name)
 {
     bool is = false;
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
-        is |= starts_section(k->name, name);
+        is |= iz_config_in(k->name, name);
     for (const struct iz_foreign_key *k = iz_foreign_keys; k->name; k++)
-        is |= starts_section(k->name, name);
+        is |= iz_config_in(k->name, name);
     return is && strcmp(name, "model") != 0;
 }
 
@@ -405,112 +399,6 @@ static void read_object(struct reader *r, const char *prefix, json_t *object)
     }
 }
 
-/* Whether `text` of such a key may be JSON: a path that looks like a number is
- * still a path. */
-static bool may_be_json(const struct reader *r, const char *name,
-                        const char *text)
-{
-    const struct iz_key *k = iz_key_find(iz_config_keys, name);
-    if (!k && r->model && starts_section(name, "model"))
-        k = iz_key_find(r->model->keys, name + strlen("model."));
-    if (!k || !iz_key_is_text(k) || k->type >= IZ_KEY_INTS)
-        return true;
-    return text[0] == '"' || strcmp(text, "null") == 0 ||
-           (k->type == IZ_KEY_LIST && text[0] == '[');
-}
-
-/* New reference. */
-static json_t *override_value(const struct reader *r, const char *name,
-                              const char *text)
-{
-    json_t *v = NULL;
-    if (may_be_json(r, name, text))
-        v = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
-    return v != NULL ? v : json_string(text);
-}
-
-/* Puts v (stolen) at the dotted name, making sections on the way. */
-static void insert(json_t *object, char *name, json_t *v)
-{
-    char *dot;
-    for (; (dot = strchr(name, '.')) != NULL; name = dot + 1) {
-        *dot = '\0';
-        json_t *child = json_object_get(object, name);
-        if (!json_is_object(child)) {
-            child = json_object();
-            json_object_set_new(object, name, child);
-        }
-        object = child;
-    }
-    json_object_set_new(object, name, v);
-}
-
-static void apply_override(struct reader *r, json_t *root, const char *set)
-{
-    char name[IZ_KEY_NAME_MAX];
-    size_t n = strcspn(set, "=");
-    json_t *utf8 = json_string(set);
-    if (set[n] != '=' || n == 0 || set[0] == '.' || n >= sizeof(name) ||
-        !utf8) {
-        iz_fault(&r->faults, NULL, "--set %s: %s", set,
-                 utf8 ? "expected key=value" : "not UTF-8");
-    } else {
-        snprintf(name, sizeof(name), "%.*s", (int)n, set);
-        insert(root, name, override_value(r, name, set + n + 1));
-    }
-    json_decref(utf8);
-}
-
-/* By a value that begins with one of these; NULL: by any. */
-static bool overrides(char *const *set, int n, const char *key,
-                      const char *begin)
-{
-    size_t len = strlen(key);
-    for (int i = 0; i < n; i++)
-        if (!strncmp(set[i], key, len) && set[i][len] == '=' &&
-            (!begin || strspn(set[i] + len + 1, begin)))
-            return true;
-    return false;
-}
-
-/* Numbers for both its factors replace the batch of a file. */
-static void override_batch(json_t *root, char *const *set, int n)
-{
-    static const char digits[] = "0123456789";
-    if (overrides(set, n, "train_micro_batch_size_per_gpu", digits) &&
-        overrides(set, n, "gradient_accumulation_steps", digits) &&
-        !overrides(set, n, "train_batch_size", digits))
-        json_object_del(root, "train_batch_size");
-}
-
-/* The parsed file, or NULL after a fault; *rc is then a negative errno. */
-static json_t *config_read_load(struct reader *r, const char *path, int *rc)
-{
-    json_error_t e;
-    FILE *f = fopen(path, "r");
-    if (!f) {
-        *rc = -errno;
-        iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(-*rc));
-        return NULL;
-    }
-    errno = 0;
-    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-    if (!root && ferror(f) && errno != 0)
-        iz_fault(&r->faults, NULL, "cannot be read: %s", strerror(errno));
-    else if (!root)
-        iz_fault(&r->faults, NULL, "line %d, column %d: %s", e.line, e.column,
-                 e.text);
-    else if (!json_is_object(root))
-        iz_fault(&r->faults, NULL, "expected an object in braces");
-    fclose(f);
-    *rc = -EINVAL;
-    if (!json_is_object(root)) {
-        json_decref(root);
-        return NULL;
-    }
-    return root;
-}
-
 /* ---- notes ---- */
 
 static void note_value(FILE *notes, const struct iz_config_file *file,
@@ -554,23 +442,24 @@ static void print_notes(FILE *notes, const struct iz_config_file *file,
 
 /* The effective config of a run gives every key: those of an override count. */
 static void keep_given(struct iz_config_file *file,
-                       const struct iz_section *model, char *const *set, int n)
+                       const struct iz_section *model,
+                       const struct iz_faults *f)
 {
     bool all = true;
     for (const struct iz_key *k = iz_config_keys; k->name; k++)
         all &= file->given[k - iz_config_keys] == IZ_GIVEN_VALUE ||
-               !starts_section(k->name, "run") || !strcmp(k->fallback, "null");
+               !iz_config_in(k->name, "run") || !strcmp(k->fallback, "null");
     for (const struct iz_key *k = iz_config_keys; k->name; k++) {
         bool given = file->given[k - iz_config_keys] == IZ_GIVEN_VALUE;
         file->c.given[k - iz_config_keys] =
-            given && (!all || overrides(set, n, k->name, NULL));
+            given && (!all || iz_config_overridden(f, k->name, NULL));
     }
     for (const struct iz_key *k = model ? model->keys : NULL; k && k->name;
          k++) {
         char name[IZ_KEY_NAME_MAX];
         snprintf(name, sizeof(name), "model.%s", k->name);
         file->c.model_given[k - model->keys] &=
-            !all || overrides(set, n, name, NULL);
+            !all || iz_config_overridden(f, name, NULL);
     }
 }
 
@@ -582,7 +471,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     struct reader r = {.file = &file, .model = model, .notes = notes};
     int rc = 0;
     r.faults = (struct iz_faults){err, path ? path : "config", set, n_set, 0};
-    json_t *root = path ? config_read_load(&r, path, &rc) : json_object();
+    json_t *root = iz_config_object(model, &r.faults, path, &rc);
     if (!root)
         return rc;
     iz_text_open(&r.ignored);
@@ -590,9 +479,6 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     iz_key_store_defaults(&file, iz_config_keys);
     if (model)
         iz_key_store_defaults(model->target, model->keys);
-    for (int i = 0; i < n_set; i++)
-        apply_override(&r, root, set[i]);
-    override_batch(root, set, n_set);
     read_object(&r, "", root);
     iz_config_resolve(&file, &r.faults, ranks);
     char *ignored = iz_text_close(&r.ignored);
@@ -604,7 +490,7 @@ int iz_config_read(struct iz_config *c, const struct iz_section *model,
     json_decref(root);
     if (r.faults.count > 0)
         return -EINVAL;
-    keep_given(&file, model, set, n_set);
+    keep_given(&file, model, &r.faults);
     memcpy(c, &file.c, sizeof(*c));
     return 0;
 }
