@@ -55,6 +55,8 @@ AMPERE = "needs compute capability 8.0"
      (f"run.gpu_attention: cudnn: {AMPERE}", "the GPU has 7.5")),
     (75, "fp16", {"run.gpu_attention_backward": "cudnn"},
      (f"run.gpu_attention_backward: cudnn: {AMPERE}", "the GPU has 7.5")),
+    (75, "fp16", {"optimizer": {"type": "Muon", "params": {"ns_method": "standard"}}},
+     ("optimizer.params.ns_method: standard", "needs compute capability 8.0", "has 7.5")),
     (61, "fp32", {}, ("run.device: cuda", "GPU 0 has compute capability 6.1",
                       "7.0 and later")),
     (61, "fp32", {"run.device": "auto"}, ("run.device: auto",)),
