@@ -75,6 +75,15 @@ def test_a_schedule_that_ends_elsewhere_is_told(scheduler, params, said, place):
     assert all(words in line for words, line in zip(said, lines)), str(r)
 
 
+def test_the_rates_are_those_of_the_keys(place):
+    """tests/runtime/engine/test_schedule.c has the formulas."""
+    r = place.good(1, {"run.steps": 5, "optimizer.params.lr": 0.02, "scheduler": {
+        "type": "warmup_stable_decay", "params": {
+            "warmup_num_steps": 1, "num_decay_steps": 2, "min_lr_ratio": 0.5,
+            "total_num_steps": "auto"}}})
+    assert [s["lr"] for s in r.steps] == pytest.approx([0.01, 0.02, 0.02, 0.02, 0.015])
+
+
 def test_a_step_that_learns_nothing_new_is_told(place):
     r = place.good(1, {"optimizer.params.lr": 0.0, "data.val_fraction": 0.9,
                        "train_batch_size": 2000, "run.steps": 1})
