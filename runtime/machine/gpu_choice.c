@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "codelets/base/int64.h"
 #include "codelets/base/mix.h"
@@ -38,12 +37,13 @@ static int no_gpu(struct iz_gpu_choice *p, const struct iz_config *c,
     return -ENODEV;
 }
 
-/* The same number on the same GPU of the same host. */
-static int64_t identity(const struct iz_gpu_choice *p)
+/* The same number on the same GPU of the same host, as MPI tells hosts: their
+ * names may be equal. */
+static int64_t identity(const struct iz_gpu_choice *p,
+                        const struct iz_coll *coll)
 {
-    char name[128] = "";
-    gethostname(name, sizeof(name) - 1);
-    return (int64_t)iz_mix_text(iz_mix_text(IZ_GOLDEN, name), p->info.pci);
+    uint64_t host = (uint64_t)iz_coll_host(coll, coll->rank);
+    return (int64_t)iz_mix_text(iz_mix(host), p->info.pci);
 }
 
 /* Ranks on the same GPU as rank r. */
@@ -59,7 +59,8 @@ static int count_same(const int64_t *all, int n, int r)
 static void count_sharing(struct iz_gpu_choice *p, struct iz_coll *coll,
                           int *most)
 {
-    int64_t mine = identity(p), *all = iz_agree_numbers(coll, &mine, 1, "GPUs");
+    int64_t mine = identity(p, coll);
+    int64_t *all = iz_agree_numbers(coll, &mine, 1, "GPUs");
     p->sharing = count_same(all, coll->size, coll->rank);
     for (int r = 0; r < coll->size; r++)
         *most = (int)max64(*most, count_same(all, coll->size, r));

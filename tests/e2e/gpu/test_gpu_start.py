@@ -129,6 +129,10 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(start):
     r = start({**row, "comm": "auto"}, env=env, good=False)
     run.refused(r, "several ranks have the same GPU")
     start(row, env=env)
+    # Hosts of one name, whose GPUs are at the same address, have one each.
+    r = start({**row, "comm": "auto"}, env={**env, **rows.on("ab")}, good=False,
+              options=["--plan"])
+    assert r.rc == 0, str(r)
 
 
 @standin
