@@ -221,7 +221,10 @@ static void eval_samples(struct iz_engine *e, struct iz_samples all)
     iz_units_count(e, &all);
     for (int64_t at = 0; at < all.n; at += n) {
         eval_round(e, &all, all.first + at, min64(all.n - at, n));
-        if (iz_graph_submitted(e->graph) - before < EVAL_TASKS)
+        /* In the last round, and there alone, ranks may have fewer tasks than
+         * others: they would not agree on whether to ask. */
+        if (all.n - at <= n ||
+            iz_graph_submitted(e->graph) - before < EVAL_TASKS)
             continue;
         if (!iz_units_go_on(e)) {
             all.n = min64(all.n, at + n);

@@ -102,6 +102,15 @@ def test_validation_takes_each_sample_once(kind, place):
             line["validation_loss"], row
 
 
+def test_ranks_with_fewer_samples_of_a_long_validation_go_on(place):
+    """Whether to end early is asked every 4096 tasks: here the second rank has one
+    fewer of them, in the last of 455 rounds."""
+    path = run.text_file(place.folder / "long", 1818 * run.MODEL["seq"] + 1)
+    r = place.good(2, {"run.steps": 0, "run.eval_batches": 1000,
+                       "data.val_path": str(path)})
+    assert r.last("samples") == 1818
+
+
 EARLY = {"gradient_clipping": 0}  # updates do not wait for the end of the backward
 WARM = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 6}}}
 
