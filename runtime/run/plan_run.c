@@ -349,6 +349,10 @@ static int check_environment(const struct run *r)
                 "StarPU cannot write its measurements to .starpu in this "
                 "folder: set STARPU_HOME to another one"))
         return -EINVAL;
+    const char *host = getenv("STARPU_HOSTNAME");
+    if (refused(r, "STARPU_HOSTNAME", host && strchr(host, '/'),
+                "StarPU cannot name its measurements by a path: unset it"))
+        return -EINVAL;
     bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
     if (refused(r, "STARPU_USE_NUMA", asked,
                 "StarPU would copy data between the host's memories by itself, "

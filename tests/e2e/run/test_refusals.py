@@ -93,6 +93,7 @@ REFUSED = {
         *[({name: "/proc/no"}, f"{name}: rank 0: ", "another one")
           for name in ("STARPU_HOME", "XDG_CACHE_HOME")],
         ({"HOME": "/proc/no", "STARPU_HOME": None}, "HOME: rank 0: ", "STARPU_HOME"),
+        ({"STARPU_HOSTNAME": "a/b"}, "STARPU_HOSTNAME: rank 0: ", "unset it"),
         ({"STARPU_NCPU": "0"}, "STARPU_NCPU", "leaves no worker"),
         ({"run.workers": 0, "STARPU_RESERVE_NCPU": "999"},
          "STARPU_RESERVE_NCPU", "leaves no worker"),
