@@ -6,6 +6,7 @@ hold "nan" where a loss was not finite, and repeat steps: a resumed run appends 
 the same file from its checkpoint on, and what it repeats counts instead of what was
 there."""
 import datetime
+import fcntl
 import importlib
 import json
 import math
@@ -112,6 +113,18 @@ class Run:
             self.take(line)
         return bool(new)
 
+    def ended(self):
+        """Whether it has said its last, and nobody has the file: a run that is resumed
+        has it while it loads."""
+        if not self.summary:
+            return False
+        try:
+            with open(self.path, "rb") as f:
+                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as e:  # others: there are no locks here
+            return not isinstance(e, BlockingIOError)
+        return True
+
     def take(self, line):
         try:
             fields = json.loads(line)
@@ -188,8 +201,9 @@ class Run:
     def line(self):
         """One line about where the run is, and one about what limited it."""
         step, wanted = self.last_step, self.steps_wanted()
+        faulty = f"  ({self.faulty} lines not understood)" * bool(self.faulty)
         if step is None:
-            return f"{self.name}: no step yet"
+            return f"{self.name}: no step yet{faulty}"
         parts = [f"{self.name}: step {step}" + f" of {wanted}" * bool(wanted)]
         parts += [form.format(self.last(key)) for key, form in (
             ("loss", "loss {:.4f}"), ("validation_loss", "validation {:.4f}"),
@@ -203,10 +217,8 @@ class Run:
                          if left < MOST_S else "years left")
         if self.restart:
             parts.append(f"(resumed at step {self.restart})")
-        if self.faulty:
-            parts.append(f"({self.faulty} lines not understood)")
         limit = f"\nlimited by {self.limit}" if self.limit else ""
-        return "  ".join(parts) + limit
+        return "  ".join(parts) + faulty + limit
 
 
 def open_runs(paths):

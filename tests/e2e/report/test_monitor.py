@@ -2,6 +2,7 @@
 """tools/monitor on files as runs leave them: resumed, cut short, not finite; what it
 exports is read back by other means than it was written with."""
 import csv
+import fcntl
 import io
 import json
 import math
@@ -107,6 +108,8 @@ def test_missing_fields_and_files(tmp_path):
     assert [(r["step"], r["loss"]) for r in rows(run)] == [("1", "2.0")]
     empty = write_run(tmp_path / "c", "")
     assert "no step yet" in monitor(empty).stdout
+    other = write_run(tmp_path / "d", "In the beginning\n")
+    assert "no step yet  (1 lines not understood)" in monitor(other).stdout
     r = monitor(tmp_path / "none", rc=1)
     assert "none" in r.stderr and "No such file" in r.stderr
     assert "no series pace" in monitor(run, "--only", "pace", rc=2).stderr
@@ -223,6 +226,8 @@ def test_a_run_may_have_any_name(name, tmp_path, drawn):
     assert shown in (tmp_path / "p").read_text()
     assert (tmp_path / "c").read_text().splitlines()[1].partition(",")[0] == shown
     monitor(run)
+    monitor(run, PYTHONIOENCODING="ascii")
+    monitor(run, "--csv", "-", PYTHONIOENCODING="ascii")
 
 
 def test_a_legend_has_the_runs_of_all_pictures(tmp_path, drawn):
@@ -314,11 +319,13 @@ class Terminal:
 
 
 def test_follows_a_file_until_the_run_ends(tmp_path):
-    run = write_run(tmp_path / "a", "".join(line(s, 4.0) for s in range(1, 6)))
-    t = Terminal(run)
-    t.until("step 5")
+    """One that is resumed has the file, and loads for a while."""
+    run = write_run(tmp_path / "a", "".join(line(s, 4.0) for s in range(1, 6)) + END)
     with open(run / "metrics.jsonl", "a") as f:
-        f.write(line(6, 3.75)[:20])
+        fcntl.flock(f, fcntl.LOCK_EX)
+        t = Terminal(run)
+        t.until("step 5")
+        f.write('{"start": {"program": "gpt2"}}\n' + line(6, 3.75)[:20])
         f.flush()
         time.sleep(0.3)
         f.write(line(6, 3.75)[20:])
