@@ -93,7 +93,7 @@ def run(command, raw, steps):
     status = p.wait()
     watch.join(10)  # what the command has left behind may hold the stream
     signal.signal(signal.SIGINT, old)
-    return status, sum(flushes)
+    return (128 - status if status < 0 else status), sum(flushes)  # as a shell
 
 
 # ---- conversion ----

@@ -212,6 +212,14 @@ def test_a_command_without_a_trace_is_told(tmp_path):
     assert r.rc == 1 and f"no trace in {tmp_path}/out/raw: " in r.err
 
 
+def test_it_ends_as_its_command_does(place):
+    out = place.folder / "t"
+    r = run.call(TRACE, out, "--no-starvz", "--", "sh", "-c", '"$@"; kill -TERM $$', "-",
+                 *place.command(1, place.config(ALONE)))
+    assert r.rc == 128 + 15, str(r)
+    assert "ended with status 143" in (out / "report.html").read_text()
+
+
 def test_a_trace_that_was_cut_off_is_refused(place):
     _, out = trace(place, 1, ALONE, "--steps", "1:5", out=place.folder / "a\udcff")
     assert sorted(counts(out)) == [(0, step) for step in (2, 3, 4, 5)]
