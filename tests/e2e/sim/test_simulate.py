@@ -483,6 +483,9 @@ def test_first_starts_at_once_have_whole_files(tmp_path):
 
 # ---- tools/tune ----
 
+FEW = {"model.layers": 4, "model.vocab": 1024, "run.device_memory_limit_bytes": 0}
+
+
 @pytest.fixture
 def tune(tmp_path):
     """What it says of a config with changes, and has printed, as rows of words before and
@@ -518,11 +521,15 @@ def test_tune_says_what_it_cannot_do(changes, options, rc, words, tune):
     assert all(w in said for w in words) and not rows, said
 
 
+def test_tune_takes_both_factors_for_the_batch_as_a_program_does(tune):
+    _, (rows, *_) = tune({**FEW, "train_batch_size": 8}, "--try", "1",
+                         "--set", "train_micro_batch_size_per_gpu=2",
+                         "--set", "gradient_accumulation_steps=3")
+    assert rows[0][2:4] == ["6", "1"]
+
+
 def test_tune_leaves_out_what_the_rules_refuse(tune):
     assert [x[-3] for x in tune(ON_DISK)[1][0]] == ["host"]
-
-
-FEW = {"model.layers": 4, "model.vocab": 1024, "run.device_memory_limit_bytes": 0}
 
 
 def test_tune_tries_ratios(tune, tmp_path):
