@@ -49,13 +49,11 @@ static int check_workers(const struct iz_graph *g)
     int cpu = g->config.workers + movers(g);
     if (cpu <= STARPU_MAXCPUS)
         return 0;
-    if (g->config.rank == 0)
-        fprintf(stderr,
-                "izar: run.workers or STARPU_NCPU: %d compute workers and %d "
-                "that move data "
-                "are more "
-                "than the %d CPU workers this StarPU is built for\n",
-                g->config.workers, movers(g), STARPU_MAXCPUS);
+    fprintf(stderr,
+            "izar: run.workers or STARPU_NCPU: %d compute workers and %d that "
+            "move data are more than the %d CPU workers this StarPU is built "
+            "for\n",
+            g->config.workers, movers(g), STARPU_MAXCPUS);
     return -EINVAL;
 }
 

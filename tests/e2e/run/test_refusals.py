@@ -231,8 +231,10 @@ def test_the_launcher_of_another_mpi_is_refused(variable, place):
 
 def test_a_bad_variable_of_one_rank_ends_all(place):
     for variable, words in (("STARPU_NCPU=two", "STARPU_NCPU: rank 1: is not a number"),
-                            ("STARPU_USE_NUMA=1", "STARPU_USE_NUMA: rank 1: StarPU would")):
-        run.refused(place.apart([[], ["env", variable]], {}), words)
+                            ("STARPU_USE_NUMA=1", "STARPU_USE_NUMA: rank 1: StarPU would"),
+                            ("STARPU_NCPU=999", "STARPU_NCPU: 999 compute workers")):
+        run.refused(place.apart([[], ["env", variable]], {"run.memory_limit_bytes": 10**14}),
+                    words)
 
 
 def test_memory_that_a_host_cannot_share_ends_the_start(place):
