@@ -82,7 +82,7 @@ static bool locks_all(void)
 }
 
 /* Beside a GPU only states are locked: the driver pins the rest. */
-static int check_locked(const struct run *r)
+static int check_locked(const struct run *r, FILE *err)
 {
     struct rlimit l;
     const struct iz_bytes *b = &r->plan.bytes;
@@ -91,53 +91,52 @@ static int check_locked(const struct run *r)
     if (!r->plan.zero.pin_cpu || locks_all() || getrlimit(RLIMIT_MEMLOCK, &l) ||
         l.rlim_cur == RLIM_INFINITY || (int64_t)l.rlim_cur >= need)
         return 0;
-    fprintf(stderr,
-            "izar: pin_memory: true locks %.1f MiB, but the limit of locked "
-            "memory is %.1f MiB: raise it (ulimit -l) or set "
-            "zero_optimization.offload_*.pin_memory to false\n",
-            iz_units_mib(need), iz_units_mib(l.rlim_cur));
-    return -ENOMEM;
+    return iz_text_refuse(
+        err,
+        "pin_memory: true locks %.1f MiB, but the limit of locked memory is "
+        "%.1f MiB: raise it (ulimit -l) or set "
+        "zero_optimization.offload_*.pin_memory to false",
+        iz_units_mib(need), iz_units_mib(l.rlim_cur));
 }
 
 /* Of all folders of a list. */
 static int check_free(const struct run *r, const char *folders, const char *key,
-                      int64_t need)
+                      int64_t need, FILE *err)
 {
     char path[IZ_PATH_MAX];
     struct statvfs f;
     int64_t have = 0;
     for (int i = 0; need && iz_disks_folder(folders, i, path, sizeof(path));
          i++) {
-        if (statvfs(path, &f)) {
-            int why = errno;
-            fprintf(stderr, "izar: %s: %s: %s\n", key, path, strerror(why));
-            return -why;
-        }
+        if (statvfs(path, &f))
+            return iz_text_refuse(err, "%s: %s: %s", key, path,
+                                  strerror(errno));
         have += (int64_t)f.f_bavail * (int64_t)f.f_frsize;
     }
     if (need * r->coll->local_size <= have)
         return 0;
-    fprintf(stderr,
-            "izar: %s: %s has %.1f MiB free, this run needs %.1f MiB there\n",
-            key, folders, iz_units_mib(have),
-            iz_units_mib(need * r->coll->local_size));
-    return -ENOSPC;
+    return iz_text_refuse(
+        err, "%s: %s has %.1f MiB free, this run needs %.1f MiB there", key,
+        folders, iz_units_mib(have), iz_units_mib(need * r->coll->local_size));
 }
 
-static int check_disk(const struct run *r)
+/* The place of what is planned; err: NULL where nothing is to be told. */
+static int check_place(const struct run *r, FILE *err)
 {
     const int64_t *b = r->plan.bytes.b[IZ_TIER_NVME];
-    int s = check_free(r, r->c.zero.optimizer.nvme_path,
+    int s = check_locked(r, err);
+    if (!s)
+        s = check_free(r, r->c.zero.optimizer.nvme_path,
                        "zero_optimization.offload_optimizer.nvme_path",
-                       b[IZ_MEM_STATE]);
+                       b[IZ_MEM_STATE], err);
     if (!s)
         s = check_free(r, r->c.zero.param.nvme_path,
                        "zero_optimization.offload_param.nvme_path",
-                       b[IZ_MEM_PARAM]);
+                       b[IZ_MEM_PARAM], err);
     return s ? s
              : check_free(r, r->c.boundary_path,
                           "activation_checkpointing.nvme_path",
-                          b[IZ_MEM_BOUNDARY]);
+                          b[IZ_MEM_BOUNDARY], err);
 }
 
 /* What the plan is for: this machine, or the one of --machine. */
@@ -297,10 +296,12 @@ static int make_plan(struct run *r)
     }
     if (!s && r->o.machine)
         tell_disk(r, &m);
-    if (!s && !r->o.plan)
-        s = check_locked(r);
-    if (!s && !r->o.plan)
-        s = check_disk(r);
+    s = iz_run_agree(r, s, NULL);
+    if (s || r->o.plan)
+        return s;
+    s = check_place(r, NULL);
+    if (iz_coll_refuser(r->coll, s != 0) == r->coll->rank)
+        check_place(r, stderr);
     return iz_run_agree(r, s, NULL);
 }
 
