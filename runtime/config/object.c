@@ -22,6 +22,11 @@ static json_t *parsed(struct iz_faults *f, const char *path, int *rc)
         return NULL;
     }
     errno = 0;
+    int first = getc(in);
+    if (first == 0xef) /* editors of Windows begin with U+FEFF */
+        fseek(in, 3, SEEK_SET);
+    else
+        ungetc(first, in);
     json_t *root = json_loadf(in, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
     if (!root && ferror(in) && errno != 0)
         iz_fault(f, NULL, "cannot be read: %s", strerror(errno));

@@ -133,6 +133,7 @@ static void what_is_no_json_is_told_with_its_place(void **state)
     };
     for (int i = 0; i < N_OF(cases); i++)
         assert_refused(read_text(cases[i][0]), cases[i][1]);
+    assert_int_equal(read_text("\xef\xbb\xbf{'train_batch_size': 8}\r\n"), 0);
     assert_refused(read_body("--set a\xff=3"), "not UTF-8");
     assert_refused(read_body("--set run.output=\xff"), "not UTF-8");
 }
