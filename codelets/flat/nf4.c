@@ -84,11 +84,6 @@ static uint8_t dynamic_code(float x)
     return (uint8_t)(fabsf(dynamic_value(high) - x) < below ? high : low);
 }
 
-static int64_t blocks_of(int64_t n)
-{
-    return (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
-}
-
 double iz_nf4_codes(struct iz_nf4_group *g, float *scale, const float *x,
                     int64_t n)
 {
@@ -105,7 +100,7 @@ double iz_nf4_codes(struct iz_nf4_group *g, float *scale, const float *x,
         /* Nothing but zeros is behind the last weight. */
         memset(g->code + (n + 1) / 2, 0, (size_t)(IZ_QUANT_BLOCK - rest) / 2);
     }
-    for (int64_t b = 0; b < blocks_of(n); b++)
+    for (int64_t b = 0; b < iz_quant_blocks(n); b++)
         sum += scale[b];
     return sum;
 }
@@ -113,7 +108,7 @@ double iz_nf4_codes(struct iz_nf4_group *g, float *scale, const float *x,
 void iz_nf4_scales(struct iz_nf4_group *g, const float *scale, int64_t n,
                    float mean)
 {
-    int64_t blocks = blocks_of(n);
+    int64_t blocks = iz_quant_blocks(n);
     float most = 0;
     for (int64_t b = 0; b < blocks; b++)
         most = fmaxf(most, fabsf(scale[b] - mean));
@@ -142,7 +137,7 @@ void iz_nf4_load(void *out, enum iz_dtype type, const struct iz_nf4_group *g,
     float scale[IZ_QUANT_SCALES], last[IZ_QUANT_BLOCK];
     int64_t rest = n % IZ_QUANT_BLOCK, whole = n - rest;
     int64_t size = iz_dtype_bytes(type);
-    for (int64_t b = 0; b < blocks_of(n); b++) {
+    for (int64_t b = 0; b < iz_quant_blocks(n); b++) {
         float without = dynamic_value(g->scale[b]) * g->most;
         scale[b] = without + g->mean;
     }

@@ -28,11 +28,6 @@ int64_t iz_quant_bytes(enum iz_quant q)
     return formats[q].bytes;
 }
 
-static int64_t blocks_of(int64_t n)
-{
-    return (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
-}
-
 /* ---- 8 bits ---- */
 
 /* The nearest integer, of two the even one, in every vector width alike: |x| is
@@ -88,7 +83,7 @@ static void int8_load(void *out, enum iz_dtype type,
     for (int64_t i = 0; i < n; i += TILE) {
         int64_t k = min64(n - i, TILE);
         load_8(tile, g->code + i, g->scale + i / IZ_QUANT_BLOCK,
-               blocks_of(k) * IZ_QUANT_BLOCK);
+               iz_quant_blocks(k) * IZ_QUANT_BLOCK);
         iz_cast((char *)out + i * size, type, tile, IZ_F32, k);
     }
 }
@@ -110,7 +105,7 @@ float iz_quant_mean(const double *sum, int64_t n)
     double all = 0;
     for (int64_t i = 0; i < iz_quant_groups(n); i++)
         all += sum[i];
-    return (float)(all / (double)blocks_of(n));
+    return (float)(all / (double)iz_quant_blocks(n));
 }
 
 void iz_quant_scales(enum iz_quant q, void *group, const float *scale,

@@ -34,7 +34,11 @@ struct iz_int8_group {
 const char *iz_quant_name(enum iz_quant q);
 int64_t iz_quant_bytes(enum iz_quant q);
 
-/* Groups of a matrix of n weights. */
+/* Blocks of a group of n weights, and groups of a matrix. */
+static inline int64_t iz_quant_blocks(int64_t n)
+{
+    return (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
+}
 static inline int64_t iz_quant_groups(int64_t n)
 {
     return (n + IZ_QUANT_GROUP - 1) / IZ_QUANT_GROUP;

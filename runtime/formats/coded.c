@@ -270,7 +270,7 @@ void iz_coded_nf4_group(const struct iz_coded *t, int64_t g,
 {
     const struct iz_st_tensor *const *p = t->tensor;
     int64_t n = min64(t->cols - g * IZ_QUANT_GROUP, IZ_QUANT_GROUP);
-    int64_t blocks = (n + IZ_QUANT_BLOCK - 1) / IZ_QUANT_BLOCK;
+    int64_t blocks = iz_quant_blocks(n);
     *out = (struct iz_nf4_group){.mean = t->mean};
     memcpy(out->code, p[IZ_CODED_CODES]->data + g * IZ_QUANT_GROUP / 2,
            (size_t)(n + 1) / 2);

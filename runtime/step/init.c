@@ -119,7 +119,7 @@ static void fill_chunk(const struct init *a, int u, bool frozen,
     struct iz_engine *e = a->e;
     struct iz_state_layout l = iz_chunk_states(e, u, k);
     int64_t size = iz_step_param_bytes(e, 1);
-    int64_t own = frozen || !(l.master || l.lower) ? 0 : l.lower ? 2 : 4;
+    int64_t own = frozen || !l.master ? 0 : iz_state_master_bytes(&l);
     int64_t most = a->gpu ? IZ_BOUNCE_BYTES / 8 : k->count;
     for (int64_t at = 0; at < k->count; at += most) {
         int64_t n = min64(k->count - at, most);
