@@ -111,7 +111,7 @@ static int llama_config_check(const char *model,
     else if (c->head_dim % 2 || turned_columns(c) % 2 || !turned_columns(c))
         why = "head_dim, or what partial_rotary_factor turns of it, is odd or "
               "0, but columns turn in pairs";
-    else if (c->rotary_dim)
+    else if (c->rotary_dim && c->rotary_dim != turned_columns(c))
         why = "rotary_dim contradicts partial_rotary_factor or head_dim";
     else if (!(c->rope_theta > 0 && c->rope_scaling_factor > 0))
         why = "rope_theta and rope_scaling_factor must be positive";
@@ -204,9 +204,9 @@ int iz_llama_complete(const char *model, struct iz_llama_config *c)
             *factors[i] = 1;
     if (c->rotary_dim && c->partial_rotary_factor == 1 && c->head_dim > 0)
         c->partial_rotary_factor = (double)c->rotary_dim / c->head_dim;
-    if (turned_columns(c) == c->rotary_dim)
-        c->rotary_dim = 0;
     const char *type = iz_llama_hf.type(c);
+    if (type && !c->rotary_dim && iz_llama_knows(type, "rotary_dim"))
+        c->rotary_dim = turned_columns(c);
     if (type && !c->query_pre_attn_scalar && c->head_dim &&
         iz_llama_knows(type, "query_pre_attn_scalar"))
         c->query_pre_attn_scalar = c->head_dim;

@@ -213,10 +213,20 @@ static bool has_original(const void *self)
     return is_scaled(self) && !is_of(self, IZ_ROPE_LINEAR);
 }
 
+static double amplitude_of(const void *self)
+{
+    const struct iz_llama_config *c = self;
+    return is_yarn(self) ? c->rope_scaling_attention_factor : 0;
+}
+
 static bool has_amplitude(const void *self)
 {
-    return is_yarn(self) && ((const struct iz_llama_config *)self)
-                                    ->rope_scaling_attention_factor != 0;
+    return amplitude_of(self) != 0;
+}
+
+static bool has_amplitude_1(const void *self)
+{
+    return amplitude_of(self) == 1;
 }
 
 /* What stands in an object of frequencies for one type of them. */
@@ -259,6 +269,17 @@ static bool has_amplitude(const void *self)
     {                                                                          \
         .name = name_, .key = NULL, __VA_ARGS__                                \
     }
+
+/* Equal ones of 1 make a factor of 1, too; llama.cpp asks for the second. */
+#define MSCALE(at, writes)                                                     \
+    {at ".mscale",                                                             \
+     "rope_scaling_attention_factor",                                          \
+     .with = at ".mscale_all_dim",                                             \
+     .with_value = "1.0|1",                                                    \
+     .types = "ministral3",                                                    \
+     .write = writes},                                                         \
+        ONLY(at ".mscale", "1.0|1", "ministral3", .write = never),             \
+        ONLY(at ".mscale_all_dim", "1.0|1", "ministral3", .write = writes)
 
 /* Frequencies have had three places: newer files have all of them in
  * rope_parameters, and every reader knows the older place, which is written.
@@ -407,13 +428,16 @@ static const struct iz_hf_key hf_keys[] = {
     {"rotary_pct", "partial_rotary_factor", "0.25", .types = "gpt_neox"},
     OWN("partial_rotary_factor", "0.5", "glm|glm4|nemotron|phi|glm4_moe"),
     OWN("partial_rotary_factor", "1.0", MINIMAX),
-    OWN("rotary_dim", "0", MINIMAX, .null_is_zero = true, .write = never),
+    OWN("rotary_dim", "0", MINIMAX, .null_is_zero = true),
     OWN("partial_rotary_factor", "0.25", "stablelm"),
     {"rope_parameters.partial_rotary_factor", "partial_rotary_factor",
      .types = PARTLY, .write = never},
     ONLY("partial_rotary_factor", "1.0|1", "!" PARTLY, .write = never),
     {"original_max_position_embeddings", "rope_scaling_original_seq", "0",
-     .write = never, .wins = true},
+     .types = "!phi3", .write = never, .wins = true},
+    /* Without it transformers says 4096. */
+    {"original_max_position_embeddings", "rope_scaling_original_seq", "0",
+     .types = "phi3", .wins = true},
     {"rope_scaling.rope_theta", "rope_theta", .types = "!olmo3",
      .write = never},
     ONLY("rope_scaling.partial_rotary_factor", "1.0|1", .write = never),
@@ -441,15 +465,10 @@ static const struct iz_hf_key hf_keys[] = {
          SAID, .write = is_plain),
     {"rope_scaling.llama_4_scaling_beta", "rope_scaling_query_beta",
      .types = "ministral3"},
+    MSCALE("rope_scaling", has_amplitude_1),
     {"rope_parameters.llama_4_scaling_beta", "rope_scaling_query_beta",
      .types = "ministral3", .write = never},
-    /* Equal ones of 1 make a factor of 1, too. */
-    {"rope_parameters.mscale", "rope_scaling_attention_factor",
-     .with = "rope_parameters.mscale_all_dim", .with_value = "1.0|1",
-     .types = "ministral3", .write = never},
-    ONLY("rope_parameters.mscale", "1.0|1", "ministral3", .write = never),
-    ONLY("rope_parameters.mscale_all_dim", "1.0|1", "ministral3",
-         .write = never),
+    MSCALE("rope_parameters", never),
     ONLY("rope_parameters.max_position_embeddings", NULL, "ministral3"),
     {"rope_scaling.type", "rope_scaling_type", .write = never},
     ONLY("rope_parameters", .same = "rope_scaling"),
@@ -465,6 +484,7 @@ static const struct iz_hf_key hf_keys[] = {
 
 #undef LLAMA3
 #undef SCALED
+#undef MSCALE
 #undef OTHER
 #undef OWN
 #undef ONLY

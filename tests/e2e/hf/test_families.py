@@ -260,6 +260,24 @@ def test_what_transformers_would_take_from_its_defaults_is_written(place):
     assert all(written[k] is None for k in ("no_rope_layers", "pad_token_id"))
 
 
+# What others take from config.json without a default (llama.cpp and vLLM), or with another
+# one (transformers) than the published file has.
+@pytest.mark.parametrize("family, change, member", (
+    ("phi3", {"original_max_position_embeddings": 32},
+     {"original_max_position_embeddings": 32}),
+    ("minimax_m2", {}, {"rotary_dim": 12}), ("minimax_m2 released", {}, {"rotary_dim": 6}),
+    ("ministral3", {}, {"rope_scaling": {
+        "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16,
+        "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": 1,
+        "llama_4_scaling_beta": 0.3, "mscale": 1, "mscale_all_dim": 1}})))
+def test_what_servers_ask_for_is_written(family, change, member, train, place):
+    one = {**GOLDEN[family], "config": {**GOLDEN[family]["config"], **change}}
+    folder = families.write(family, {family: one}, place.folder / "in")
+    out = place.folder / "out"
+    train(family, {"run.steps": 0, "run.export": str(out)}, folder=folder)
+    assert json.loads((out / "config.json").read_text()).items() >= member.items()
+
+
 @pytest.mark.parametrize("data", (b"null", b"{}"))
 def test_metadata_of_weights_may_be_nothing(data, train, place):
     folder = families.write("llama", GOLDEN, place.folder / "in")
