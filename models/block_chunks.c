@@ -9,6 +9,7 @@
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
+#include "codelets/base/int64.h"
 #include "models/block_modules.h"
 
 enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };
@@ -145,7 +146,9 @@ static int64_t last_of(const struct cut *c)
 
 /* One chunk after the other, from the first on, or from the last with a step
  * back.  Where there are many a dry run counts one in the middle of `times` for
- * all of these: what ops count grows evenly with the rows before. */
+ * all of these: what ops count grows evenly with the rows before.  It comes to
+ * the last two themselves, of which one has all its rows and the most before
+ * them: so it finds how much scratch there has to be. */
 struct walk {
     const struct cut *cut;
     int64_t next, stride;
@@ -173,8 +176,9 @@ static bool walk_on(struct iz_exec *x, struct walk *w)
         iz_cost_add(&one, &w->before, -1);
         iz_cost_add(&x->cost, &one, (double)(w->times - 1));
     }
-    if (rows_at(w->cut, w->next) < each ||
-        rows_at(w->cut, w->next + (many - 1) * w->stride) < each)
+    int64_t far = w->next + (many - 1) * w->stride;
+    if (!rows_at(w->cut, min64(w->next, far)) ||
+        !rows_at(w->cut, max64(w->next, far) + 2 * each))
         many = 1;
     w->at = w->next + many / 2 * w->stride;
     w->n = rows_at(w->cut, w->at);
