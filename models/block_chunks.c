@@ -9,7 +9,6 @@
  *
  * Gradients of weights are summed in fp32, in the order of the backward, and
  * rounded once. */
-#include "codelets/base/int64.h"
 #include "models/block_modules.h"
 
 enum { ADAPTERS = IZ_UNIT_PARAMS / 2 };
@@ -176,9 +175,8 @@ static bool walk_on(struct iz_exec *x, struct walk *w)
         iz_cost_add(&one, &w->before, -1);
         iz_cost_add(&x->cost, &one, (double)(w->times - 1));
     }
-    int64_t far = w->next + (many - 1) * w->stride;
-    if (!rows_at(w->cut, min64(w->next, far)) ||
-        !rows_at(w->cut, max64(w->next, far) + 2 * each))
+    int64_t first = w->stride > 0 ? w->next : w->next + (many - 1) * w->stride;
+    if (!rows_at(w->cut, first) || !rows_at(w->cut, first + (many + 1) * each))
         many = 1;
     w->at = w->next + many / 2 * w->stride;
     w->n = rows_at(w->cut, w->at);
