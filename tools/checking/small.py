@@ -164,15 +164,16 @@ def pairs_file(path, n=100, length=128):
 
 
 def data_of(c, row):
-    """What it trains on, the same on every machine."""
+    """What it trains on, the same on every machine; records lie beside the losses."""
     if "loss.type" in row.more:
         return pairs_file(c.folder / "pairs.bin")
     kind = {"vit": "shapes", "dlrm": "clicks"}.get(row.program)
     if not kind:
         return harness.text_file(c.folder)
-    path = c.folder / f"{kind}.bin"
+    path = c.o.losses.parent / f"{kind}.bin"
     if not path.is_file():
-        list(c.run([Job(f"records {kind}", [c.programs["records"], kind, path, 4000], 60)]))
+        line = [harness.ROOT / "tools/records", kind, path, 600]
+        list(c.run([Job(f"records {kind}", line, 60)]))
     return path
 
 

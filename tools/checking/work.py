@@ -18,7 +18,7 @@ ROOT = harness.ROOT
 PACKED = (ROOT / "bin" / "gpt2").is_file()
 PROGRAMS = {**{x: f"models/{x}" for x in ("gpt2", "llama", "moe", "vit", "dlrm")},
             "test_ops_gpu": "tests/test_ops_gpu", "bench_ops": "bench/bench_ops",
-            "bench_kernels": "bench/bench_kernels", "records": "tools/records",
+            "bench_kernels": "bench/bench_kernels",
             "calibrate": "tools/calibrate"}
 
 FINAL = ("passed", "failed", "skipped")
