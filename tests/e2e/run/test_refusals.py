@@ -13,29 +13,11 @@ import pytest
 
 import rows
 import run
-from inputs import MAGIC16, MAGIC32, TOKENS, shard
 
 PROMPT_S = 100  # "within seconds", on a busy machine; run.comm_timeout_s is 300
 
 
-# ---- data: the rest is in tests/runtime/data ----
-
-@pytest.mark.sanitized
-@pytest.mark.parametrize("tokens, magic, word", [
-    (None, None, "No such file"),
-    ([*TOKENS[:4321], 256, *TOKENS[4322:]], MAGIC16, "token 4321 is 256"),
-    ([*TOKENS[:100], 2**31 + 5], MAGIC32, "2147483653")],
-    ids=("missing", "stranger", "wide"))
-def test_bad_token_file_is_named(tokens, magic, word, place):
-    path = place.folder / "tokens.bin"
-    if tokens:
-        shard(path, tokens, magic)
-    r = place.launch(1, {"data": {"path": str(path), "bytes": False}})
-    run.refused(r, "data", str(path), word)
-    assert not r.output.exists() or not list(r.output.glob("checkpoints"))
-
-
-# ---- config: the rest is in tests/runtime/config ----
+# ---- data and config: the rest is in tests/runtime ----
 
 @pytest.mark.sanitized
 def test_of_many_faults_some_are_told(place):
@@ -53,6 +35,7 @@ UNPUBLISHED = {"run.export": "/tmp/none", "model.qk_norm": False,
                "model.mlp_only_layers": []}
 NO_SHAPE = "export", "no published type of model has this shape"
 GROUPS = "groups of so many do not divide 4 ranks"
+HOSTS = {"LD_PRELOAD": f"{run.BUILD}/tests/libhosts.so"}
 
 
 def rule(match, **more):
@@ -79,6 +62,16 @@ REFUSED = {
         ({"ranks": 4, "zero_optimization.stage": 3,
           "zero_optimization.zero_hpz_partition_size": 3},
          f"zero_optimization.zero_hpz_partition_size: 3: {GROUPS}"),
+        # places: a new folder, an old one, a file
+        ({"run.output": "/proc/no"}, "run.output", "/proc/no"),
+        *[({"run.output": place}, place) for place in ("/proc/self", "/proc/version")],
+        (run.offload(3, "nvme", "nvme", "/none"), "nvme", "/none", "No such file"),
+        ({"ranks": 2, "data.path": "nowhere"}, "data: ", "nowhere", "No such file"),
+        # memory: Open MPI's first rank of a host alone fails, in a call of all
+        ({"ranks": 2, **HOSTS, "HOSTS": "Aa"},
+         "MPI_Win_allocate_shared", "is /dev/shm full?"),
+        ({"ranks": 4, "run.host_comm": "memory", **HOSTS, "HOSTS": "aaXX"},
+         "run.host_comm: memory: it cannot be read on another host: set auto"),
         # variables
         ({"STARPU_SCHED": "quickest"}, "STARPU_SCHED", "quickest", "lws"),
         ({"STARPU_SCHED": "none"}, "STARPU_SCHED", "no scheduler 'none'"),
@@ -237,12 +230,6 @@ def test_a_bad_variable_of_one_rank_ends_all(place):
                     words)
 
 
-def test_memory_that_a_host_cannot_share_ends_the_start(place):
-    """Open MPI's first rank of a host alone fails, in a call of all."""
-    run.refused(place.launch(2, {"LD_PRELOAD": run.built("tests/libhosts.so"), "HOSTS": "Aa"}),
-                "MPI_Win_allocate_shared", "is /dev/shm full?")
-
-
 @pytest.mark.sanitized
 @pytest.mark.parametrize("options, word", [
     (["--stpes", "3"], "--stpes"), (["--set"], "--set"),
@@ -267,23 +254,6 @@ def test_no_config_is_wrong_usage():
 # ---- places ----
 
 @contextlib.contextmanager
-def read_only(path):
-    """Root writes where it may not: the immutable bit stops it as well."""
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o555)
-    fixed = os.geteuid() == 0 and shutil.which("chattr") and subprocess.run(
-        ["chattr", "+i", path], capture_output=True).returncode == 0
-    try:
-        if os.access(path, os.W_OK) and not fixed:
-            pytest.skip("nothing is read-only for this user")
-        yield path
-    finally:
-        if fixed:
-            subprocess.run(["chattr", "-i", path], check=True)
-        path.chmod(0o755)
-
-
-@contextlib.contextmanager
 def small_disk(folder, mib):
     """A file system of its own, with O_DIRECT: a file mounted as ext4."""
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
@@ -305,16 +275,6 @@ def small_disk(folder, mib):
 
 def on_disk(path, **more):
     return {**run.offload(3, "nvme", "nvme", path), **more}
-
-
-@pytest.mark.parametrize("several", (False, True))
-def test_missing_nvme_path_is_named(several, place):
-    path = str(place.folder / "nowhere")
-    key = "zero_optimization.offload_optimizer.nvme_path"
-    paths = [str(place.folder), path] if several else path
-    r = place.launch(2, on_disk(path, **{key: paths}))
-    run.refused(r, "nvme", path, "No such file", everyone=True)
-    assert not list(place.folder.glob("izar*"))
 
 
 # No GPU is seen, whatever the program was built for.
@@ -357,23 +317,6 @@ def test_nvme_leaves_no_file(place, nvme):
     place.good(1, on_disk(nvme))
     place.launch(1, on_disk(nvme, **{"run.scheduler": "none such"}))
     assert sorted(nvme.iterdir()) == before
-
-
-@pytest.mark.sanitized
-def test_output_not_writable_is_named(place):
-    with read_only(place.folder / "fixed") as path:
-        r = place.launch(1, {}, output=path / "out")
-        run.refused(r, "run.output", str(path / "out"))
-        r = place.launch(1, {}, output=path)
-        run.refused(r, str(path))
-
-
-def test_output_that_is_a_file_is_named(place):
-    path = place.folder / "file"
-    path.write_bytes(b"mine")
-    r = place.launch(1, {}, output=path)
-    run.refused(r, str(path))
-    assert path.read_bytes() == b"mine"
 
 
 def test_full_output_keeps_the_checkpoint_before(place):
@@ -481,10 +424,6 @@ def test_ranks_that_were_stopped_together_go_on(place):
     run_.signal(signal.SIGTERM)
     r = run_.finish()
     assert r.rc == 0 and r.summary["reason"] == "interrupted", str(r)
-
-
-def test_what_all_ranks_would_find_is_told_once(place):
-    run.refused(place.launch(2, {"data.path": "nowhere"}), "data: ", "nowhere", "No such file")
 
 
 @pytest.mark.parametrize("where, more, words", [
