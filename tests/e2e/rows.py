@@ -337,16 +337,14 @@ def elsewhere(row, free, have, valid):
 
 # ---- activations ----
 
-def check_mixes(start, row, *tiers, parts):
-    """Runs whose memory, of these tiers, lets units keep some activations have
+def check_mixes(start, row, part, *tiers):
+    """A run whose memory, of these tiers, lets units keep some activations has
     the bits of those that keep all and none."""
     key = "run." + "device_" * (row["device"] == "cuda") + "memory_limit_bytes"
     none, full = (start({**row, "recompute": r}) for r in ("none", "full"))
     assert none.numbers == full.numbers
     least, most = (r.bytes_in(*tiers) for r in (full, none))
-    for part in parts:
-        r = start({**row, "recompute": "auto"},
-                  {key: int(least + part * (most - least))})
-        kept = r.bytes_of("activations")
-        assert 0 < kept <= part * (most - least) < none.bytes_of("activations")
-        assert r.numbers == full.numbers, str(r)
+    r = start({**row, "recompute": "auto"}, {key: int(least + part * (most - least))})
+    kept = r.bytes_of("activations")
+    assert 0 < kept <= part * (most - least) < none.bytes_of("activations")
+    assert r.numbers == full.numbers, str(r)

@@ -22,7 +22,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/runtime/hf"))
-import folder as hf  # noqa: E402,F401
+import folder as hf  # noqa: E402
 
 PROGRAM = os.environ.get("IZ_PROGRAM", str(ROOT / "build" / "models" / "gpt2"))
 BUILD = pathlib.Path(PROGRAM).resolve().parents[1]
@@ -364,10 +364,7 @@ def forget(output):
 def arrays(output, step):
     """{name: bytes} of a checkpoint that one rank wrote."""
     path = output / f"checkpoints/step-{step:08}/rank-00000-of-00001.safetensors"
-    data = path.read_bytes()
-    n, = struct.unpack("<Q", data[:8])
-    return {k: data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]
-            for k, t in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
+    return {k: data for k, (_, _, data) in hf.read_file(path, None).items()}
 
 
 def alive(pid):
@@ -531,12 +528,9 @@ class Place:
                              for words in settings)),
                     output=self.folder / f"out{self.count}", **more)
 
-    def halves(self, ranks, first, second, options=("--resume",), output=None,
-               again=None, **more):
+    def halves(self, ranks, first, second):
         """A run that goes on with the checkpoint of another."""
-        output = output or self.folder / "halves"
-        self.good(ranks, first, output=output, **more)
-        return self.good(again or ranks, second, options, output, **more)
+        return self.good(ranks, second, ["--resume"], self.good(ranks, first).output)
 
     def as_it_is(self, config, options=()):
         """A run of a whole config, to which nothing is added."""

@@ -185,7 +185,7 @@ def test_other_models_have_the_same_bits(row, same):
     (0.6, {"model": "gpt2", "ranks": 2, "dtype": "fp32", "stage": 2, "micro": 4}),
     (0.95, {"model": "llama", "ranks": 1, "dtype": "fp16", **FAR, "ratio": 0.4})))
 def test_units_that_repeat_differently_have_the_same_bits(part, row, start):
-    rows.check_mixes(start, {**ROW, **row}, "device", parts=(part,))
+    rows.check_mixes(start, {**ROW, **row}, part, "device")
 
 
 @pytest.mark.parametrize("more", (

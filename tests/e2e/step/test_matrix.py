@@ -142,7 +142,7 @@ def test_what_is_beside_a_model_changes_the_bits(name, start):
     (0.35, {"model": "vit", "ranks": 1, "dtype": "fp32"})))
 def test_units_that_repeat_differently_have_the_same_bits(part, row, start):
     rows.check_mixes(start, {**PLAIN, "batch": 12, "steps": 3, "micro": 2, "slices": 1,
-                             **row, "device": "cpu"}, "device", "cpu", parts=(part,))
+                             **row, "device": "cpu"}, part, "device", "cpu")
 
 
 ONE = {**PLAIN, "ranks": 1, "dtype": "fp32", "batch": BATCH, "steps": 4, "micro": 0,

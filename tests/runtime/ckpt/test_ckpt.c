@@ -48,21 +48,6 @@ static void ranks_that_do_not_fit_together_are_refused(void **state)
 
 /* ---- the files ---- */
 
-static void a_rank_file_is_safetensors(void **state)
-{
-    uint64_t length;
-    int64_t bytes;
-    assert_int_equal(save_alone(3, 0), 0);
-    char *p = contents(in_step(3, "/rank-00000-of-00001.safetensors"), &bytes);
-    memcpy(&length, p, 8);
-    assert_int_equal(8 + length + 4 * 1006, bytes);
-    assert_int_equal((8 + length) % 8, 0);
-    assert_int_equal(strncmp(p + 8, "{\"__metadata__\":{\"", 18), 0);
-    assert_non_null(strstr(p + 8, "\"h.0/v\":{\"dtype\":\"F32\",\"shape\":[1],"
-                                  "\"data_offsets\":[4020,4024]}"));
-    free(p);
-}
-
 static void a_step_saved_again_has_the_new_contents(void **state)
 {
     struct run r;
@@ -272,7 +257,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(other_ranks_load_what_was_saved),
         CASE(ranks_that_do_not_fit_together_are_refused),
-        CASE(a_rank_file_is_safetensors),
         CASE(a_step_saved_again_has_the_new_contents),
         CASE(only_the_last_ones_are_kept),
         CASE(what_a_crash_left_is_cleared),

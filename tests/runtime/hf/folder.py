@@ -24,13 +24,13 @@ def write_file(path, tensors, pad=b""):
                      b"".join(t[2] for t in tensors.values()))
 
 
-def read_file(path):
+def read_file(path, form="pt"):
     """{name: (dtype, shape, bytes)}; checks what the format demands."""
     data = path.read_bytes()
     n, = struct.unpack("<Q", data[:8])
     assert (8 + n) % 8 == 0, "data are aligned"
     header = json.loads(data[8:8 + n])
-    assert header.pop("__metadata__")["format"] == "pt"
+    assert header.pop("__metadata__").get("format") == form
     body, end, out = data[8 + n:], 0, {}
     for name, t in header.items():
         a, b = t["data_offsets"]
