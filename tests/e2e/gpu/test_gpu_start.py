@@ -135,14 +135,6 @@ def test_more_ranks_than_gpus_is_refused_unless_wished(start):
     assert r.rc == 0, str(r)
 
 
-@standin
-def test_too_small_a_gpu_is_refused_with_what_fits(start):
-    r = start(ROW, {"zero_optimization.stage": 1, "model.layers": 60, "model.width": 96,
-                    "run.device_memory_limit_bytes": 64 << 20}, good=False)
-    run.refused(r, "MiB of the GPU's memory")
-    assert "it fits with" in r.err and "offload_optimizer.device" in r.err
-
-
 def test_a_users_choice_of_gpu(place):
     """STARPU_ variables win, or the run is refused before step 0."""
     one = {"run.steps": 2, "run.device": "auto"}

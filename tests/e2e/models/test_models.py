@@ -80,13 +80,6 @@ def test_preset_is_planned_for_another_machine(name, model, millions, place):
     assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
 
 
-@pytest.mark.sanitized
-def test_a_click_is_an_answer_of_two(place):
-    rows.use(place, "dlrm")
-    place.data.write_bytes(b"\2" + place.data.read_bytes()[1:])
-    run.refused(place.launch(1, {}), "its label is neither 0 nor 1")
-
-
 @pytest.mark.parametrize("samples, accum, near, percent", [
     (4, "bf16", True, None), (2, "fp32", False, None), (8, "bf16", False, "16.9")])
 def test_14b_at_128k_tokens_repeats_what_the_docs_say(samples, accum, near, percent,

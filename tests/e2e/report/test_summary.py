@@ -3,7 +3,7 @@
 sentence about the limit; and the user's STARPU_ variables in its header."""
 import pytest
 
-from run import DUMPS, offload
+from run import offload
 
 SMALL = {"run.steps": 6, "run.eval_batches": 1}
 
@@ -122,9 +122,3 @@ def test_cores_can_be_kept_free(place):
                                (0, bind, cores - 1), (2, bind, 2)):
         r = place.good(1, {"run.steps": 1, "run.workers": workers}, env=env)
         assert len(r.last("workers")["compute"]) == left
-
-
-def test_no_gpu_on_request(place):
-    r = place.good(1, {"run.steps": 1}, env={"STARPU_NCUDA": "0"})
-    assert "on the CPU: STARPU_NCUDA is 0" in r.out
-    assert not DUMPS.search(r.out + r.err)

@@ -375,16 +375,6 @@ static void the_effective_config_is_nested_and_in_order(void **state)
     assert_null(strstr(effective(), "\"eps\""));
 }
 
-static void the_effective_config_takes_overrides(void **state)
-{
-    char *set[] = {"run.log_interval=3", "bf16.enabled=true"};
-    assert_accepted("'steps_per_print': 7");
-    effective();
-    if (read_file(in_folder("effective.json"), set, N_OF(set), 1) != 0)
-        fail_msg("%s", said);
-    assert_settings("run.log_interval 3");
-}
-
 static int write_effective(int i)
 {
     return iz_config_write(&config, &toy_section, in_folder("effective%d", i));
@@ -445,7 +435,6 @@ int main(void)
         cmocka_unit_test(a_cut_is_kept_if_slices_divide_it),
         cmocka_unit_test(overrides_win_over_the_file),
         cmocka_unit_test(the_effective_config_is_nested_and_in_order),
-        cmocka_unit_test(the_effective_config_takes_overrides),
         cmocka_unit_test(the_effective_config_is_on_the_disk),
         cmocka_unit_test(random_damage_never_crashes),
     };
