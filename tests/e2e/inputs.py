@@ -22,13 +22,13 @@ def shard(path, tokens, magic=MAGIC16):
     return path
 
 
-def pair_texts(pairs, seq, fill=0):
+def pair_texts(pairs, seq):
     """(tokens, mask) of all texts of pairs, of seq tokens each."""
     tokens, mask = [], []
     for prompt, *answers in pairs:
         for a in answers:
             rest = seq - len(prompt) - len(a)
-            tokens += [*prompt, *a, *[fill] * rest]
+            tokens += [*prompt, *a, *[0] * rest]
             mask += [0] * len(prompt) + [1] * len(a) + [0] * rest
     return tokens, mask
 
@@ -43,11 +43,11 @@ def pairs_shard(path, tokens, mask, text):
     return path
 
 
-def some_pairs(n=40, seq=run.MODEL["seq"], vocab=256):
+def some_pairs(n=40, seq=run.MODEL["seq"]):
     rng = random.Random(5)
 
     def tokens(most):
-        return [rng.randrange(vocab) for _ in range(rng.randrange(1, most))]
+        return [rng.randrange(256) for _ in range(rng.randrange(1, most))]
     for _ in range(n):
         prompt = tokens(seq // 2)
         yield prompt, *(tokens(seq - len(prompt) + 1) for _ in range(2))

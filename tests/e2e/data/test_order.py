@@ -20,9 +20,10 @@ def start():
     return names["start"]
 
 
-def train_on(place, path, steps, batch=1, **more):
-    return place.good(1, {**ALONE, "data.path": str(path), "data.val_fraction": 0,
-                          "train_batch_size": batch, "run.steps": steps, **more})
+def train_on(place, path, steps, seed, ranks=1, **more):
+    return place.good(ranks, {**ALONE, "data.path": str(path), "data.val_fraction": 0,
+                              "train_batch_size": 1, "run.steps": steps, "run.seed": seed,
+                              **more})
 
 
 @pytest.mark.parametrize("windows, rest, seed", [(11, 3, 7), (16, 0, 9 * 10**18),
@@ -35,7 +36,7 @@ def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start
     path = place.folder / "text"
     path.write_bytes(text)
     steps = 6 * windows
-    r = train_on(place, path, steps, **{"run.seed": seed})
+    r = train_on(place, path, steps, seed)
     loss = {}
     for i in range(steps):
         loss.setdefault(start(i, n, T, seed), set()).add(r.losses[i])
@@ -45,11 +46,9 @@ def test_every_window_comes_when_the_page_says(windows, rest, seed, place, start
     at = start(3, n, T, seed)
     alone.write_bytes(text[at:at + T + 1])
     # The seed, which also makes the weights, is the same.
-    one = train_on(place, alone, 1, **{"run.seed": seed})
+    one = train_on(place, alone, 1, seed)
     assert {one.losses[0]} == loss[at]
-    b = place.good(2, {**ALONE, "data.path": str(path), "data.val_fraction": 0,
-                       "train_batch_size": 8, "gradient_accumulation_steps": 2,
-                       "run.steps": 4, "run.seed": seed})
+    b = train_on(place, path, 4, seed, 2, train_batch_size=8, gradient_accumulation_steps=2)
     for s, got in enumerate(b.losses):
         want = sum(r.losses[8 * s:8 * s + 8]) / 8
         assert abs(got - want) < 1e-6

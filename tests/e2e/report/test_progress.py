@@ -55,13 +55,9 @@ def test_tokens_that_are_checked_and_memory_that_is_locked(place):
 
 
 def test_short_work_says_nothing(place):
-    r = place.good(1, {"run.steps": 1, "run.save": True})
-    assert not LINE.search(r.out + r.err)
-
-
-def test_nothing_stays_on_a_terminal(place):
-    """A quick job never shows, a terminal or not."""
-    config = place.config({"run.steps": 1, "run.save": True})
-    out = run.call("script", "-qec", f"{run.PROGRAM} {config}", os.devnull,
-                   env={"IZ_PLAIN": None})
-    assert out.rc == 0 and "MiB/s" not in out.out, str(out)
+    """On a terminal or not."""
+    for terminal in (False, True):
+        line = place.command(1, place.config({"run.steps": 1, "run.save": True}))
+        r = run.call(*(["script", "-qec", " ".join(line), os.devnull] if terminal else line),
+                     env={"IZ_PLAIN": None})
+        assert r.rc == 0 and "MiB/s" not in r.out + r.err, str(r)

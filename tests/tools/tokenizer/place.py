@@ -53,13 +53,14 @@ def numbers(data, size):
             for i in range(0, len(data), size)]
 
 
-def ints(path, count, size):
-    return numbers(path.read_bytes()[:count * size], size)
+def head(path, count):
+    """The first numbers of a header."""
+    return numbers(path.read_bytes()[:4 * count], 4)
 
 
 def read_shard(path):
     """Tokens, by the layout as it is documented."""
-    magic, version, count = ints(path, 3, 4)
+    magic, version, count = head(path, 3)
     size = {(20240520, 1): 2, (20240801, 7): 4}[magic, version]
     data = path.read_bytes()[1024:]
     assert len(data) == count * size
@@ -68,8 +69,8 @@ def read_shard(path):
 
 def read_mask(path):
     data = path.read_bytes()
-    assert data[:4] == b"mask" and ints(path, 2, 4)[1] == 1
-    assert ints(path, 3, 4)[2] == len(data) - 1024
+    assert data[:4] == b"mask" and head(path, 2)[1] == 1
+    assert head(path, 3)[2] == len(data) - 1024
     return list(data[1024:])
 
 

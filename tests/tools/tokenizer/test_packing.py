@@ -7,20 +7,20 @@ import random
 
 import pytest
 
-from place import flat, ints, jsonl, read_shard, shards
+from place import flat, head, jsonl, read_shard, shards
 
 from tokenizing import packing
 
 CONTEXT, LEARNT, BEGINS = 0, 1, 2
 
 
-def samples(out, n, split="train"):
+def samples(out, n):
     """Of each sample, the documents in it: tokens and their mask; a fill is none."""
     found = []
-    for path in sorted(out.glob(f"out_{split}_*.bin")):
+    for path in sorted(out.glob("out_train_*.bin")):
         ids, mask = read_shard(path), path.with_suffix(".mask")
-        assert ints(path, 5, 4)[3:] == [0, n] and len(ids) % n == 0
-        assert ints(mask, 2, 4)[1] == 2
+        assert head(path, 5)[3:] == [0, n] and len(ids) % n == 0
+        assert head(mask, 2)[1] == 2
         marks = mask.read_bytes()[1024:]
         for at in range(0, len(ids), n):
             assert marks[at] == BEGINS

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from place import TIMEOUT_S, TOOLS, flat, ints, jsonl, read_shard, run, shards
+from place import TIMEOUT_S, TOOLS, flat, head, jsonl, read_shard, run, shards
 
 from tokenizing import documents, records, tokens, work
 from tokenizing import shards as files
@@ -169,7 +169,7 @@ def test_a_shard_has_its_name_when_all_of_it_is_on_disk(place, monkeypatch):
 
     def checked(old, new):
         assert synced[-1] == os.stat(old).st_ino
-        assert ints(pathlib.Path(old), 3, 4)[2] == 5
+        assert head(pathlib.Path(old), 3)[2] == 5
         named.append(new.split("_")[-1])
         rename(old, new)
 

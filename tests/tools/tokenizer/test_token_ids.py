@@ -106,7 +106,7 @@ BLANKS = {
 }
 
 
-def unigram(place, name, added=()):
+def unigram(place, name):
     words = ["\u2581the", "the", "\u2581end", "end", "\u2581", "\n", *"abcdefghijklmnopqrstuvwxyz./<>"]
     path = place.new() / "tokenizer.json"
     path.write_text(json.dumps({
