@@ -22,6 +22,13 @@ def shard(path, tokens, magic=MAGIC16):
     return path
 
 
+def masked(path, learn):
+    """A shard, beside which there is now a loss mask."""
+    head = struct.pack("<256i", *MASK, len(learn), *[0] * 253)
+    path.with_suffix(".mask").write_bytes(head + bytes(learn))
+    return path
+
+
 def pair_texts(pairs, seq):
     """(tokens, mask) of all texts of pairs, of seq tokens each."""
     tokens, mask = [], []
@@ -37,10 +44,7 @@ def pairs_shard(path, tokens, mask, text):
     """A shard of pairs whose texts have so many tokens, and its mask unless None."""
     head = struct.pack("<256i", *MAGIC16, len(tokens), text, *[0] * 252)
     path.write_bytes(head + array.array("H", tokens).tobytes())
-    if mask is not None:
-        head = struct.pack("<256i", *MASK, len(mask), *[0] * 253)
-        path.with_suffix(".mask").write_bytes(head + bytes(mask))
-    return path
+    return path if mask is None else masked(path, mask)
 
 
 def some_pairs(n=40, seq=run.MODEL["seq"]):

@@ -7,16 +7,13 @@ import pytest
 
 import rows
 import run
-from inputs import TOKENS, pair_texts, pairs_shard, shard, some_pairs
+from inputs import TOKENS, masked, pair_texts, pairs_shard, shard, some_pairs
 
 
 def tokens(place, name, ids, learn=None):
     """A shard, and the loss mask beside it."""
     path = shard(place.folder / name, ids)
-    if learn is not None:
-        head = b"mask" + (1).to_bytes(4, "little") + len(learn).to_bytes(4, "little")
-        path.with_suffix(".mask").write_bytes(head + bytes(1012) + bytes(learn))
-    return path
+    return path if learn is None else masked(path, learn)
 
 
 def data(path, **more):

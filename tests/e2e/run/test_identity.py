@@ -7,7 +7,7 @@ import pytest
 
 import rows
 import run
-from inputs import MASK, TOKENS, shard
+from inputs import TOKENS, masked, shard
 
 CONFIG = {"train_batch_size": 2, "run.save": True, "run.steps": 2,
           "run.cpu_kernels": "auto", "run.comm_timeout_s": 30}
@@ -95,10 +95,7 @@ def half(shared):
     shard(shared.folder / "same.bin", TOKENS)
     shard(shared.folder / "other.bin", TOKENS[::-1])
     shard(shared.folder / "longer.bin", [*TOKENS, *TOKENS[:40]])
-    shard(shared.folder / "masked.bin", TOKENS)
-    head = b"".join(x.to_bytes(4, "little") for x in (*MASK, len(TOKENS)))
-    (shared.folder / "masked.mask").write_bytes(
-        head + bytes(1024 - len(head)) + bytes([1, 1] * (len(TOKENS) // 2)))
+    masked(shard(shared.folder / "masked.bin", TOKENS), [1] * len(TOKENS))
     c = {**CONFIG, "data": {"path": str(data), "bytes": False}}
     return c, shared.good(1, c, output=shared.folder / "half").output
 
