@@ -74,10 +74,10 @@ def test_plan_says_what_tables_cost(model, rules, words, start):
 def test_preset_is_planned_for_another_machine(name, model, millions, place):
     place.use(run.built(f"models/{name}"), model, name == "vit" and place.data)
     machine = run.ROOT / "configs/machines/h200-141.json"
-    r = place.launch(1, {"bf16.enabled": True, **run.offload(3, "cpu", "none", None),
-                         "train_batch_size": 8},
-                     ["--plan", "--ranks", 8, "--machine", machine])
-    assert r.rc == 0 and f"{millions}M parameters" in r.out, str(r)
+    r = place.good(1, {"bf16.enabled": True, **run.offload(3, "cpu", "none", None),
+                       "train_batch_size": 8},
+                   ["--plan", "--ranks", 8, "--machine", machine])
+    assert f"{millions}M parameters" in r.out, str(r)
 
 
 @pytest.mark.parametrize("samples, accum, near, percent", [

@@ -24,10 +24,9 @@ def moe(place):
 def test_a_plan_finds_the_largest_of_mixed_blocks(per_unit, moe):
     """Every other one has experts, which may be units of their own."""
     def said(layers, words):
-        r = moe.launch(1, {"model.width": 513, "model.moe_intermediate_size": 500,
-                           "model.experts_per_unit": per_unit, "model.layers": layers,
-                           "run.memory_limit_bytes": 10**15}, ["--plan"])
-        assert r.rc == 0, str(r)
+        r = moe.good(1, {"model.width": 513, "model.moe_intermediate_size": 500,
+                         "model.experts_per_unit": per_unit, "model.layers": layers,
+                         "run.memory_limit_bytes": 10**15}, ["--plan"])
         return float(re.search(words, r.out)[1])
     few, many = (said(n, r"([\d.]+)M parameters") for n in (4, 8))
     most = said(4, r"at least 4096 blocks of this shape fit: ([\d.]+)B parameters")
@@ -101,12 +100,10 @@ def test_what_is_gathered_does_not_grow_with_the_blocks(per_unit, moe):
     """Units of every size that blocks repeat take turns."""
     gathered = {}
     for layers in (6, 12):
-        r = moe.launch(1, {"zero_optimization.stage": 3, "run.ring": 2,
-                           "model.layers": layers, "model.experts_per_unit": per_unit},
-                       ["--plan", "--ranks", 2])
-        found = re.search(r"gathered units +([\d.]+)", r.out)
-        assert r.rc == 0 and found, str(r)
-        gathered[layers] = float(found.group(1))
+        r = moe.good(1, {"zero_optimization.stage": 3, "run.ring": 2,
+                         "model.layers": layers, "model.experts_per_unit": per_unit},
+                     ["--plan", "--ranks", 2])
+        gathered[layers] = run.planned(r.out, ("gathered units",))
     assert 0 < gathered[6] == gathered[12]
 
 

@@ -17,8 +17,7 @@ def test_too_many_matrices_of_a_unit_are_refused(place):
     c = {**MUON, "model.num_experts": 257, "run.memory_limit_bytes": 1 << 27}
     run.refused(place.launch(1, c, ["--plan"]), "optimizer.type: Muon", "775 matrices",
                 "experts_per_unit")
-    r = place.launch(1, {**c, "model.experts_per_unit": 100}, ["--plan"])
-    assert r.rc == 0, str(r)
+    place.good(1, {**c, "model.experts_per_unit": 100}, ["--plan"])
 
 
 def test_ranks_change_bits_by_their_sums_alone(place):
