@@ -7,8 +7,20 @@ import pytest
 
 import run
 
+NONE, NVME = (0, "none", "none"), (3, "nvme", "nvme")
 CONFIG = {"run.save": False, "run.save_interval": 2, "run.keep_last": 9, "run.steps": 7,
           "train_batch_size": 12, "run.save_buffers": 2}
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("home, mode, more", [
+    ((1, "cpu", "none"), "async", {"run.state_dtype": "fp8"}),
+    (NVME, "auto", {"run.nvme_checksum": True}),
+    (NONE, "auto", {"bf16.enabled": True, "run.master": "remainder"})])
+def test_what_is_saved_beside_training_or_waits(home, mode, more, place, nvme):
+    """What async refuses is in tests/runtime/config/refusals.txt."""
+    assert place.good(1, {**CONFIG, **run.offload(*home, nvme), **more,
+                          "run.save_mode": mode}).saved == [2, 4, 6]
 
 
 def spans(r, *kinds):

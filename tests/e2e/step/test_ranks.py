@@ -3,6 +3,7 @@
 order, so the same numbers but for rounding."""
 import pytest
 
+import rows
 import run
 from rows import near
 
@@ -33,6 +34,16 @@ def test_same_losses_on_any_number_of_ranks(ranks, dtype, known):
     near(known(1, config(dtype)).steps, r.steps, *BOUNDS[dtype])
     # It learns, so the comparison is not one of constants.
     assert r.losses[-1] < 0.95 * r.losses[0]
+
+
+@pytest.mark.parametrize("ranks, update", ((1, "adam"), (2, "adam"), (1, "muon")))
+def test_accumulation_is_exact_up_to_rounding(ranks, update, place, known):
+    c = {**config("fp32"), **rows.UPDATES[update]}
+    one = known(ranks, c)
+    cut = place.good(ranks, {**c,
+                             "train_micro_batch_size_per_gpu": 1,
+                             "gradient_accumulation_steps": BATCH // ranks})
+    near(one.steps, cut.steps, 1e-5, 1e-5)
 
 
 def test_one_rank_may_be_mpiruns(place, known):
