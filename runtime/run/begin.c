@@ -78,21 +78,32 @@ static int identify(struct run *r)
     return iz_run_agree(r, s, "the run's identity");
 }
 
-/* A run that would write over another one's checkpoints is refused. */
+/* A run that would write over another one's checkpoints is refused; step: the
+ * newest one there. */
+static int check_newest(const struct run *r, int64_t step)
+{
+    const char *output = r->c.run.output;
+    if (!r->o.resume && step >= 0)
+        return iz_text_refuse(stderr,
+                              "run.output: %s holds a checkpoint of step %lld: "
+                              "continue it with --resume, or choose another "
+                              "directory",
+                              output, (long long)step);
+    if (r->o.resume && step != r->from.step)
+        return iz_text_refuse(stderr,
+                              "--resume: another run has just saved step %lld "
+                              "in %s: start again",
+                              (long long)step, output);
+    return 0;
+}
+
 static int claim_output(struct run *r)
 {
     const char *output = r->c.run.output;
     int64_t step = iz_ckpt_dir_newest(output, INT64_MAX);
-    int s = 0;
-    if (!r->o.resume && step >= 0) {
-        fprintf(stderr,
-                "izar: run.output: %s holds a checkpoint of step %lld: "
-                "continue it with --resume, or choose another directory\n",
-                output, (long long)step);
-        return -EEXIST;
-    }
+    int s = check_newest(r, step);
     /* After the last step the export may be there already. */
-    if (step < r->c.run.steps || !iz_hf_export_there(r->c.run.export))
+    if (!s && (step < r->c.run.steps || !iz_hf_export_there(r->c.run.export)))
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
     if (!s)
         s = iz_durable_make_directories("run.output", output);
@@ -101,13 +112,8 @@ static int claim_output(struct run *r)
     r->claim = iz_metrics_claim(output);
     if (r->claim < 0)
         return r->claim;
-    step = iz_ckpt_dir_newest(output, INT64_MAX);
-    if (r->o.resume && step != r->from.step)
-        return iz_text_refuse(stderr,
-                              "--resume: another run has just saved step %lld "
-                              "in %s: start again",
-                              (long long)step, output);
-    return 0;
+    /* It may have waited for another run's end. */
+    return check_newest(r, iz_ckpt_dir_newest(output, INT64_MAX));
 }
 
 /* Whether each rank sees, in the output, a file that the first one has made.

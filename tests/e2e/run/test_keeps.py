@@ -89,6 +89,18 @@ def test_a_run_that_is_about_to_end_is_waited_for(place):
     assert r.finish().rc == 0 and run.saved(out) == [2]
 
 
+def test_what_another_run_saves_meanwhile_is_not_written_over(place):
+    saved = place.good(1, {**SAVE, "run.steps": 1}).output / "checkpoints"
+    out = place.folder / "late"
+    out.mkdir()
+    with open(out / "metrics.jsonl", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        r = place.start(1, {**SAVE, "run.steps": 2}, output=out)
+        r.until(lambda: "waiting a few seconds" in r.text(1), "the message")
+        shutil.copytree(saved, out / "checkpoints")
+    run.refused(r.finish(), "run.output", str(out), "holds a checkpoint of step 1")
+
+
 # ---- lines ----
 
 @pytest.mark.sanitized
