@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool that makes files of records: what it writes, and what it refuses."""
 import collections
+import os
 import pathlib
 import struct
 
@@ -118,6 +119,9 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path):
     refused("Is a directory", "criteo", tmp_path, tmp_path / "out")
     (tmp_path / "empty").write_text("")
     refused("no lines", "criteo", tmp_path / "empty", tmp_path / "out")
+    os.mkfifo(tmp_path / "pipe")  # a device would be lost in the same way
+    r = records("shapes", tmp_path / "pipe", "1")
+    assert r.rc == 1 and "is no regular file" in r.err and (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("args", [
