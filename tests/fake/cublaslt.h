@@ -9,7 +9,6 @@
 
 struct fake_cublaslt {
     bool no_bias;   /* no algorithm for a bias */
-    bool none;      /* no algorithm for anything */
     bool fixed;     /* an algorithm is for one size alone */
     int fails;      /* status of every search, if not 0 */
     int bias_fails; /* the same of those with a bias */

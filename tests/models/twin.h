@@ -59,19 +59,5 @@ int twin_main(const struct twin_kind *k, const struct CMUnitTest *own,
 /* A model that is possible; the caller's. */
 struct iz_model *twin_open(const struct twin_kind *k, const void *config);
 
-/* Parameters large enough that every path of the gradient counts. */
-struct twin twin_new(const struct twin_kind *k, const void *config,
-                     enum iz_dtype type, int samples);
-void twin_free(struct twin *t);
-/* Where the parameters of a unit begin in w. */
-int twin_first(const struct twin *t, int unit);
-
-/* Forward and backward of all units; what a backward recomputes is not kept.
- * Every call is made dry first and has arenas of exactly that size.  d of dw
- * are the gradients, with what the head adds. */
-void twin_train(struct twin *t, enum iz_recompute level);
-/* The loss alone, by the last unit's evaluate. */
-void twin_evaluate(struct twin *t);
-
 /* Of forward and backward, by dry runs. */
 double twin_flops(const struct twin_kind *k, const void *config, int samples);

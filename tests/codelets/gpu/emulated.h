@@ -5,6 +5,5 @@
 
 #include "tests/codelets/ops/scene.h"
 
-/* What kernels and calls of the library have beside the ops. */
+/* What calls of the library have beside the ops. */
 int kernels_library(void);
-int kernels_attention(void);
