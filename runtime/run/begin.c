@@ -78,11 +78,12 @@ static int identify(struct run *r)
     return iz_run_agree(r, s, "the run's identity");
 }
 
-/* A run that would write over another one's checkpoints is refused; step: the
- * newest one there. */
-static int check_newest(const struct run *r, int64_t step)
+/* A run that would write over another one's checkpoints is refused.  newest:
+ * the step of that there, or -1. */
+static int check_newest(const struct run *r, int64_t *newest)
 {
     const char *output = r->c.run.output;
+    int64_t step = *newest = iz_ckpt_dir_newest(output, INT64_MAX);
     if (!r->o.resume && step >= 0)
         return iz_text_refuse(stderr,
                               "run.output: %s holds a checkpoint of step %lld: "
@@ -100,8 +101,8 @@ static int check_newest(const struct run *r, int64_t step)
 static int claim_output(struct run *r)
 {
     const char *output = r->c.run.output;
-    int64_t step = iz_ckpt_dir_newest(output, INT64_MAX);
-    int s = check_newest(r, step);
+    int64_t step;
+    int s = check_newest(r, &step);
     /* After the last step the export may be there already. */
     if (!s && (step < r->c.run.steps || !iz_hf_export_there(r->c.run.export)))
         s = iz_hf_export_check(&r->c, &r->p->section, r->model);
@@ -112,8 +113,7 @@ static int claim_output(struct run *r)
     r->claim = iz_metrics_claim(output);
     if (r->claim < 0)
         return r->claim;
-    /* It may have waited for another run's end. */
-    return check_newest(r, iz_ckpt_dir_newest(output, INT64_MAX));
+    return check_newest(r, &step); /* it may have waited for another's end */
 }
 
 /* Whether each rank sees, in the output, a file that the first one has made.
