@@ -37,7 +37,9 @@ def test_a_record_is_a_function_of_seed_and_number(kind, size, tmp_path):
     many = made(kind, tmp_path / "a", 50)
     assert len(many) == 50 * size
     assert made(kind, tmp_path / "b", 20) == many[:20 * size]
-    other = made(kind, tmp_path / "c", 50, 2)
+    (tmp_path / "link").symlink_to("c")  # is followed
+    other = made(kind, tmp_path / "link", 50, 2)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "c").is_file()
     assert sum(many[i:i + size] == other[i:i + size]
                for i in range(0, len(many), size)) == 0
 
@@ -131,6 +133,7 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path):
 def test_a_wrong_command_line_says_how(args, tmp_path):
     r = records(*args)
     assert r.rc == 2 and "usage: records" in r.err
+    assert records("--help").out == r.err
 
 
 def test_a_full_disk_is_told_at_once(tmp_path):
