@@ -70,7 +70,7 @@ def test_a_checkpoint_of_nobody_knows_whom_stays(place):
 def test_a_second_run_in_the_same_folder_is_refused(place):
     c = {**SAVE, "run.inject_delay_us": 5000}
     first = place.start(1, {**c, "run.steps": 10**6}, output=place.folder / "one")
-    first.until_step(2)
+    first.until(lambda: run.saved(first.output), "a checkpoint")
     r = place.launch(1, {**c, "run.steps": 9}, ["--resume"], output=first.output)
     run.refused(r, "run.output", "another run writes into", str(first.output), "goes on")
     first.signal(signal.SIGTERM)
