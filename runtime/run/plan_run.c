@@ -339,6 +339,19 @@ static const char *bad_home(void)
     return access(path, W_OK) ? name : NULL;
 }
 
+/* Variables of StarPU that a run goes on with at one value alone. */
+static const struct {
+    const char *name;
+    int value;
+    const char *why;
+} only[] = {
+    {"STARPU_USE_NUMA", 0,
+     "StarPU would copy data between the host's memories by itself, beside "
+     "what is planned: unset it, and start a rank for each of them"},
+    {"STARPU_NTHREADS_PER_CORE", 1,
+     "a compute worker has a core of its own: unset it"},
+    {"STARPU_DISABLE_KERNELS", 0, "no task would do anything: unset it"}};
+
 static int check_environment(const struct run *r)
 {
     const char *bad = iz_environment_bad();
@@ -354,12 +367,12 @@ static int check_environment(const struct run *r)
     if (refused(r, "STARPU_HOSTNAME", host && strchr(host, '/'),
                 "StarPU cannot name its measurements by a path: unset it"))
         return -EINVAL;
-    bool asked = iz_environment_number("STARPU_USE_NUMA", 0) != 0;
-    if (refused(r, "STARPU_USE_NUMA", asked,
-                "StarPU would copy data between the host's memories by itself, "
-                "beside what is planned: unset it, and start a rank for each "
-                "of them"))
-        return -EINVAL;
+    for (size_t i = 0; i < sizeof(only) / sizeof(only[0]); i++)
+        if (refused(r, only[i].name,
+                    iz_environment_number(only[i].name, only[i].value) !=
+                        only[i].value,
+                    only[i].why))
+            return -EINVAL;
     bool odd = iz_run_reference_gemm() < 0;
     return refused(r, "IZ_REFERENCE_GEMM", odd,
                    "is the side of a product, from 64 to 8192")

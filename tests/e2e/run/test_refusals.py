@@ -76,7 +76,9 @@ REFUSED = {
         ({"STARPU_SCHED": "quickest"}, "STARPU_SCHED", "quickest", "lws"),
         ({"STARPU_SCHED": "none"}, "STARPU_SCHED", "no scheduler 'none'"),
         ({"STARPU_SCHED": "modular-dmda"}, "STARPU_SCHED", "modular-dmda", "never end"),
-        ({"STARPU_USE_NUMA": "1", "ranks": 2}, "STARPU_USE_NUMA: rank 0:", "unset it"),
+        *[({name: value, "ranks": 2}, f"{name}: rank 0:", "unset it")
+          for name, value in (("STARPU_USE_NUMA", "1"), ("STARPU_NTHREADS_PER_CORE", "2"),
+                              ("STARPU_DISABLE_KERNELS", "1"))],
         *[({"IZ_REFERENCE_GEMM": side}, "IZ_REFERENCE_GEMM: rank 0:", "from 64 to 8192")
           for side in ("9000", "63", "many", "-1")],
         *[({name: value}, f"{name}: rank 0: is not a number") for name, value in (
