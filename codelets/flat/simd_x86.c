@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The SIMD levels of x86-64.  What is asked for here is what meson.build lets
  * the compiler use. */
+#include <cpuid.h>
 #include <stddef.h>
 
 #include "codelets/flat/simd.h"
@@ -17,10 +18,12 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl");
 }
 
+/* Not every compiler has a name for F16C. */
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
-           __builtin_cpu_supports("fma");
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 const struct iz_simd_level iz_simd_levels[] = {

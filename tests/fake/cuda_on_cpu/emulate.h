@@ -60,7 +60,7 @@ template <class T> struct emu_same {
 };
 
 template <class T> constexpr size_t emu_bytes = sizeof(T);
-template <> constexpr size_t emu_bytes<void> = 1;
+template <> inline constexpr size_t emu_bytes<void> = 1;
 
 /* What lies between members may look like the address of a device. */
 template <class T> static void emu_clear_padding(T &a)
