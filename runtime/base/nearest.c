@@ -34,20 +34,22 @@ static const char *last_part(const char *name)
     return dot ? dot + 1 : name;
 }
 
-static bool ends_with(const char *s, const char *end)
+static bool is_end_of(const char *s, const char *end)
 {
     size_t n = strlen(s), m = strlen(end);
-    return m >= 4 && n >= m && strcmp(s + n - m, end) == 0;
+    return m >= 4 && n >= m &&
+           (strcmp(s + n - m, end) == 0 || strncmp(s, end, m) == 0);
 }
 
-/* A key in the wrong section, or without its prefix, is near too. */
+/* Twice the distance.  A key in the wrong section, or of which one end is
+ * missing, is near too. */
 static int score(const char *name, const char *known, bool whole)
 {
     const char *a = whole ? name : last_part(name);
     const char *b = whole ? known : last_part(known);
-    int all = distance(name, known), part = 1 + distance(a, b);
-    if (ends_with(b, a) || ends_with(a, b))
-        part = part < 2 ? part : 2;
+    int all = 2 * distance(name, known), part = 2 + 2 * distance(a, b);
+    if (is_end_of(b, a) || is_end_of(a, b))
+        part = part < 3 ? part : 3;
     return all < part ? all : part;
 }
 
@@ -56,7 +58,8 @@ struct iz_nearest iz_nearest_start(const char *name, bool whole)
     int length = (int)strlen(whole ? name : last_part(name));
     return (struct iz_nearest){.name = name,
                                .whole = whole,
-                               .score = 1 + (length / 3 > 2 ? length / 3 : 2)};
+                               .score =
+                                   2 + 2 * (length / 3 > 2 ? length / 3 : 2)};
 }
 
 void iz_nearest_try(struct iz_nearest *n, const char *known)
