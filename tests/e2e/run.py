@@ -28,7 +28,8 @@ PROGRAM = os.environ.get("IZ_PROGRAM", str(ROOT / "build" / "models" / "gpt2"))
 BUILD = pathlib.Path(PROGRAM).resolve().parents[1]
 GPU = os.environ.get("IZ_TEST_GPU", "")  # standin, real or kernels
 FULL = os.environ.get("IZ_TEST_FULL") == "1"
-TIMEOUT_S = 240  # of one run; a run takes about a second on an idle machine
+# Of one run; a run takes about a second on an idle machine.
+TIMEOUT_S = int(os.environ.get("IZ_TEST_TIMEOUT_S", 240))
 MIB = 1 << 20
 
 # Odd on purpose: nothing divides by 2, 3 and 4 ranks, so shards are padded, and

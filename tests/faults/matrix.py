@@ -9,7 +9,8 @@ A first run of all tests, with a mark in each function that has a fault, gives t
 seconds of every case and tells which faults a program, or a case of pytest, comes to;
 what a fixture of a module starts counts for all cases of its file.  Of a fault outside
 of functions of C all count as coming to it.  What fails with the marks, as tests of the
-sources themselves do, is left out.  The faults that cost the least come first."""
+sources themselves do, is left out.  The faults that cost the least come first, several
+at once: most cases see none of them."""
 import difflib
 import hashlib
 import json
@@ -35,6 +36,7 @@ SUITES = {"build": None, "build-standin": "standin", "build-simgrid": "simgrid"}
 INTERRUPTED_S = 60  # for pytest to write what it has seen
 IN_ORDER = "tests/docs/"  # whose cases go on from one another: files are run whole
 FEW = 4  # cases that several processes of pytest would take longer for
+TOGETHER = 6  # faults: with more, too many cases fail
 
 
 # ---- the tests ----
@@ -102,7 +104,7 @@ def run_unit(unit, line, limit_s, **env):
             [TREE / "tests/record.sh", *line], cwd=unit.folder, stdout=log,
             stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**planting.environment(unit.build), **dict(unit.env), **env,
-                 "IZ_TEST_RESULTS": str(results),
+                 "IZ_TEST_RESULTS": str(results), "IZ_TEST_TIMEOUT_S": "60",
                  "PYTEST_ADDOPTS": "-p no:cacheprovider"})
         for wait_s, number in ((limit_s, signal.SIGINT),
                                (INTERRUPTED_S, signal.SIGKILL)):
@@ -111,6 +113,9 @@ def run_unit(unit, line, limit_s, **env):
                 break
             except subprocess.TimeoutExpired:
                 os.killpg(p.pid, number)
+            except BaseException:
+                os.killpg(p.pid, signal.SIGKILL)
+                raise
         p.wait()
     seconds = time.monotonic() - begin
     found = {}
@@ -346,6 +351,50 @@ def column(table, units, fault, enough):
         f"{table.caught(fault)} cases fail")
 
 
+def together(table, units, faults):
+    """Plants them at once: a case of pytest that passes passes with each, unless two of
+    them hide each other.  Returns whether most of each program's cases pass."""
+    planted, begun, most = [], time.monotonic(), True
+    try:
+        for f in faults:
+            try:
+                planting.apply_patch(f)
+                planted.append(f)
+            except Trouble:  # another one lies there
+                pass
+        for u in (u for u in units if "pytest" in u.line):
+            cases = sorted({c for f in planted for c in table.lacking(u, f)},
+                           key=lambda c: table.rows[u.build, u.name, c][0])
+            if not cases:
+                continue
+            build_for([u])
+            found, _ = run_unit(u, u.command(cases, 10 + len(cases) // 5),
+                                60 + 3 * table.seconds(u, cases))
+            good = {c: x for c, x in found.items() if x[0] not in ("failed", "?")}
+            for f in planted:
+                table.put(u, f, good, all_of_it=False)
+            most &= len(found) - len(good) < 10 + len(cases) // 5
+    except Trouble as trouble:
+        say("together:", trouble)
+    finally:
+        planting.bring_up_to_date()
+        table.save()
+    say("together" if most else "not together", f"in {time.monotonic() - begun:.0f} s:",
+        *(f.name for f in planted))
+    return most
+
+
+def settle(table, units, faults, enough):
+    """Halves them until most cases pass with the rest; what fails then is run with each."""
+    if len(faults) > 1 and not enough and not together(table, units, faults):
+        half = len(faults) // 2
+        settle(table, units, faults[:half], enough)
+        settle(table, units, faults[half:], enough)
+    else:
+        for f in faults:
+            column(table, units, f, enough)
+
+
 def run(everything, faults, suites, enough):
     """everything: all faults that there are; of these some, and tests of some suites,
     are run; enough: see column."""
@@ -365,8 +414,10 @@ def run(everything, faults, suites, enough):
     if not suites:
         table.tests = tests
     sound = [u for u in units if (u.build, u.name, WHOLE) in table.rows]
-    for f in sorted(faults, key=lambda f: sum(s for s, *_ in work(table, sound, f))):
-        column(table, sound, f, enough)
+    order = sorted((f for f in faults if work(table, sound, f)),
+                   key=lambda f: sum(s for s, *_ in work(table, sound, f)))
+    for i in range(0, len(order), TOGETHER):
+        settle(table, sound, order[i:i + TOGETHER], enough)
 
 
 # ---- what the table says ----
