@@ -368,12 +368,13 @@ def together(table, units, faults):
             if not cases:
                 continue
             build_for([u])
-            found, _ = run_unit(u, u.command(cases, 10 + len(cases) // 5),
+            bad = 10 + len(cases) // 5
+            found, _ = run_unit(u, u.command(cases, bad),
                                 60 + 3 * table.seconds(u, cases))
             good = {c: x for c, x in found.items() if x[0] not in ("failed", "?")}
             for f in planted:
                 table.put(u, f, good, all_of_it=False)
-            most &= len(found) - len(good) < 10 + len(cases) // 5
+            most &= len(found) - len(good) < bad
     except Trouble as trouble:
         say("together:", trouble)
     finally:
